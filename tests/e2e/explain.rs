@@ -157,7 +157,7 @@ async fn evictions_from_memory_and_from_the_store_are_named() {
     let bytes = sample.bytes.len() as u64;
     let config = |config: &mut kvasir_server::Config| {
         config.hot.memory_bytes = 2 * bytes;
-        config.hot.disk_bytes = 0;
+        config.hot.disk_bytes = Some(0);
         config.gc.policy.capacity_bytes = Some(5 * bytes + bytes / 2);
         config.gc.interval = Duration::ZERO;
     };

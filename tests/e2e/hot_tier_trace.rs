@@ -47,7 +47,7 @@ impl Caller {
         let service = Service::start_with(store, directory, |config| {
             // An eighth is for frames on their way; what is kept has the rest.
             config.hot.memory_bytes = capacity_bytes + capacity_bytes.div_ceil(7);
-            config.hot.disk_bytes = 0;
+            config.hot.disk_bytes = Some(0);
             config.hot.read_ahead_chunks = 0;
             config.hot.policy = policy;
             config.hot.clock = of_service;

@@ -10,6 +10,7 @@ mod config;
 mod error;
 mod error_class;
 mod file_body;
+mod file_store;
 pub mod layout;
 pub mod limits;
 pub mod observe;

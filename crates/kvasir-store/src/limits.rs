@@ -28,6 +28,10 @@ pub const BREAKER_PAUSE_MIN: Duration = Duration::from_millis(500);
 pub const BREAKER_PAUSE_MAX: Duration = Duration::from_secs(10);
 /// Bytes of a file that are read at once: few tasks for a thread, and buffers that an allocator keeps.
 pub const STORE_FILE_PART_BYTES: u64 = 512 << 10;
+/// Least payload that is written to a directory past the page cache: shorter ones are records, which are read soon.
+pub const STORE_UNBUFFERED_WRITE_BYTES_MIN: usize = 256 << 10;
+/// Bytes of such a write: a disk is no faster with more.
+pub const STORE_UNBUFFERED_WRITE_BYTES: usize = 1 << 20;
 /// Longest silence within a body.
 pub const STORE_BODY_STALL_MAX: Duration = Duration::from_secs(10);
 /// Slowest body on average, as far as the store is the reason.

@@ -6,11 +6,12 @@ use std::{
 };
 
 use kvasir_types::Name;
-use object_store::{ObjectStore, local::LocalFileSystem, memory::InMemory, path::Path};
+use object_store::{ObjectStore, memory::InMemory, path::Path};
 use tokio::time::Instant;
 
 use crate::{
     config::{OpenError, StoreConfig, StoreKind},
+    file_store::FileStore,
     layout::Layout,
     observe::{ObservedStore, StoreObserver},
     presign::Presigner,
@@ -50,8 +51,7 @@ impl OpenStore {
                 let path = url.to_file_path().map_err(|()| wrong("is no local absolute path"))?;
                 std::fs::create_dir_all(&path)
                     .map_err(|source| OpenError::Directory { path: path.clone(), source })?;
-                let store =
-                    LocalFileSystem::new_with_prefix(&path).map_err(OpenError::backend)?.with_fsync(true);
+                let store = FileStore::new(&path).map_err(OpenError::backend)?;
                 let open = Self::with(store, &Path::default(), StoreKind::File, config, observer);
                 Ok(Self { directory: Some(path), ..open })
             }

@@ -16,7 +16,7 @@ use kvasir_storage::{
     hot::{HotSettings, HotTier},
     index::{Index, IndexError},
 };
-use kvasir_store::{FormerLayout, OpenStore, observe::StoreObserver, seal::KeyService};
+use kvasir_store::{FormerLayout, OpenStore, StoreKind, observe::StoreObserver, seal::KeyService};
 use tokio::{net::TcpListener, sync::Semaphore, task::JoinError};
 use tower::ServiceExt;
 
@@ -138,7 +138,7 @@ pub async fn run(
     let index = open_index(&config, &store, &state)?;
     tracing::info!(%address, store = %config.store.url, index_rows = index.len(), "listening");
     warn_if_unprotected(&config, address);
-    let hot = open_hot_tier(&config, &state).await;
+    let hot = open_hot_tier(&config, store.kind(), &state).await;
     let _ops = ops_listener::open(&config, &state).await?;
     let mut served = vec![(listeners.api, router(state.clone()))];
     if let Some(listener) = listeners.s3 {
@@ -232,12 +232,9 @@ fn open_index(config: &Config, store: &OpenStore, state: &AppState) -> Result<In
 }
 
 /// Opens the hot tier, if there is to be one: lists what lies in its folder. Without a usable folder it is in memory alone.
-async fn open_hot_tier(config: &Config, state: &AppState) -> Option<Arc<HotTier>> {
-    if !config.hot.is_on() {
-        return None;
-    }
+async fn open_hot_tier(config: &Config, store: StoreKind, state: &AppState) -> Option<Arc<HotTier>> {
     let keys = state.keys().map(|keys| Arc::new(keys.clone()) as Arc<dyn KeyService>);
-    let settings = config.hot.settings(&config.cache.directory, keys);
+    let settings = config.hot.settings(store, &config.cache.directory, keys)?;
     let in_memory = HotSettings { disk_bytes: 0, ..settings.clone() };
     let open = async |settings: HotSettings| {
         let (clock, observer) = (Arc::clone(&config.hot.clock), state.metrics().hot().clone());

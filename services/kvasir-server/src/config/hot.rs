@@ -10,11 +10,11 @@ use kvasir_storage::{
     hot::{HotClock, HotSettings, MonotonicClock},
     limits,
 };
-use kvasir_store::seal::KeyService;
+use kvasir_store::{StoreKind, seal::KeyService};
 
 /// Memory for frames unless told otherwise: bases of some hundred chunks of an 8B model.
 const MEMORY_BYTES: u64 = 256 << 20;
-/// Disk for frames unless told otherwise.
+/// Disk for frames unless told otherwise, where the store is not a disk itself.
 const DISK_BYTES: u64 = 4 << 30;
 
 /// The hot tier: memory and local disk in front of the store.
@@ -22,8 +22,9 @@ const DISK_BYTES: u64 = 4 << 30;
 pub struct HotConfig {
     /// Bytes in memory.
     pub memory_bytes: u64,
-    /// Bytes on disk; with none in memory either there is no hot tier.
-    pub disk_bytes: u64,
+    /// Bytes on disk, where that is said: otherwise there are none over a directory, where each frame would be written to a disk
+    /// twice. With none in memory either there is no hot tier.
+    pub disk_bytes: Option<u64>,
     /// Where frames lie on disk; below the cache's directory if `None`.
     pub directory: Option<PathBuf>,
     /// What goes first.
@@ -40,7 +41,7 @@ impl Default for HotConfig {
     fn default() -> Self {
         Self {
             memory_bytes: MEMORY_BYTES,
-            disk_bytes: DISK_BYTES,
+            disk_bytes: None,
             directory: None,
             // `PolicyKind::DEFAULT`, knowing what a byte of each level is worth.
             policy: PolicyKind::AdaptiveCost,
@@ -52,21 +53,22 @@ impl Default for HotConfig {
 }
 
 impl HotConfig {
-    /// Whether there is a tier at all.
-    pub(crate) fn is_on(&self) -> bool {
-        self.memory_bytes > 0 || self.disk_bytes > 0
-    }
-
-    /// What the tier is told, with `cache` as the cache's directory.
-    pub(crate) fn settings(&self, cache: &Path, keys: Option<Arc<dyn KeyService>>) -> HotSettings {
-        HotSettings {
+    /// What the tier over a store is told, if there is to be one; `cache` is the cache's directory.
+    pub(crate) fn settings(
+        &self,
+        store: StoreKind,
+        cache: &Path,
+        keys: Option<Arc<dyn KeyService>>,
+    ) -> Option<HotSettings> {
+        let disk_bytes = self.disk_bytes.unwrap_or(if store == StoreKind::File { 0 } else { DISK_BYTES });
+        (self.memory_bytes > 0 || disk_bytes > 0).then(|| HotSettings {
             ram_bytes: self.memory_bytes,
-            disk_bytes: self.disk_bytes,
+            disk_bytes,
             directory: self.directory.clone().unwrap_or_else(|| cache.join("hot")),
             policy: self.policy,
             tenant_share_max: f64::from(self.tenant_share_percent) / 100.0,
             read_ahead_chunks: self.read_ahead_chunks,
             keys,
-        }
+        })
     }
 }

@@ -429,9 +429,14 @@ mod tests {
         let shard = folder.path().join("hot/acme/00");
         std::fs::create_dir_all(&shard).expect("writable");
         std::fs::write(shard.join(format!("{:032x}-00000000-00000001-00", 1)), b"12345").expect("writable");
-        let settings = crate::config::HotConfig::default().settings(folder.path(), None);
-        HotTier::open(settings, crate::config::HotConfig::default().clock, metrics.hot().clone())
-            .expect("opens")
+        let settings =
+            crate::config::HotConfig::default().settings(kvasir_store::StoreKind::S3, folder.path(), None);
+        HotTier::open(
+            settings.expect("it is on"),
+            crate::config::HotConfig::default().clock,
+            metrics.hot().clone(),
+        )
+        .expect("opens")
     }
 
     /// Until 0.2.0 a rate-limited refusal counts under the former label value, too, and no other refusal does.

@@ -12,10 +12,10 @@ pub(super) const MEMORY: Setting = Setting {
 
 pub(super) const DISK: Setting = Setting {
     key: "hot.disk",
-    help: "Local disk for what memory has no room for; 0: none.",
-    example: "",
-    set: |c, t| bytes_or_none(&mut c.hot.disk_bytes, t),
-    get: |c| bytes_text(c.hot.disk_bytes),
+    help: "Local disk for what memory has no room for; 0: none. Unset: 4 GiB, or none where the store is a directory itself.",
+    example: "\"4GiB\"",
+    set: |c, t| bytes_or_none(c.hot.disk_bytes.insert(0), t),
+    get: |c| c.hot.disk_bytes.and_then(bytes_text),
 };
 
 pub(super) const DIRECTORY: Setting = Setting {
