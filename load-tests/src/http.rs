@@ -84,7 +84,7 @@ pub(crate) fn get(path: &str, address: SocketAddr, headers: &[&str]) -> Vec<u8> 
 
 /// A POST request.
 pub(crate) fn post(path: &str, address: SocketAddr, media: &str, body: &[u8]) -> Vec<u8> {
-    [&head_with_body("POST", path, address, media, body.len())[..], body].concat()
+    [&head_with_body("POST", path, address, media, body.len(), &[])[..], body].concat()
 }
 
 /// The head of a request whose body follows.
@@ -94,9 +94,11 @@ pub(crate) fn head_with_body(
     address: SocketAddr,
     media: &str,
     length: usize,
+    headers: &[String],
 ) -> Vec<u8> {
+    let more: String = headers.iter().map(|line| format!("{line}\r\n")).collect();
     format!(
-        "{method} {path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: {media}\r\ncontent-length: {length}\r\n\r\n"
+        "{method} {path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: {media}\r\ncontent-length: {length}\r\n{more}\r\n"
     )
     .into_bytes()
 }

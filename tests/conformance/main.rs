@@ -187,6 +187,7 @@ suite! {
     storage_core::a_chunk_is_found_by_another_replica,
     storage_core::blocks_match_after_a_rebuild,
     storage_core::large_chunks_go_in_parts,
+    storage_core::announced_chunks_go_in_as_they_come,
     storage_core::uploads_that_nobody_finished_go,
     storage_core::storing_twice_is_storing_once,
     storage_core::replicas_agree_on_roots_and_objects,

@@ -9,6 +9,7 @@ use std::{
 };
 
 use futures::{FutureExt, TryStreamExt};
+use kvasir_api::ErrorCode;
 use kvasir_storage::{
     ByteRange, CatalogError, ChunkError, Lookup, PutChunk, Query, Selection, Storage, gc::GcPolicy,
     hot::RequestHint,
@@ -24,7 +25,7 @@ use object_store::ObjectStoreExt;
 use crate::{
     Backend,
     replicas::{at_once, collect, put_any},
-    storage_core::{body, key, matched, model_id, name, prepare, put, read, tenant},
+    storage_core::{announced, body, key, matched, model_id, name, prepare, put, read, tenant},
 };
 
 /// More objects of one chunk than a reader considers.
@@ -204,6 +205,48 @@ async fn a_chunk_removed_while_it_is_stored_is_never_acknowledged_under_a_remove
                 assert_eq!(found.object_digest, stored.object_digest);
             }
             Err(error) => assert!(removals == usize::MAX && error.code().is_retryable(), "{error}"),
+        }
+    }
+}
+
+/// The tombstone is looked for before the first byte, before the last step, and after it.
+#[tokio::test]
+async fn an_announced_chunk_is_not_acknowledged_under_a_removed_name_either() {
+    for look in 1..=3 {
+        let backend = Backend::memory();
+        let other = backend.replica().await;
+        let root = prepare(&other).await;
+        let tokens = chunks::tokens(123, 64);
+        let chunk = chunks::chunk(root, &tokens, 0, 64, 50);
+        let tombstone = other.store().layout().path(&Key::Tombstone(key(&chunk)));
+        let (looks, remover, removed) =
+            (Arc::new(AtomicUsize::new(0)), Arc::clone(&other), tombstone.clone());
+        let hook: Hook = Arc::new(move |request, path| {
+            let (looks, other, tombstone) = (Arc::clone(&looks), Arc::clone(&remover), removed.clone());
+            async move {
+                let is_look = request == Hooked::Reading && path == tombstone;
+                if is_look && looks.fetch_add(1, Ordering::Relaxed) + 1 == look {
+                    other.store().objects().put(&tombstone, "removed".into()).await.expect("writes");
+                }
+                Ok(())
+            }
+            .boxed()
+        });
+        let storage = backend.hooked_replica(hook).await;
+        let put = || {
+            let announced = announced(&chunk, chunk.object_digest, chunk.bytes.len());
+            storage.ingest().put_chunk(announced, body(&chunk.bytes))
+        };
+        let mut stored = put().await;
+        if look > 1 {
+            let error = stored.expect_err("it was removed");
+            assert!(error.code() == ErrorCode::ChunkRemoved && error.code().is_retryable(), "{error}");
+            assert_eq!(matched(&storage, &tokens).await, 0);
+            stored = put().await;
+        }
+        assert_ne!(stored.expect("stores").object_digest, chunk.object_digest);
+        for replica in [&storage, &backend.replica().await] {
+            assert_eq!(matched(replica, &tokens).await, 64);
         }
     }
 }

@@ -4,13 +4,14 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{TryStreamExt, stream};
+use kvasir_api::ErrorCode;
 use kvasir_storage::{
-    ByteRange, CatalogError, ChunkError, Lookup, PutChunk, PutError, Query, Storage, gc::GcPolicy,
-    hot::RequestHint,
+    AnnouncedBody, ByteRange, CatalogError, ChunkError, Lookup, PutChunk, PutError, Query, Storage,
+    gc::GcPolicy, hot::RequestHint,
 };
 use kvasir_store::layout::{ChunkKey, Key};
 use kvasir_tests::chunks::{self, Chunk};
-use kvasir_types::{Level, ModelId, Name, ProfileHash, RootHash};
+use kvasir_types::{Level, ModelId, Name, ObjectDigest, ProfileHash, RootHash};
 use object_store::ObjectStoreExt;
 
 use crate::Backend;
@@ -138,6 +139,57 @@ pub(crate) async fn large_chunks_go_in_parts(backend: &Backend) {
     assert_eq!(middle, chunk.bytes[8 << 20..(8 << 20) + 100]);
     if let Some(server) = &backend.server {
         assert_eq!(server.open_uploads(), 0);
+    }
+}
+
+/// A chunk whose digest is said before its first byte.
+pub(crate) fn announced(chunk: &Chunk, object_digest: ObjectDigest, bytes: usize) -> PutChunk {
+    let announced = Some(AnnouncedBody { object_digest, bytes: bytes as u64 });
+    PutChunk { announced, ..PutChunk::new(&tenant(), &model_id(), &chunk.seq_hash) }
+}
+
+pub(crate) async fn announced_chunks_go_in_as_they_come(backend: &Backend) {
+    let storage = backend.replica().await;
+    let root = prepare(&storage).await;
+    // One of a single request to any store, and one of two parts of a bucket.
+    for (seed, piece_bytes) in [(36, 500), (37, 900_000)] {
+        let tokens = chunks::tokens(seed, 1536);
+        let chunk = chunks::chunk(root, &tokens, 0, 1536, piece_bytes);
+        let (digest, length) = (chunk.object_digest, chunk.bytes.len());
+        let mut flipped = chunk.bytes.clone();
+        flipped[length - 1] ^= 1;
+        let cut = stream::iter([Ok(Bytes::copy_from_slice(&chunk.bytes[..length - 1])), Err("reset")]);
+        let refused = [
+            storage.ingest().put_chunk(announced(&chunk, [7; 32].into(), length), body(&chunk.bytes)).await,
+            storage.ingest().put_chunk(announced(&chunk, digest, length + 1), body(&chunk.bytes)).await,
+            storage.ingest().put_chunk(announced(&chunk, digest, length), body(&flipped)).await,
+            storage.ingest().put_chunk(announced(&chunk, digest, length), cut).await,
+            storage.ingest().put_chunk(announced(&chunk, digest, 2 << 30), body(&chunk.bytes)).await,
+        ];
+        let codes: Vec<_> = refused.iter().map(|put| put.as_ref().map_err(PutError::code).err()).collect();
+        let expected = [
+            ErrorCode::ChunkMismatch,
+            ErrorCode::ChunkMismatch,
+            ErrorCode::InvalidChunk,
+            ErrorCode::BadRequest,
+            ErrorCode::BodyTooLarge,
+        ];
+        assert_eq!(codes, expected.map(Some));
+        let prefix = storage.store().layout().chunk_prefix(&tenant(), &model_id(), &chunk.seq_hash);
+        let left: Vec<_> = storage.store().objects().list(Some(&prefix)).try_collect().await.expect("lists");
+        assert_eq!((left, matched(&storage, &tokens).await), (vec![], 0));
+        if let Some(server) = &backend.server {
+            assert_eq!(server.open_uploads(), 0, "they were aborted");
+        }
+        for is_new in [true, false] {
+            let put = announced(&chunk, digest, length);
+            let stored = storage.ingest().put_chunk(put, body(&chunk.bytes)).await.expect("stores");
+            assert_eq!((stored.created, stored.object_digest, stored.bytes), (is_new, digest, length as u64));
+        }
+        for replica in [&storage, &backend.replica().await] {
+            assert_eq!(matched(replica, &tokens).await, 1536);
+            assert!(read(replica, &chunk, ByteRange::Whole).await.expect("reads") == chunk.bytes);
+        }
     }
 }
 

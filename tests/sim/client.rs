@@ -11,7 +11,9 @@ use bytes::Bytes;
 use futures::{TryStreamExt, stream};
 use kvasir_api::ChunkMatch;
 use kvasir_container::Head;
-use kvasir_storage::{ByteRange, ChunkError, PutChunk, PutError, Query, Storage, hot::RequestHint};
+use kvasir_storage::{
+    AnnouncedBody, ByteRange, ChunkError, PutChunk, PutError, Query, Storage, hot::RequestHint,
+};
 use kvasir_store::layout::{ChunkKey, Key};
 use kvasir_tests::{
     chunks::{self, Chunk},
@@ -52,11 +54,16 @@ pub(crate) async fn join(storage: &Arc<Storage>, tenant: &Name) -> Result<RootHa
 
 /// Stores one chunk.
 pub(crate) async fn store(storage: &Arc<Storage>, chunk: &Chunk) -> Result<ObjectDigest, PutError> {
-    let stored = storage
-        .ingest()
-        .put_chunk(PutChunk::new(&tenant(), &model_id(), &chunk.seq_hash), body(&chunk.bytes))
-        .await?;
-    Ok(stored.object_digest)
+    send(storage, chunk, None).await
+}
+
+async fn send(
+    storage: &Arc<Storage>,
+    chunk: &Chunk,
+    announced: Option<AnnouncedBody>,
+) -> Result<ObjectDigest, PutError> {
+    let put = PutChunk { announced, ..PutChunk::new(&tenant(), &model_id(), &chunk.seq_hash) };
+    Ok(storage.ingest().put_chunk(put, body(&chunk.bytes)).await?.object_digest)
 }
 
 /// How fine the simulated clock is.
@@ -74,6 +81,8 @@ pub(crate) struct Book {
     /// Contexts with a version that the adversary changed.
     changed_contexts: RefCell<BTreeSet<Uuid>>,
     pub(crate) wrong: RefCell<Vec<String>>,
+    /// Chunks that clients began to store.
+    writes: Cell<u64>,
     /// Chunks that a client got whole.
     pub(crate) delivered: Cell<usize>,
 }
@@ -89,6 +98,7 @@ impl Book {
             pins: RefCell::default(),
             changed_contexts: RefCell::default(),
             wrong: RefCell::default(),
+            writes: Cell::new(0),
             delivered: Cell::new(0),
         }
     }
@@ -164,7 +174,12 @@ impl Book {
     pub(crate) async fn store(&self, node: &Node, chunks: &[Chunk]) {
         for chunk in chunks {
             let put = self.model().put_begins(node.id, self.now(), chunk);
-            let answer = node.run(store(&node.storage, chunk)).await;
+            // One writer in two says what it sends, and one of eight of these sends less and stores nothing.
+            let writes = self.writes.replace(self.writes.get() + 1);
+            let (object_digest, bytes) =
+                (chunk.object_digest, chunk.bytes.len() as u64 + u64::from(writes % 16 == 7));
+            let announced = (writes % 2 == 1).then_some(AnnouncedBody { object_digest, bytes });
+            let answer = node.run(send(&node.storage, chunk, announced)).await;
             let object = answer.as_ref().and_then(|answer| answer.as_ref().ok()).copied();
             let outcome = object.map_or(Outcome::Unknown, |_| Outcome::Acknowledged);
             self.judge(self.model().put_ends(put, self.now(), outcome, object));

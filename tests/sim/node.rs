@@ -121,8 +121,8 @@ impl Start {
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
         let mut settings = Settings::new(std::env::temp_dir());
-        // Large bodies go in parts, as they do where memory is short.
-        settings.spool_memory_bytes = 1 << 20;
+        // Large bodies that are not announced wait in a file, as they do where memory is short.
+        settings.spool_memory_bytes = 4 << 20;
         settings.writer = dice.number();
         settings.track_uses = tracks_uses;
         settings.removals_kept = REMOVALS_KEPT;

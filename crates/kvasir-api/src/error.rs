@@ -111,9 +111,12 @@ error_codes! {
     /// A body that is no chunk object, or a torn or corrupt one.
     InvalidChunk = "invalid_chunk", 422, retryable false, "the body is not a valid chunk object",
         remedy "encode and send the object again; nothing was stored";
-    /// A valid chunk, but not the one that the path names.
-    ChunkMismatch = "chunk_mismatch", 422, retryable false, "the object is not the chunk that the path names",
-        remedy "send it to the path of its own chunk and model; nothing was stored";
+    /// A valid chunk, but not the one that the request names.
+    ChunkMismatch = "chunk_mismatch", 422, retryable false, "the object is not the one that the request names",
+        remedy "send it to the path of its own chunk and model, with its own digest and length; nothing was stored";
+    /// A chunk that was removed while it was stored.
+    ChunkRemoved = "chunk_removed", 409, retryable true, "the chunk was removed while it was stored",
+        remedy "send it again; it gets another name";
     /// A body whose hash is not the one in the path, or no profile.
     InvalidProfile = "invalid_profile", 422, retryable false, "the body is not the profile that the path names",
         remedy "send it to the path of its own hash; nothing was stored";

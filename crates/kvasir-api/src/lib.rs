@@ -68,6 +68,8 @@ pub const HEADER_REQUEST_TYPE: &str = "kvasir-request-type";
 pub const HEADER_TURN: &str = "kvasir-turn";
 /// Header of writes of chunks: the namespace of the chunk's chain, with which events are labelled.
 pub const HEADER_NAMESPACE: &str = "kvasir-namespace";
+/// Header of writes of chunks: BLAKE3 of the body, whose length is said, too. The body goes to the store while it comes in.
+pub const HEADER_OBJECT_DIGEST: &str = "kvasir-object-digest";
 
 /// Stands for a body of bytes in the OpenAPI document.
 #[derive(Debug)]

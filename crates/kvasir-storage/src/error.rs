@@ -1,5 +1,7 @@
 //! What can go wrong, by operation and by what the caller does about it.
 
+use std::fmt;
+
 use kvasir_api::ErrorCode;
 use kvasir_container::ContainerError;
 use kvasir_store::StoreError;
@@ -97,9 +99,17 @@ pub enum PutError {
     /// The body is no sound chunk object.
     #[error("{0}; encode the chunk again and send all of it")]
     InvalidChunk(#[from] ContainerError),
-    /// A sound object of another chunk or model.
+    /// A sound object, and another than was named.
     #[error(transparent)]
     ChunkMismatch(#[from] ChunkMismatch),
+    /// The object was removed while it was stored under the name that was announced.
+    #[error("object {object_digest} of chunk {seq_hash} was removed while it was stored; send it again")]
+    Removed {
+        /// The chunk.
+        seq_hash: SeqHash,
+        /// The object.
+        object_digest: ObjectDigest,
+    },
     /// A profile's bytes do not hash to its name.
     #[error("the body hashes to {found}, the path names profile {expected}")]
     ProfileMismatch {
@@ -149,15 +159,15 @@ pub enum ObjectError {
     Put(#[from] PutError),
 }
 
-/// A sound object, but not of the chunk or model that the path names.
+/// A sound object, but not the one that the request names.
 #[derive(Debug, thiserror::Error)]
-#[error("the object says {field} {found}, the path says {expected}")]
+#[error("the object says {field} {found}, the request says {expected}")]
 pub struct ChunkMismatch {
     /// What differs.
     pub field: &'static str,
     /// In the object.
     pub found: String,
-    /// In the path.
+    /// In the request.
     pub expected: String,
 }
 
@@ -293,7 +303,7 @@ codes! {
     }
     PutError {
         Spool => StoreUnavailable, Body => BadRequest, TooLarge => BodyTooLarge, InvalidChunk => InvalidChunk,
-        ChunkMismatch => ChunkMismatch, ProfileMismatch => InvalidProfile,
+        ChunkMismatch => ChunkMismatch, Removed => ChunkRemoved, ProfileMismatch => InvalidProfile,
         UnknownPart => UnknownUpload; Catalog, Store
     }
     ObjectError { Unknown => UnknownObject, Exists => ObjectExists; Catalog, Chunk, Put }
@@ -360,10 +370,19 @@ impl ChunkMismatch {
         model_id: &ModelId,
         seq_hash: &SeqHash,
     ) -> Result<(), Self> {
-        let same = |field, found: String, expected: String| {
-            if found == expected { Ok(()) } else { Err(Self { field, found, expected }) }
-        };
-        same("model_id", header.model_id.to_string(), model_id.to_string())?;
-        same("seq_hash", header.seq_hash.to_string(), seq_hash.to_string())
+        Self::same("model_id", &header.model_id, model_id)?;
+        Self::same("seq_hash", &header.seq_hash, seq_hash)
+    }
+
+    /// Compares one field.
+    pub(crate) fn same<T: PartialEq + fmt::Display>(
+        field: &'static str,
+        found: &T,
+        expected: &T,
+    ) -> Result<(), Self> {
+        if found == expected {
+            return Ok(());
+        }
+        Err(Self { field, found: found.to_string(), expected: expected.to_string() })
     }
 }

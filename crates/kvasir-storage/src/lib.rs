@@ -36,7 +36,7 @@ pub use error::{
     CatalogError, ChunkError, ChunkMismatch, ContextError, DirectUnavailable, ObjectError, PutError,
     QuotaError, UploadError, UrlError,
 };
-pub use ingest::{DirectUploads, Ingest, PartContent, PutChunk, PutObject, StoredPart};
+pub use ingest::{AnnouncedBody, DirectUploads, Ingest, PartContent, PutChunk, PutObject, StoredPart};
 pub use kvasir_container::FORMAT_VERSION;
 /// What sees the requests to the store.
 pub use kvasir_store::observe;

@@ -27,6 +27,10 @@ pub const SPOOL_BUFFER_BYTES: usize = 128 << 10;
 pub const SPOOL_BUFFER_SHORT_BYTES: usize = 16 << 10;
 /// Bytes of a part, where a body goes to the store in parts, because it did not fit into memory: S3 wants at least 5 MiB and at most 10,000 parts.
 pub const MULTIPART_PART_BYTES: usize = 8 << 20;
+/// Bytes of a part of a body whose digest is known beforehand, where the store takes parts of any length; an upload holds two of them.
+pub const STREAMED_PART_BYTES: usize = 512 << 10;
+/// Bytes that are held of such a body until its head has come: one whose head is longer is not offered to the hot tier.
+pub const PASSING_HEAD_BYTES_MAX: usize = 512 << 10;
 /// Store requests of one lookup at once.
 pub const LOOKUP_PARALLEL: usize = 16;
 /// Chunks probed in the first, the second and each later round of a cold lookup.

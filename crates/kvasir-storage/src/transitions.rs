@@ -6,7 +6,7 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Transition {
-    /// A body was verified as a whole; nothing of it is in the store.
+    /// A body was verified as a whole; nothing of it is visible.
     UploadVerified,
     /// An object is in the store, whole; neither index nor journal know.
     ObjectWritten,
@@ -16,6 +16,8 @@ pub enum Transition {
     PartWritten,
     /// All parts became one object.
     PartsCompleted,
+    /// The parts of an upload that is not to be completed are gone.
+    PartsAborted,
     /// The index knows an object that the store has.
     IndexWritten,
     /// The marker of an object that is to be listed is in the store.
@@ -50,12 +52,13 @@ pub enum Transition {
 
 impl Transition {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::UploadVerified,
         Self::ObjectWritten,
         Self::PartsBegun,
         Self::PartWritten,
         Self::PartsCompleted,
+        Self::PartsAborted,
         Self::IndexWritten,
         Self::KeyListed,
         Self::JournalAppended,

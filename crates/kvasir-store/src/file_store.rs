@@ -168,7 +168,7 @@ impl StagedFile {
             }
             Err(io::ErrorKind::AlreadyExists.into())
         })();
-        let (staging, file) = created.map_err(|error| failed("creating", &place, error))?;
+        let (staging, file) = created.map_err(|error| failed("creating", &place, &error))?;
         let unbuffered = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(&staging).ok();
         let unbuffered = unbuffered.map(|file| (file, Mutex::default()));
         Ok(Self { place, staging, file, unbuffered })
@@ -176,7 +176,7 @@ impl StagedFile {
 
     /// Writes a payload from offset `at` on.
     fn write(&self, at: u64, payload: &PutPayload) -> Result<()> {
-        self.try_write(at, payload).map_err(|error| failed("writing", &self.staging, error))
+        self.try_write(at, payload).map_err(|error| failed("writing", &self.staging, &error))
     }
 
     fn try_write(&self, mut at: u64, payload: &PutPayload) -> io::Result<()> {
@@ -218,7 +218,7 @@ impl StagedFile {
 
     /// Makes it durable under its own name. Where it is not to replace another, that one stays, and this is an error.
     fn publish(&self, replace: bool) -> Result<PutResult> {
-        self.file.sync_all().map_err(|error| failed("writing", &self.staging, error))?;
+        self.file.sync_all().map_err(|error| failed("writing", &self.staging, &error))?;
         let published = if replace {
             std::fs::rename(&self.staging, &self.place)
         } else {
@@ -231,7 +231,7 @@ impl StagedFile {
                 let (path, source) = (self.place.display().to_string(), error.into());
                 Err(Error::AlreadyExists { path, source })
             }
-            Err(error) => Err(failed("naming", &self.place, error)),
+            Err(error) => Err(failed("naming", &self.place, &error)),
         }
     }
 }
@@ -291,7 +291,7 @@ fn sync_folder(folder: Option<&FilePath>) -> io::Result<()> {
     folder.map_or(Ok(()), |folder| File::open(folder)?.sync_all())
 }
 
-fn failed(what: &str, path: &FilePath, error: io::Error) -> Error {
+fn failed(what: &str, path: &FilePath, error: &io::Error) -> Error {
     let source = format!("{what} {}: {error}", path.display()).into();
     // As `object_store` calls it: what a directory refuses, it refuses again.
     Error::Generic { store: "LocalFileSystem", source }

@@ -80,7 +80,7 @@ pub(super) async fn start(
         urls.push(signed(Method::PUT, &StorePath::from(format!("write-{nth}"))).await?);
     }
     let writes = Box::new(move |nth: usize, _: &_, object: &Bytes| {
-        put(&urls[nth], address, "application/octet-stream", object)
+        put(&urls[nth], address, "application/octet-stream", object, &[])
     });
     Ok(target("minio", (address, Protocol::Http), (process, directory), asked, made, Some(writes)))
 }

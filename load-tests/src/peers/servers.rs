@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use anyhow::{Context as _, Result, ensure};
 use bytes::Bytes;
-use kvasir_api::{MEDIA_CHUNK, routes};
+use kvasir_api::{HEADER_OBJECT_DIGEST, MEDIA_CHUNK, routes};
 use kvasir_types::{ModelId, RootHash};
 use tempfile::TempDir;
 
@@ -92,7 +92,8 @@ async fn kvasir(
         server: PeerServer { address, protocol: Protocol::Http, id },
         reads,
         writes: Some(Box::new(move |_, known, object| {
-            put(&routes::chunk(&model_id, &known.seq_hash), address, MEDIA_CHUNK, object)
+            let digest = format!("{HEADER_OBJECT_DIGEST}: {}", known.object_digest);
+            put(&routes::chunk(&model_id, &known.seq_hash), address, MEDIA_CHUNK, object, &[digest])
         })),
         _handle: ServerHandle::Cluster { _world: Box::new(cluster) },
     };

@@ -52,8 +52,14 @@ pub(super) enum ServerHandle {
 }
 
 /// A PUT request.
-pub(super) fn put(path: &str, address: SocketAddr, media: &str, value: &Bytes) -> WriteRequest {
-    let before = http::head_with_body("PUT", path, address, media, value.len());
+pub(super) fn put(
+    path: &str,
+    address: SocketAddr,
+    media: &str,
+    value: &Bytes,
+    headers: &[String],
+) -> WriteRequest {
+    let before = http::head_with_body("PUT", path, address, media, value.len(), headers);
     WriteRequest { before, value: value.clone(), behind: Vec::new() }
 }
 

@@ -7,7 +7,10 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use bytes::Bytes;
-use kvasir_api::{LookupRequest, LookupResponse, MEDIA_CHUNK, NamespaceRequest, NamespaceResponse, routes};
+use kvasir_api::{
+    HEADER_OBJECT_DIGEST, LookupRequest, LookupResponse, MEDIA_CHUNK, NamespaceRequest, NamespaceResponse,
+    routes,
+};
 use kvasir_tests::chunks;
 use kvasir_types::{ModelId, ProfileHash, RootHash};
 use reqwest::{Method, Response, header};
@@ -200,7 +203,10 @@ impl Tenant {
         let mut last = Failure::new("no replica");
         for (again, replica) in self.preferred(&known).into_iter().enumerate() {
             let request = self.request(replica, Method::PUT, &path);
-            let request = request.header(header::CONTENT_TYPE, MEDIA_CHUNK).body(object.clone());
+            let request = request
+                .header(header::CONTENT_TYPE, MEDIA_CHUNK)
+                .header(HEADER_OBJECT_DIGEST, known.object_digest.to_string())
+                .body(object.clone());
             let answer = match request.send().await {
                 Ok(response) => success(response).await,
                 Err(error) => Err(broken(&error)),

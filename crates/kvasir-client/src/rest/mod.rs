@@ -20,11 +20,11 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use kvasir_api::{
-    ChunkSample, ConfigResponse, HEADER_NAMESPACE, LookupQuery, LookupRequest, LookupResponse, MEDIA_BLOCKS,
-    MEDIA_CHUNK, MEDIA_PROFILE, NamespaceRequest, NamespaceResponse, ProfileList, RegisteredModel,
-    SampleQuery, StoredChunk, routes,
+    ChunkSample, ConfigResponse, HEADER_NAMESPACE, HEADER_OBJECT_DIGEST, LookupQuery, LookupRequest,
+    LookupResponse, MEDIA_BLOCKS, MEDIA_CHUNK, MEDIA_PROFILE, NamespaceRequest, NamespaceResponse,
+    ProfileList, RegisteredModel, SampleQuery, StoredChunk, routes,
 };
-use kvasir_types::{ModelId, ModelSpec, Name, ProfileHash, RootHash, SeqHash};
+use kvasir_types::{ModelId, ModelSpec, Name, ObjectDigest, ProfileHash, RootHash, SeqHash};
 use reqwest::{
     Certificate, Method, RequestBuilder,
     header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue},
@@ -401,7 +401,7 @@ impl Client {
         object: Bytes,
         pacer: Option<&UploadPacer>,
     ) -> Result<StoredChunk, Error> {
-        let length = object.len();
+        let (length, digest) = (object.len(), ObjectDigest::of(&object).to_string());
         let request = || {
             let body = pacer.map_or_else(|| object.clone().into(), |pacer| pacer.body(object.clone()));
             let mut request = self.request(Method::PUT, &routes::chunk(model_id, seq_hash));
@@ -411,6 +411,7 @@ impl Client {
             request
                 .header(CONTENT_TYPE, MEDIA_CHUNK)
                 .header(CONTENT_LENGTH, length)
+                .header(HEADER_OBJECT_DIGEST, &digest)
                 .timeout(limits::UPLOAD_TIMEOUT)
                 .body(body)
         };

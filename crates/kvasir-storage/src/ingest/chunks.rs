@@ -14,7 +14,7 @@ use kvasir_store::{
 use kvasir_types::{ModelId, Name, ObjectDigest, SeqHash};
 use tokio::sync::oneshot;
 
-use super::{Ingest, limited, sent, spool::Spool};
+use super::{Ingest, limited, sent, spool::Spool, streamed::AnnouncedBody};
 use crate::{
     error::{ChunkMismatch, PutError},
     hot::RequestHint,
@@ -37,17 +37,41 @@ pub struct PutChunk {
     pub namespace: Option<Name>,
     /// What the request is.
     pub hint: RequestHint,
+    /// What the writer says of the body before its first byte.
+    pub announced: Option<AnnouncedBody>,
 }
 
 impl PutChunk {
     /// A chunk of which nothing else is said.
     pub fn new(tenant: &Name, model_id: &ModelId, seq_hash: &SeqHash) -> Self {
         let (tenant, hint) = (tenant.clone(), RequestHint::default());
-        Self { tenant, model_id: *model_id, seq_hash: *seq_hash, namespace: None, hint }
+        Self { tenant, model_id: *model_id, seq_hash: *seq_hash, namespace: None, hint, announced: None }
     }
 
-    fn scope(&self) -> Scope {
+    pub(super) fn scope(&self) -> Scope {
         Scope::new(&self.tenant, &self.model_id)
+    }
+
+    /// The object of the chunk with a digest.
+    pub(super) fn key(&self, object_digest: ObjectDigest) -> ChunkKey {
+        let Self { tenant, model_id, seq_hash, .. } = self;
+        ChunkKey { tenant: tenant.clone(), model_id: *model_id, seq_hash: *seq_hash, object_digest }
+    }
+}
+
+/// Where a body goes while it comes in.
+pub(super) trait BodySink {
+    /// Takes the next bytes; `head` is the object's, once it has come.
+    fn push(
+        &mut self,
+        bytes: &[u8],
+        head: Option<&Head>,
+    ) -> impl Future<Output = Result<(), PutError>> + Send;
+}
+
+impl BodySink for Spool {
+    async fn push(&mut self, bytes: &[u8], _: Option<&Head>) -> Result<(), PutError> {
+        Spool::push(self, bytes).await.map_err(PutError::Spool)
     }
 }
 
@@ -69,9 +93,7 @@ impl Upload {
     }
 
     pub(super) fn key(&self) -> ChunkKey {
-        let PutChunk { tenant, model_id, seq_hash, .. } = &self.put;
-        let object_digest = self.entry.row.object_digest;
-        ChunkKey { tenant: tenant.clone(), model_id: *model_id, seq_hash: *seq_hash, object_digest }
+        self.put.key(self.entry.row.object_digest)
     }
 
     /// Finds an object name without a tombstone. While the name has one, the object is reissued under the next incarnation
@@ -103,7 +125,8 @@ impl Ingest {
     /// Runs on when the caller goes away after its last byte: an upload is finished or aborted, not left.
     ///
     /// # Errors
-    /// [`PutError::InvalidChunk`], [`ChunkMismatch`](PutError::ChunkMismatch),
+    /// [`PutError::Removed`]: the same request may be sent again. [`PutError::InvalidChunk`],
+    /// [`ChunkMismatch`](PutError::ChunkMismatch),
     /// [`TooLarge`](PutError::TooLarge), [`Body`](PutError::Body), [`Catalog`](PutError::Catalog) for a model or a profile that
     /// is not there: nothing is stored.
     /// [`Store`](PutError::Store): may be stored; the same request may be sent again.
@@ -113,9 +136,25 @@ impl Ingest {
         body: impl Stream<Item = Result<Bytes, E>> + Send,
     ) -> Result<StoredChunk, PutError> {
         self.catalog.model(&put.tenant, &put.model_id).await?;
-        let received = self.receive(&put, sent(body)).await.inspect_err(|error| {
-            self.note_refusal(put.scope(), put.seq_hash, error.code(), error);
-        })?;
+        let (scope, seq_hash) = (put.scope(), put.seq_hash);
+        let stored = self.put_body(put, sent(body)).await;
+        stored.inspect_err(|error| self.note_refusal(scope, seq_hash, error.code(), error))
+    }
+
+    async fn put_body(
+        self: &Arc<Self>,
+        put: PutChunk,
+        body: impl Stream<Item = Result<Bytes, PutError>> + Send,
+    ) -> Result<StoredChunk, PutError> {
+        if let Some(announced) = put.announced
+            && let Some(object) = self.begin_streamed(&put, announced).await?
+        {
+            return self.put_streamed(put, object, body).await;
+        }
+        let received = self.receive_whole(&put, body).await?;
+        if let Some(announced) = put.announced {
+            announced.check(received.1, &received.0)?;
+        }
         self.store(put, received).await
     }
 
@@ -145,13 +184,24 @@ impl Ingest {
         }
     }
 
-    /// Verifies a body while it comes in.
-    pub(super) async fn receive(
+    /// Verifies a body while it comes in, and holds it.
+    pub(super) async fn receive_whole(
         &self,
         put: &PutChunk,
         body: impl Stream<Item = Result<Bytes, PutError>> + Send,
     ) -> Result<Received, PutError> {
         let mut spool = self.spools.spool(self.bucket.seals(&put.tenant));
+        let (head, object_digest) = self.receive(put, body, &mut spool).await?;
+        Ok((head, object_digest, spool))
+    }
+
+    /// Verifies a body while it comes in and goes on: each part of it is read once, while the processor's caches have it.
+    pub(super) async fn receive(
+        &self,
+        put: &PutChunk,
+        body: impl Stream<Item = Result<Bytes, PutError>> + Send,
+        sink: &mut impl BodySink,
+    ) -> Result<(Head, ObjectDigest), PutError> {
         let mut verifier = ObjectVerifier::new();
         let mut digest = blake3::Hasher::new();
         let mut header_checked = false;
@@ -164,11 +214,11 @@ impl Ingest {
                 header_checked = true;
             }
             digest.update(&part);
-            spool.push(&part).await.map_err(PutError::Spool)?;
+            sink.push(&part, verifier.head()).await?;
         }
         let head = verifier.finish()?;
         head.verify_chain()?;
-        Ok((head, (*digest.finalize().as_bytes()).into(), spool))
+        Ok((head, (*digest.finalize().as_bytes()).into()))
     }
 
     /// Refuses early what could only be refused later.

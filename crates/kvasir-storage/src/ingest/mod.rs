@@ -5,6 +5,7 @@ mod multipart;
 mod opaque;
 mod profiles;
 pub(crate) mod spool;
+mod streamed;
 mod uploads;
 
 use std::{
@@ -23,6 +24,7 @@ pub use self::{
     chunks::PutChunk,
     multipart::{PartContent, StoredPart},
     opaque::PutObject,
+    streamed::AnnouncedBody,
     uploads::DirectUploads,
 };
 use crate::{

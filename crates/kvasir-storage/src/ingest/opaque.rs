@@ -98,6 +98,7 @@ impl Ingest {
             seq_hash: head.header.seq_hash,
             namespace: Some(namespace.clone()),
             hint,
+            announced: None,
         };
         let mut upload = Upload::new(put, (head, object_digest, spool));
         let (this, of_key) = (Arc::clone(self), key.clone());

@@ -212,7 +212,8 @@ impl DirectUploads {
         let failed = StoreError::request("reading an upload");
         let body = self.bucket.objects().get(&meta.location).await.map_err(&failed)?.into_stream();
         let put = PutChunk::new(&key.tenant, &key.model_id, &key.seq_hash);
-        let received = self.ingest.receive(&put, body.map_err(move |error| failed(error).into())).await?;
+        let received =
+            self.ingest.receive_whole(&put, body.map_err(move |error| failed(error).into())).await?;
         let (found, expected) = (received.1, key.object_digest);
         if found != expected {
             let (found, expected) = (found.to_string(), expected.to_string());

@@ -23,7 +23,7 @@ use crate::{
     Settings,
     error::PutError,
     limits,
-    memory::{MemoryBudget, Region, RegionPool},
+    memory::{Lease, MemoryBudget, Region, RegionPool},
     transitions::{CrashPointObserver, Transition},
 };
 
@@ -59,6 +59,11 @@ impl SpoolPool {
     /// A new spool; `sealed`: nothing of it is to be on the disk in the clear.
     pub(crate) fn spool(self: &Arc<Self>, sealed: bool) -> Spool {
         Spool { pool: Arc::clone(self), content: SpoolContent::Memory(Blocks::default()), bytes: 0, sealed }
+    }
+
+    /// Memory for a body that waits for nobody, if others keep as much as they do beside those in blocks.
+    pub(crate) fn lease(&self, bytes: u64) -> Option<Lease> {
+        self.blocks.lease(bytes, self.memory.total() / limits::SPOOL_BUFFERS_DIVISOR)
     }
 
     /// What bodies may hold, and do.

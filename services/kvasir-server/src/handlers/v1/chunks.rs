@@ -38,6 +38,7 @@ pub(in crate::handlers) async fn put(
         seq_hash,
         namespace: hint::namespace(&headers)?,
         hint: hint::parse(&headers)?,
+        announced: hint::announced(&headers)?,
     };
     let _reservation = quota_reservation::reserve_body(&state, &principal, &headers).await?;
     let mut upload = body::upload(&state, request_body);

@@ -1,10 +1,13 @@
-//! What a caller says of the request that it serves.
+//! What a caller says of the request that it serves, and of the body that it sends.
 
 use axum::http::HeaderMap;
-use kvasir_api::{HEADER_NAMESPACE, HEADER_REQUEST_TYPE, HEADER_TURN};
-use kvasir_storage::hot::RequestHint;
+use kvasir_api::{
+    ErrorCode, HEADER_NAMESPACE, HEADER_OBJECT_DIGEST, HEADER_REQUEST_TYPE, HEADER_TURN, Problem,
+};
+use kvasir_storage::{AnnouncedBody, hot::RequestHint};
 use kvasir_types::Name;
 
+use super::body;
 use crate::api_error::ApiError;
 
 /// The request class that the headers name; what they leave out is inferred.
@@ -29,6 +32,21 @@ pub(super) fn parse(headers: &HeaderMap) -> Result<RequestHint, ApiError> {
 /// `bad_request` for one that is no name.
 pub(super) fn namespace(headers: &HeaderMap) -> Result<Option<Name>, ApiError> {
     name(headers, HEADER_NAMESPACE)
+}
+
+/// The digest that a writer names before its body, with the body's length.
+///
+/// # Errors
+/// `bad_request` for one that is no digest, `length_required` where the length is not said.
+pub(super) fn announced(headers: &HeaderMap) -> Result<Option<AnnouncedBody>, ApiError> {
+    let Some(digest) = text(headers, HEADER_OBJECT_DIGEST)? else { return Ok(None) };
+    let object_digest = digest.parse().map_err(|e| wrong(HEADER_OBJECT_DIGEST, &format!("{e}")))?;
+    let no_length = || {
+        let detail =
+            format!("header {HEADER_OBJECT_DIGEST} goes with Content-Length: do not send the body in chunks");
+        Problem::new(ErrorCode::LengthRequired, detail)
+    };
+    Ok(Some(AnnouncedBody { object_digest, bytes: body::declared_length(headers).ok_or_else(no_length)? }))
 }
 
 fn name(headers: &HeaderMap, header: &'static str) -> Result<Option<Name>, ApiError> {
@@ -65,5 +83,20 @@ mod tests {
         {
             assert!(read(kind, turn).is_err(), "{kind:?} {turn:?}");
         }
+    }
+
+    #[test]
+    fn an_announced_body_has_a_digest_and_a_length() {
+        let read = |digest: &str, length: Option<&'static str>| {
+            let mut headers = HeaderMap::new();
+            headers.insert(HEADER_OBJECT_DIGEST, digest.parse().expect("a value"));
+            length.map(|length| headers.insert("content-length", length.parse().expect("a value")));
+            announced(&headers)
+        };
+        let digest = "ab".repeat(32);
+        let found = read(&digest, Some("7")).expect("both").expect("is announced");
+        assert_eq!((found.object_digest.to_string(), found.bytes), (digest.clone(), 7));
+        assert!(read(&digest, None).is_err() && read("ab", Some("7")).is_err());
+        assert!(announced(&HeaderMap::new()).expect("nothing").is_none());
     }
 }

@@ -1,0 +1,351 @@
+//! Chunk objects whose digest is said before their first byte: they go to the store while they come in, and become visible when all of
+//! it is verified. Nothing of them waits in a spool, and nothing is read or hashed twice.
+//!
+//! Where the name has a tombstone, or there is no memory for two parts, a body waits in the spool like all others.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::Stream;
+use kvasir_api::StoredChunk;
+use kvasir_container::Head;
+use kvasir_store::{
+    StoreError, StoreKind,
+    layout::{ChunkKey, Key},
+    trace::carry,
+};
+use kvasir_types::{Level, ObjectDigest};
+use object_store::{MultipartUpload, ObjectStoreExt, path::Path};
+use tokio::task::JoinHandle;
+
+use super::{
+    Ingest,
+    chunks::{BodySink, PutChunk},
+};
+use crate::{
+    bucket::Bucket,
+    error::{ChunkMismatch, PutError},
+    hot::{HotCache, HotObject},
+    index::IndexEntry,
+    limits,
+    memory::{Lease, MemoryBudget, PooledRegion, Region, RegionPool},
+    read::Reads,
+    removal::Removal,
+    transitions::Transition,
+};
+
+/// What a writer says of a body before its first byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AnnouncedBody {
+    /// BLAKE3 of all of it.
+    pub object_digest: ObjectDigest,
+    /// Its length.
+    pub bytes: u64,
+}
+
+impl AnnouncedBody {
+    /// Compares it with what came.
+    pub(super) fn check(&self, found: ObjectDigest, head: &Head) -> Result<(), ChunkMismatch> {
+        ChunkMismatch::same("length", &head.header.object_bytes(), &self.bytes)?;
+        ChunkMismatch::same("object_digest", &found, &self.object_digest)
+    }
+}
+
+impl Ingest {
+    /// Begins to store a body under the name that was announced; none where it has to wait in the spool.
+    pub(super) async fn begin_streamed(
+        &self,
+        put: &PutChunk,
+        announced: AnnouncedBody,
+    ) -> Result<Option<StreamedObject>, PutError> {
+        if announced.bytes > self.chunk_bytes_max {
+            return Err(PutError::TooLarge { limit: self.chunk_bytes_max });
+        }
+        let part_bytes = match self.bucket.open().kind() {
+            // One request is cheaper than three.
+            StoreKind::S3 if announced.bytes <= limits::MULTIPART_PART_BYTES as u64 => return Ok(None),
+            StoreKind::S3 => limits::MULTIPART_PART_BYTES,
+            _ => limits::STREAMED_PART_BYTES,
+        };
+        let part_bytes = part_bytes.min(announced.bytes as usize).max(1);
+        let Some(lease) = self.spools.lease(2 * part_bytes as u64) else { return Ok(None) };
+        let key = put.key(announced.object_digest);
+        if self.reads.tombstones().has(&key).await? {
+            return Ok(None);
+        }
+        let path = self.bucket.path(&Key::Chunk(key.clone()));
+        let existed = self.bucket.head(&path, "asking for an object").await?.is_some();
+        let begun = self.bucket.objects().put_multipart(&path).await;
+        let upload = begun.map_err(StoreError::request("storing an object in parts"))?;
+        self.bucket.reached(Transition::PartsBegun);
+        Ok(Some(StreamedObject {
+            bucket: Arc::clone(&self.bucket),
+            path,
+            announced,
+            existed,
+            upload: Some(upload),
+            part_bytes,
+            pool: RegionPool::new(MemoryBudget::new(2 * part_bytes as u64), part_bytes),
+            _lease: lease,
+            part: None,
+            filled: 0,
+            sending: None,
+            frames: self.reads.tier().map(|hot| PassingFrames::new(Arc::clone(hot), key)),
+        }))
+    }
+
+    /// Stores a body as it comes in: it is completed when it is verified, else aborted.
+    pub(super) async fn put_streamed(
+        self: &Arc<Self>,
+        put: PutChunk,
+        mut object: StreamedObject,
+        body: impl Stream<Item = Result<Bytes, PutError>> + Send,
+    ) -> Result<StoredChunk, PutError> {
+        let received = async {
+            let (head, found) = self.receive(&put, body, &mut object).await?;
+            object.announced.check(found, &head)?;
+            object.send().await?;
+            object.settle().await?;
+            Ok(head)
+        };
+        let head = match received.await {
+            Ok(head) => head,
+            Err(error) => {
+                object.abort().await;
+                return Err(error);
+            }
+        };
+        let this = Arc::clone(self);
+        // Finished or aborted when the caller goes away now, not left.
+        let storing = tokio::spawn(carry(async move { this.commit_streamed(put, head, object).await }));
+        storing.await.map_err(StoreError::Task)?
+    }
+
+    /// Completes a verified object whose bytes are all in the store. Its tombstone is looked for before that, since the upload may have
+    /// taken long, and after it.
+    async fn commit_streamed(
+        &self,
+        mut put: PutChunk,
+        mut head: Head,
+        mut object: StreamedObject,
+    ) -> Result<StoredChunk, PutError> {
+        self.bucket.reached(Transition::UploadVerified);
+        let (scope, key) = (put.scope(), put.key(object.announced.object_digest));
+        let removed = || PutError::Removed { seq_hash: key.seq_hash, object_digest: key.object_digest };
+        let tombstones = self.reads.tombstones();
+        match tombstones.has(&key).await {
+            Ok(false) => {}
+            found => {
+                object.abort().await;
+                return Err(found.err().map_or_else(removed, PutError::from));
+            }
+        }
+        object.complete().await?;
+        self.bucket.reached(Transition::ObjectWritten);
+        let entry = Arc::new(IndexEntry::of_head(&head, key.object_digest));
+        let since_ms = self.indexed(scope, &entry);
+        if tombstones.has(&key).await? {
+            self.reads.forget_removed(scope, key.object_digest, Removal::Removed);
+            return Err(removed());
+        }
+        let (block_hashes, namespace) = (std::mem::take(&mut head.block_hashes), put.namespace.take());
+        let stored = self.stored(key.clone(), &entry, block_hashes, namespace, since_ms, !object.existed);
+        if let Some(frames) = object.frames.take() {
+            frames.offer(&self.reads, &key, &head, &put);
+        }
+        Ok(stored)
+    }
+}
+
+/// An object on its way to the store: one part is gathered while the one before it is written. Aborted when it is dropped.
+pub(super) struct StreamedObject {
+    bucket: Arc<Bucket>,
+    path: Path,
+    announced: AnnouncedBody,
+    /// Whether its name was taken, by these very bytes or by damaged ones.
+    existed: bool,
+    /// None once it was completed or aborted.
+    upload: Option<Box<dyn MultipartUpload>>,
+    part_bytes: usize,
+    /// Two parts, used again and again; the lease pays for them.
+    pool: Arc<RegionPool>,
+    _lease: Lease,
+    part: Option<PooledRegion>,
+    filled: usize,
+    sending: Option<JoinHandle<object_store::Result<()>>>,
+    frames: Option<PassingFrames>,
+}
+
+impl BodySink for StreamedObject {
+    async fn push(&mut self, bytes: &[u8], head: Option<&Head>) -> Result<(), PutError> {
+        if let Some(frames) = &mut self.frames {
+            frames.push(bytes, head);
+        }
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            let mut part = match self.part.take() {
+                Some(part) => part,
+                None => self.space().await?,
+            };
+            let (now, later) = rest.split_at(rest.len().min(part.len() - self.filled));
+            part[self.filled..self.filled + now.len()].copy_from_slice(now);
+            self.filled += now.len();
+            rest = later;
+            let is_full = self.filled == part.len();
+            self.part = Some(part);
+            if is_full {
+                self.send().await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl StreamedObject {
+    /// Memory for a part.
+    async fn space(&mut self) -> Result<PooledRegion, PutError> {
+        if let Some(space) = self.pool.take(0) {
+            return Ok(space);
+        }
+        self.settle().await?;
+        // A client of a store may hold a part for a moment after its answer.
+        let other = || RegionPool::new(MemoryBudget::new(self.part_bytes as u64), self.part_bytes).take(0);
+        let none = || StoreError::own("storing an object in parts", "there is no memory for a part").into();
+        self.pool.take(0).or_else(other).ok_or_else(none)
+    }
+
+    /// Hands what was gathered to the store, once the part before it is there.
+    async fn send(&mut self) -> Result<(), PutError> {
+        self.settle().await?;
+        let (Some(part), Some(upload)) = (self.part.take(), &mut self.upload) else { return Ok(()) };
+        let bytes = Bytes::from_owner(part).slice(..std::mem::take(&mut self.filled));
+        let (request, bucket) = (upload.put_part(bytes.into()), Arc::clone(&self.bucket));
+        self.sending = Some(tokio::spawn(carry(async move {
+            request.await.inspect(|()| bucket.reached(Transition::PartWritten))
+        })));
+        Ok(())
+    }
+
+    /// Waits for the part that is on its way.
+    async fn settle(&mut self) -> Result<(), PutError> {
+        let Some(sending) = self.sending.take() else { return Ok(()) };
+        let sent = sending.await.map_err(StoreError::from)?;
+        Ok(sent.map_err(StoreError::request("storing a part"))?)
+    }
+
+    /// Makes it visible.
+    async fn complete(&mut self) -> Result<(), PutError> {
+        let Some(mut upload) = self.upload.take() else { return Ok(()) };
+        if let Err(error) = upload.complete().await {
+            // It may have taken effect: names are digests, so what is there whole now and was not before is ours.
+            let there = self.bucket.head(&self.path, "asking for an object").await;
+            let is_there = there.is_ok_and(|meta| meta.is_some_and(|meta| meta.size == self.announced.bytes));
+            if self.existed || !is_there {
+                self.upload = Some(upload);
+                self.abort().await;
+                return Err(StoreError::request("storing an object in parts")(error).into());
+            }
+        }
+        self.bucket.reached(Transition::PartsCompleted);
+        Ok(())
+    }
+
+    async fn abort(&mut self) {
+        if let Some(upload) = self.upload.take() {
+            // A part that arrives later would stay.
+            let _ = self.settle().await;
+            abort(&self.bucket, upload).await;
+        }
+    }
+}
+
+async fn abort(bucket: &Bucket, mut upload: Box<dyn MultipartUpload>) {
+    match upload.abort().await {
+        Ok(()) => bucket.reached(Transition::PartsAborted),
+        // The collector takes what is left.
+        Err(error) => tracing::debug!(%error, "an upload in parts was not aborted"),
+    }
+}
+
+impl Drop for StreamedObject {
+    fn drop(&mut self) {
+        // Its client went away.
+        if let (Some(upload), Ok(runtime)) = (self.upload.take(), tokio::runtime::Handle::try_current()) {
+            let (bucket, sending) = (Arc::clone(&self.bucket), self.sending.take());
+            runtime.spawn(async move {
+                if let Some(sending) = sending {
+                    let _ = sending.await;
+                }
+                abort(&bucket, upload).await;
+            });
+        }
+    }
+}
+
+/// Copies of the frames of an object's base, made while its bytes pass by, as far as the hot tier has memory for them.
+struct PassingFrames {
+    hot: Arc<HotCache>,
+    key: ChunkKey,
+    /// How the object is cut, once its head has come; not verified before all of it has.
+    cut: Option<(HotObject, u64)>,
+    /// What came before that.
+    early: Vec<u8>,
+    frames: Vec<Region>,
+    /// Bytes of the last one.
+    filled: usize,
+    is_over: bool,
+}
+
+impl PassingFrames {
+    fn new(hot: Arc<HotCache>, key: ChunkKey) -> Self {
+        let (early, frames) = (Vec::new(), Vec::new());
+        Self { hot, key, cut: None, early, frames, filled: 0, is_over: false }
+    }
+
+    fn push(&mut self, bytes: &[u8], head: Option<&Head>) {
+        if self.is_over {
+            return;
+        }
+        if self.cut.is_some() {
+            return self.fill(bytes);
+        }
+        self.early.extend_from_slice(bytes);
+        if let Some(head) = head {
+            let base = head.level_bytes(Level::BASE).unwrap_or(0).min(limits::HOT_FETCH_BYTES);
+            self.cut = Some((HotObject::new(&self.key, head), base));
+            let early = std::mem::take(&mut self.early);
+            self.fill(&early);
+        } else if self.early.len() > limits::PASSING_HEAD_BYTES_MAX {
+            (self.early, self.is_over) = (Vec::new(), true);
+        }
+    }
+
+    fn fill(&mut self, mut bytes: &[u8]) {
+        let Some((object, base)) = &self.cut else { return };
+        while !bytes.is_empty() {
+            if self.frames.last().is_none_or(|last| self.filled == last.len()) {
+                let next = self.frames.len() as u32;
+                let is_wanted = next < object.frames() && object.range(next).end <= *base;
+                match is_wanted.then(|| self.hot.tier().space(object, next)).flatten() {
+                    Some(space) => (self.filled, _) = (0, self.frames.push(space)),
+                    None => return self.is_over = true,
+                }
+            }
+            let Some(last) = self.frames.last_mut() else { return };
+            let (now, later) = bytes.split_at(bytes.len().min(last.len() - self.filled));
+            last[self.filled..self.filled + now.len()].copy_from_slice(now);
+            self.filled += now.len();
+            bytes = later;
+        }
+    }
+
+    /// Offers the frames of an object that was verified.
+    fn offer(self, reads: &Reads, key: &ChunkKey, head: &Head, put: &PutChunk) {
+        let object = reads.register_object(&self.hot, key, head);
+        let tier = self.hot.tier();
+        let context = self.hot.requests().context(&object, &put.hint, tier.now());
+        for (frame, bytes) in (0..).zip(self.frames) {
+            tier.offer(&object, frame, context, bytes);
+        }
+    }
+}
