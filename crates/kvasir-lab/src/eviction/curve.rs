@@ -36,6 +36,7 @@ pub fn compare_curve(
     if profile.block_accesses == 0 {
         return Err(TraceError::Empty);
     }
+    profile.finish();
     let mut rows = Vec::new();
     for capacity in capacities {
         let bytes = (profile.unique_blocks as f64 * capacity).round() as u64;

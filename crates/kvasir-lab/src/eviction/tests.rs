@@ -42,6 +42,19 @@ fn an_empty_trace_is_refused() {
     }
 }
 
+/// While all of a trace is in the sample, the curve is what whole caches find.
+#[test]
+fn the_curve_of_a_small_trace_is_exact() {
+    let request = |n: u64| line(n * 1_000, &[0, 1 + n % 7, 10 + n % 3, 20 + n % 13]);
+    let text: String = (0..200).map(request).collect();
+    let (_file, options) = options(&text);
+    for kind in PolicyKind::ALL {
+        let rows = compare_curve(&options.trace, kind, &[0.25, 0.5]).unwrap();
+        assert!(rows.iter().any(|row| row.found > 0.2 && row.found < 0.9), "{rows:?}");
+        assert!(rows.iter().all(|row| (row.found - row.estimated).abs() < 1e-9), "{rows:?}");
+    }
+}
+
 /// LRU with room for two of four blocks, counted by hand.
 #[test]
 fn hits_follow_prefix_semantics() {
