@@ -137,7 +137,8 @@ impl Ingest {
     ) -> Result<StoredChunk, PutError> {
         self.catalog.model(&put.tenant, &put.model_id).await?;
         let (scope, seq_hash) = (put.scope(), put.seq_hash);
-        let stored = self.put_body(put, sent(body)).await;
+        // On the heap: it is larger than what callers are to carry in theirs.
+        let stored = Box::pin(self.put_body(put, sent(body))).await;
         stored.inspect_err(|error| self.note_refusal(scope, seq_hash, error.code(), error))
     }
 
