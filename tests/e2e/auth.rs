@@ -218,6 +218,7 @@ async fn chunks_of_a_tenant_with_a_key_are_sealed_in_the_store_and_open_for_it_a
             // Every upload waits in a file, and every frame of the hot tier goes to the disk.
             config.storage.spool_memory_bytes = 0;
             config.hot.memory_bytes = 0;
+            config.hot.disk_bytes = Some(1 << 30);
         })
         .await
     };

@@ -66,7 +66,11 @@ async fn a_thousand_equal_reads_make_one_store_request() {
 #[tokio::test]
 async fn writes_are_hits_restarts_are_warm_and_removals_are_gone() {
     let directory = TempDir::new().expect("a directory");
-    let small = |config: &mut kvasir_server::Config| config.hot.memory_bytes = 200_000;
+    let small = |config: &mut kvasir_server::Config| {
+        config.hot.memory_bytes = 200_000;
+        // Over a directory there is no disk unless it is asked for.
+        config.hot.disk_bytes = Some(1 << 30);
+    };
     let service = Service::start_with(file_store(&directory), directory.path(), small).await;
     let (model_id, root) = service.prepare("n").await;
     let tokens = chunks::tokens(1, 8 * 1536);
