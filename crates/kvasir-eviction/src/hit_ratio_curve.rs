@@ -5,7 +5,9 @@ use std::hash::BuildHasher;
 use foldhash::fast::FixedState;
 
 use super::{
-    Access, EntryKey, Moment, PolicyKind, limits, tenant_shares::EvictionIndex, tenant_shares::TenantIndex,
+    Access, EntryKey, Moment, PolicyKind,
+    eviction_index::{EvictionIndex, TenantIndex},
+    limits,
 };
 
 /// How many times as large as the tier its copies are.

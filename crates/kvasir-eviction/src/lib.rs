@@ -4,6 +4,7 @@
 mod adaptive;
 mod class;
 mod cold;
+mod eviction_index;
 mod hazard;
 mod hit_ratio_curve;
 pub mod intrusive_queue;
@@ -13,7 +14,6 @@ mod lru;
 mod queue_ends;
 pub mod reuse_sampler;
 pub mod table;
-mod tenant_shares;
 mod turn_index;
 
 use std::{fmt::Debug, hash::Hash};
@@ -21,10 +21,10 @@ use std::{fmt::Debug, hash::Hash};
 pub use adaptive::Adaptive;
 pub use class::{ClassId, ClassTable, RequestClass, TurnBucket};
 pub use cold::{ColdObject, victims};
+pub use eviction_index::{EvictionIndex, TenantIndex, TenantNumbers};
 pub use hit_ratio_curve::{CURVE_SCALES, HitRatioCurve};
 pub use kind::{ParsePolicyError, PolicyKind};
 pub use lru::Lru;
-pub use tenant_shares::{EvictionIndex, TenantIndex, TenantNumbers};
 pub use turn_index::TurnInference;
 
 /// What identifies an entry: an interned id, a digest, a (digest, section) pair.

@@ -18,5 +18,6 @@ pub const QUEUES_MAX: usize = 256;
 pub const QUEUES_UNCLASSED: usize = 24;
 /// Tenants with a share of their own in a tier; the others share one.
 pub const TENANTS_MAX: usize = 256;
-/// Entries of the largest copy in a [`HitRatioCurve`](super::HitRatioCurve) (~0.5 KB each with those of the smaller copies: 4 MiB).
+/// Entries of the largest copy in a [`HitRatioCurve`](super::HitRatioCurve); the three others have fewer. More would be nearer to
+/// the truth and cost as much more memory.
 pub const CURVE_ENTRIES_MAX: usize = 8 * 1024;

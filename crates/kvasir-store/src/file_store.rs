@@ -190,19 +190,21 @@ impl StagedFile {
             return Ok(());
         };
         let mut buffer = buffer.lock();
+        // A write that failed may have left something.
+        buffer.clear();
         for part in payload {
             let mut part = &part[..];
             while !part.is_empty() {
                 let whole = part.len() / SECTOR_BYTES * SECTOR_BYTES;
                 let is_aligned = part.as_ptr().addr().is_multiple_of(SECTOR_BYTES) && whole > 0;
                 if buffer.bytes().is_empty() && is_aligned {
-                    unbuffered.write_all_at(&part[..whole], at)?;
+                    self.write_sectors(unbuffered, &part[..whole], at)?;
                     (at, part) = (at + whole as u64, &part[whole..]);
                     continue;
                 }
                 part = buffer.take(part);
                 if buffer.is_full() {
-                    unbuffered.write_all_at(buffer.bytes(), at)?;
+                    self.write_sectors(unbuffered, buffer.bytes(), at)?;
                     at += buffer.bytes().len() as u64;
                     buffer.clear();
                 }
@@ -210,10 +212,16 @@ impl StagedFile {
         }
         // What is left over fills no sector: no page of it is written both ways.
         let (whole, rest) = buffer.bytes().split_at(buffer.bytes().len() / SECTOR_BYTES * SECTOR_BYTES);
-        unbuffered.write_all_at(whole, at)?;
-        self.file.write_all_at(rest, at + whole.len() as u64)?;
-        buffer.clear();
-        Ok(())
+        self.write_sectors(unbuffered, whole, at)?;
+        self.file.write_all_at(rest, at + whole.len() as u64)
+    }
+
+    /// Writes whole sectors past the page cache, or through it where a file system opens files so and then refuses to write them.
+    fn write_sectors(&self, unbuffered: &File, bytes: &[u8], at: u64) -> io::Result<()> {
+        match unbuffered.write_all_at(bytes, at) {
+            Err(error) if error.kind() == io::ErrorKind::InvalidInput => self.file.write_all_at(bytes, at),
+            written => written,
+        }
     }
 
     /// Makes it durable under its own name. Where it is not to replace another, that one stays, and this is an error.
