@@ -47,10 +47,12 @@ impl std::str::FromStr for Role {
 /// A route that nobody thought of asks for the strongest one.
 pub fn required_role(method: &str, route: &str) -> Option<Role> {
     // Probes and metrics are for the orchestrator, which has no credential; the network policy keeps others away.
-    // The document says nothing of anybody's data.
+    // The document and the console's files say nothing of anybody's data.
     if [routes::LIVEZ, routes::READYZ, routes::METRICS, routes::OPENAPI].contains(&route)
         || route == routes::DOCS
         || route.starts_with(routes::DOCS_ASSETS)
+        || route == routes::CONSOLE
+        || route.starts_with(routes::CONSOLE_FILES)
     {
         return None;
     }
@@ -84,8 +86,8 @@ pub fn required_role(method: &str, route: &str) -> Option<Role> {
             Role::Write
         }
         // A sample is of all namespaces, and readers of one are not told of the others.
-        routes::NAMESPACE_ROTATION | routes::SAMPLE => Role::Admin,
-        // Jobs work on what is everybody's; and what nobody thought of is nobody else's.
+        routes::NAMESPACE_ROTATION | routes::SAMPLE | routes::AUDIT => Role::Admin,
+        // Jobs work on what is everybody's, series are of everybody; and what nobody thought of is nobody else's.
         _ => Role::Operator,
     };
     Some(role)

@@ -1,8 +1,8 @@
-//! Usage, reports of loads, and jobs.
+//! Usage, and jobs.
 
 use std::collections::BTreeMap;
 
-use kvasir_types::{Level, ModelId};
+use kvasir_types::ModelId;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -41,34 +41,6 @@ pub struct UsageResponse {
     pub as_of_s_ago: u64,
 }
 
-/// How a load went, told by the client: what the service cannot see from its end.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct LoadRecord {
-    /// Time that was allowed, in milliseconds.
-    pub slo_ms: u64,
-    /// Time it took.
-    pub elapsed_ms: u64,
-    /// Tokens loaded.
-    pub loaded_tokens: u64,
-    /// Tokens given up, which the engine computes.
-    pub recomputed_tokens: u64,
-    /// Bytes loaded of each level.
-    #[serde(default)]
-    #[schema(value_type = BTreeMap<String, u64>)]
-    pub bytes_by_level: BTreeMap<Level, u64>,
-    /// Bytes of it that came directly from the store.
-    #[serde(default)]
-    pub direct_bytes: u64,
-    /// Loaded tokens by the level they were decoded at.
-    #[serde(default)]
-    #[schema(value_type = BTreeMap<String, u64>)]
-    pub tokens_by_level: BTreeMap<Level, u64>,
-    /// What computing the loaded tokens would have taken by the engine's own measure, on all of its GPUs together.
-    #[serde(default)]
-    pub saved_gpu_ms: u64,
-}
-
 /// What a job does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
@@ -103,6 +75,8 @@ pub enum JobState {
     Done,
     /// Ended early; `error` says why.
     Failed,
+    /// Stopped by request.
+    Cancelled,
 }
 
 /// A job.

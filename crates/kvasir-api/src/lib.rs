@@ -7,19 +7,23 @@
 
 mod access;
 mod admin;
+mod audit;
 mod chunk;
 mod context;
 mod error;
 mod event;
 mod explain;
+mod load;
 mod lookup;
 mod model;
 mod object;
 pub mod routes;
+mod series;
 mod upload;
 
 pub use access::{Role, required_role};
-pub use admin::{Job, JobKind, JobList, JobRequest, JobState, LoadRecord, UsageResponse};
+pub use admin::{Job, JobKind, JobList, JobRequest, JobState, UsageResponse};
+pub use audit::{AUDIT_CALLS_MAX, AuditList, AuditQuery, AuditedCall};
 pub use chunk::{ChunkQuery, ChunkSample, ObjectUrl, SampleQuery, StoredChunk};
 pub use context::{
     CONTEXT_CHUNKS_MAX, CONTEXT_LABELS_MAX, CONTEXTS_PAGE_MAX, Context, ContextChange, ContextList,
@@ -28,6 +32,10 @@ pub use context::{
 pub use error::{ErrorCode, Problem};
 pub use event::{Event, EventType, EventsDropped, EventsQuery};
 pub use explain::{Cause, ChunkEviction, ExplainRequest, ExplainResponse, FieldDifference, MissReason};
+pub use load::{
+    BandwidthSample, LOAD_TIMELINE_MAX, LOADS_KEPT_MAX, LoadList, LoadRecord, LoadTimeline, LoadedChunk,
+    LoadsQuery, ReportedLoad,
+};
 pub use lookup::{
     ChunkErrors, ChunkMatch, LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, LookupQuery, LookupRequest,
     LookupResponse, Via,
@@ -40,6 +48,7 @@ pub use object::{
     ExplainObjectsResponse, NewObject, ObjectInfo, ObjectsLookup, ObjectsRequest, ObjectsResponse,
     StoredObject, WriteObjectsRequest, WriteObjectsResponse, WrittenObject,
 };
+pub use series::{CurvePoint, HotTenant, Series, SeriesNow, SeriesQuery, SeriesResponse};
 pub use upload::{UploadRequest, UploadTicket};
 
 pub use kvasir_types as types;

@@ -61,12 +61,16 @@ pub const EVENTS: &str = "/v1/events";
 pub const EXPLAIN: &str = "/v1/explain";
 /// `GET` a [`UsageResponse`](crate::UsageResponse).
 pub const USAGE: &str = "/v1/usage";
-/// `POST` a [`LoadRecord`](crate::LoadRecord).
+/// `GET` a [`SeriesResponse`](crate::SeriesResponse). For operators.
+pub const SERIES: &str = "/v1/series";
+/// `POST` a [`LoadRecord`](crate::LoadRecord); `GET` a [`LoadList`](crate::LoadList).
 pub const LOADS: &str = "/v1/loads";
 /// `POST` a [`JobRequest`](crate::JobRequest); `GET` lists. For operators.
 pub const JOBS: &str = "/v1/admin/jobs";
-/// `GET` a [`Job`](crate::Job).
+/// `GET` a [`Job`](crate::Job); `DELETE` cancels it.
 pub const JOB: &str = "/v1/admin/jobs/{job_id}";
+/// `GET` an [`AuditList`](crate::AuditList). For admins, of their tenant; for operators, of all.
+pub const AUDIT: &str = "/v1/admin/audit";
 /// `GET`: the OpenAPI document.
 pub const OPENAPI: &str = "/v1/openapi.json";
 /// `GET`: the document as a page, without anything from elsewhere.
@@ -74,7 +78,12 @@ pub const DOCS: &str = "/docs";
 /// Start of the paths of the page's parts.
 pub const DOCS_ASSETS: &str = "/docs/";
 
-/// Every route template of the API, the browsable page's assets aside.
+/// `GET`: leads to the console.
+pub const CONSOLE: &str = "/console";
+/// The console, and the start of the paths of its files.
+pub const CONSOLE_FILES: &str = "/console/";
+
+/// Every route template of the API, the browsable pages aside.
 pub const ALL: &[&str] = &[
     LIVEZ,
     READYZ,
@@ -104,9 +113,11 @@ pub const ALL: &[&str] = &[
     EVENTS,
     EXPLAIN,
     USAGE,
+    SERIES,
     LOADS,
     JOBS,
     JOB,
+    AUDIT,
     OPENAPI,
 ];
 

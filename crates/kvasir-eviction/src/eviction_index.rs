@@ -29,6 +29,11 @@ impl<K: EntryKey> EvictionIndex<K> {
         self.bytes
     }
 
+    /// Bytes of one tenant's entries.
+    pub fn bytes_of(&self, tenant: TenantIndex) -> u64 {
+        self.tenants.get(usize::from(tenant)).map_or(0, |policy| policy.bytes())
+    }
+
     /// Entries of all tenants.
     pub fn len(&self) -> usize {
         self.owner.len()
@@ -130,6 +135,11 @@ impl TenantNumbers {
             self.0.insert(tenant.to_owned(), number);
         }
         number
+    }
+
+    /// The tenants that have a number, in no order. Those beyond the limit count with the one that got the last.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, TenantIndex)> {
+        self.0.iter().map(|(tenant, number)| (tenant.as_str(), *number))
     }
 }
 

@@ -40,7 +40,7 @@ pub use ingest::{AnnouncedBody, DirectUploads, Ingest, PartContent, PutChunk, Pu
 pub use kvasir_container::FORMAT_VERSION;
 /// What sees the requests to the store.
 pub use kvasir_store::observe;
-pub use lifecycle::{Lifecycle, RebuildProgress, ScrubReport, SealReport, gc};
+pub use lifecycle::{Lifecycle, ProgressAnswer, RebuildProgress, ScrubReport, SealReport, gc};
 pub use lookup::{Lookup, Query};
 pub use object_read::{ByteRange, ObjectRead};
 pub use read::{DirectReads, KeyListing, KeyPage, ListedObject, OpaqueObject, Reads, Selection};

@@ -229,3 +229,5 @@ pub const LEDGER_RECENT: Duration = Duration::from_secs(120);
 pub const LEDGER_REPLICAS_MAX: usize = 400;
 /// Objects remembered as read directly once: the second time, a hot tier takes their base in.
 pub const DIRECT_SEEN_MAX: usize = 16_384;
+/// How often a scrub that waits for its rate says how far it is, and may be stopped.
+pub(crate) const SCRUB_PROGRESS_EVERY: Duration = Duration::from_secs(1);

@@ -17,11 +17,19 @@ pub(crate) enum BackgroundTask {
     Journal,
     Gc,
     Scrub,
+    Series,
 }
 
 impl BackgroundTask {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::IndexFlush, Self::RemovalsExpiry, Self::Reload, Self::Journal, Self::Gc, Self::Scrub];
+    pub(crate) const ALL: [Self; 7] = [
+        Self::IndexFlush,
+        Self::RemovalsExpiry,
+        Self::Reload,
+        Self::Journal,
+        Self::Gc,
+        Self::Scrub,
+        Self::Series,
+    ];
 
     /// Label of metrics.
     pub(crate) const fn as_str(self) -> &'static str {
@@ -32,6 +40,7 @@ impl BackgroundTask {
             Self::Journal => "journal",
             Self::Gc => "gc",
             Self::Scrub => "scrub",
+            Self::Series => "series",
         }
     }
 
@@ -41,9 +50,9 @@ impl BackgroundTask {
     }
 }
 
-/// Starts all of it. Each task but the reload begins once the store was reached, and all end with the set.
+/// Starts all of it. Each task but the reload and the series begins once the store was reached, and all end with the set.
 pub(crate) fn start(state: &AppState, config: &Config) -> JoinSet<()> {
-    use BackgroundTask::{Gc, IndexFlush, Journal, Reload, RemovalsExpiry, Scrub};
+    use BackgroundTask::{Gc, IndexFlush, Journal, Reload, RemovalsExpiry, Scrub, Series};
     let mut tasks = JoinSet::new();
     tasks.spawn(repeat(IndexFlush, state.clone(), jittered(limits::INDEX_FLUSH_EVERY), async |state| {
         if let Some(storage) = state.ready_storage().cloned() {
@@ -67,6 +76,18 @@ pub(crate) fn start(state: &AppState, config: &Config) -> JoinSet<()> {
         || limits::RELOAD_EVERY,
         async |state| {
             blocking(move || state.reload()).await;
+        },
+    ));
+    // An outage of the store is what they are looked at for.
+    tasks.spawn(repeat(
+        Series,
+        state.clone(),
+        || limits::SERIES_STEP,
+        async |state| {
+            if let Some(storage) = state.ready_storage() {
+                state.metrics().refresh(storage);
+            }
+            state.series().take(&state.metrics().gather());
         },
     ));
     // An interval of zero: never.
@@ -155,7 +176,7 @@ async fn collect_garbage(state: &AppState, policy: &GcPolicy) {
     let metrics = state.metrics();
     match storage.lifecycle().collect_garbage(policy, |now| metrics.collecting(now)).await {
         Ok(report) if report.led => {
-            metrics.collected(&report);
+            metrics.collected(&report, false);
             tracing::info!(?report, dry_run = policy.dry_run, "garbage collected");
         }
         Ok(_) => tracing::debug!("another replica collects"),

@@ -2,9 +2,13 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    ops::ControlFlow,
     panic::AssertUnwindSafe,
-    sync::{Arc, OnceLock},
-    time::{Instant, SystemTime, UNIX_EPOCH},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
 };
 
 use futures::FutureExt;
@@ -16,7 +20,7 @@ use kvasir_storage::{
 use parking_lot::Mutex;
 use uuid::Uuid;
 
-use crate::{api_error::ApiError, limits, metrics::Metrics};
+use crate::{api_error::ApiError, limits, metrics::Metrics, wall_clock::unix_ms};
 
 /// The jobs of this replica: those under way and the last ones.
 #[derive(Debug, Default)]
@@ -29,6 +33,29 @@ pub(crate) struct Jobs {
 struct TrackedJob {
     job: Job,
     started: Instant,
+    cancellation: Arc<Cancellation>,
+}
+
+/// Whether a job is to stop, and whether it did.
+#[derive(Debug, Default)]
+struct Cancellation {
+    requested: AtomicBool,
+    obeyed: AtomicBool,
+}
+
+impl Cancellation {
+    /// What a pass does next.
+    fn next(&self) -> ControlFlow<()> {
+        if !self.requested.load(Ordering::Relaxed) {
+            return ControlFlow::Continue(());
+        }
+        self.obeyed.store(true, Ordering::Relaxed);
+        ControlFlow::Break(())
+    }
+
+    fn is_obeyed(&self) -> bool {
+        self.obeyed.load(Ordering::Relaxed)
+    }
 }
 
 impl Jobs {
@@ -47,7 +74,15 @@ impl Jobs {
         self.jobs.lock().iter().find(|tracked| tracked.job.job_id == job_id).map(TrackedJob::snapshot)
     }
 
-    fn register(&self, request: &JobRequest) -> Result<Job, ApiError> {
+    /// Has a job stop at its next safe point; one that is over stays as it is.
+    pub(crate) fn cancel(&self, job_id: Uuid) -> Option<Job> {
+        let jobs = self.jobs.lock();
+        let tracked = jobs.iter().find(|tracked| tracked.job.job_id == job_id)?;
+        tracked.cancellation.requested.store(true, Ordering::Relaxed);
+        Some(tracked.snapshot())
+    }
+
+    fn register(&self, request: &JobRequest) -> Result<(Job, Arc<Cancellation>), ApiError> {
         let mut jobs = self.jobs.lock();
         let same = |tracked: &&TrackedJob| {
             tracked.job.kind == request.kind && tracked.job.state == JobState::Running
@@ -56,20 +91,22 @@ impl Jobs {
             let detail = format!("job {} is under way on this replica; wait for it", running.job.job_id);
             return Err(Problem::new(ErrorCode::JobRunning, detail).into());
         }
-        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let job = Job {
             job_id: Uuid::now_v7(),
             kind: request.kind,
             state: JobState::Running,
             dry_run: request.dry_run,
-            started_at_ms: since.as_millis() as u64,
+            started_at_ms: unix_ms(),
             elapsed_ms: 0,
             counts: BTreeMap::new(),
             error: None,
         };
-        jobs.push_front(TrackedJob { job: job.clone(), started: Instant::now() });
+        let cancellation = Arc::new(Cancellation::default());
+        let tracked =
+            TrackedJob { job: job.clone(), started: Instant::now(), cancellation: Arc::clone(&cancellation) };
+        jobs.push_front(tracked);
         jobs.truncate(limits::JOBS_KEPT);
-        Ok(job)
+        Ok((job, cancellation))
     }
 
     fn update(&self, job_id: Uuid, change: impl FnOnce(&mut Job)) {
@@ -98,7 +135,7 @@ pub(crate) fn start(
     metrics: Arc<Metrics>,
     request: &JobRequest,
 ) -> Result<Job, ApiError> {
-    let job = jobs.register(request)?;
+    let (job, cancellation) = jobs.register(request)?;
     let (jobs, job_id, request) = (Arc::clone(jobs), job.job_id, request.clone());
     tokio::spawn(async move {
         let run = async {
@@ -109,13 +146,14 @@ pub(crate) fn start(
                     let progress = |report: &GcReport| {
                         metrics.collecting(report);
                         jobs.update(job_id, |job| job.counts = gc_counts(report));
+                        cancellation.next()
                     };
                     let collected = storage.lifecycle().collect_garbage(&policy, progress).await;
                     // What would have been done counts for whoever asked, and is no work of the collector.
                     if let Some(report) =
                         collected.as_ref().ok().filter(|report| report.led && !policy.dry_run)
                     {
-                        metrics.collected(report);
+                        metrics.collected(report, cancellation.is_obeyed());
                     }
                     collected.map(|report| gc_counts(&report))
                 }
@@ -125,6 +163,7 @@ pub(crate) fn start(
                         metrics.scrubbed(&before, report);
                         before = *report;
                         jobs.update(job_id, |job| job.counts = scrub_counts(report));
+                        cancellation.next()
                     };
                     let scrubbed =
                         storage.lifecycle().scrub(request.bytes_per_second, request.dry_run, progress).await;
@@ -140,7 +179,7 @@ pub(crate) fn start(
         jobs.update(job_id, |job| match done {
             Ok(counts) => {
                 job.counts = counts;
-                job.state = JobState::Done;
+                job.state = if cancellation.is_obeyed() { JobState::Cancelled } else { JobState::Done };
             }
             Err(error) => {
                 tracing::warn!(error, ?job_id, "a job ended early");

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod api_error;
+mod audit;
 mod auth;
 mod background;
 mod config;
@@ -14,6 +15,7 @@ mod idle_timer;
 mod jobs;
 mod journal_sync;
 mod limits;
+mod loads;
 mod metrics;
 mod middleware;
 #[cfg(test)]
@@ -25,11 +27,13 @@ mod reload;
 mod router;
 mod run_error;
 mod s3;
+mod series;
 mod server;
 mod state;
 pub mod telemetry;
 mod tls;
 mod toml_error;
+mod wall_clock;
 
 pub use auth::{AuthError, NewAccessKey, NewToken};
 pub use config::{

@@ -116,5 +116,15 @@ pub(crate) const S3_LIST_KEYS_MAX: usize = 1_000;
 pub(crate) const S3_DELETE_KEYS_MAX: usize = 1_000;
 /// Parts of an object over S3, as in AWS.
 pub(crate) const S3_PARTS_MAX: u16 = 10_000;
+/// How often a point of the series is taken: as often as Prometheus usually looks.
+pub(crate) const SERIES_STEP: Duration = Duration::from_secs(10);
+/// Points that are kept: an hour, 250 KiB.
+pub(crate) const SERIES_POINTS: usize = 360;
+/// Tenants of the hot tier that are named, those that have most.
+pub(crate) const HOT_TENANTS_LISTED_MAX: usize = 100;
+/// Tenants whose last loads are remembered: with [`LOADS_KEPT_MAX`](kvasir_api::LOADS_KEPT_MAX) of at most 6 KiB each, 12 MiB.
+pub(crate) const LOAD_TENANTS_MAX: usize = 32;
+/// Longest path that is audited: beyond any route's with its ids. With [`AUDIT_CALLS_MAX`](kvasir_api::AUDIT_CALLS_MAX) calls, 1 MiB.
+pub(crate) const AUDITED_PATH_BYTES_MAX: usize = 768;
 /// Jobs that are remembered.
 pub(crate) const JOBS_KEPT: usize = 32;

@@ -11,7 +11,7 @@ use kvasir_api::{ErrorCode, Problem, routes};
 
 use crate::{
     api_error::ApiError,
-    handlers::{openapi, ops},
+    handlers::{console, openapi, ops},
     middleware::{
         authorize::authorize,
         observe_request::observe_request,
@@ -37,7 +37,8 @@ pub(crate) fn router(state: AppState) -> Router {
     let document = openapi::finalize_document(document);
     let router = router
         .route(routes::OPENAPI, get(move || openapi::serve_document(document.clone())))
-        .merge(openapi::swagger_ui());
+        .merge(openapi::swagger_ui())
+        .merge(console::routes());
     router
         .fallback(unknown_route)
         .method_not_allowed_fallback(method_not_allowed)

@@ -13,9 +13,9 @@ use kvasir_storage::Storage;
 use parking_lot::Mutex;
 
 use crate::{
-    api_error::ApiError, auth::Authenticator, background::BackgroundTask, egress::EgressScheduler,
-    encryption_keys::EncryptionKeys, jobs::Jobs, journal_sync::JournalSync, metrics::Metrics,
-    quota::QuotaLimiter, tls::Tls,
+    api_error::ApiError, audit::AuditLog, auth::Authenticator, background::BackgroundTask,
+    egress::EgressScheduler, encryption_keys::EncryptionKeys, jobs::Jobs, journal_sync::JournalSync,
+    loads::LoadLog, metrics::Metrics, quota::QuotaLimiter, series::SeriesLog, tls::Tls,
 };
 
 /// Shared state; cheap to clone.
@@ -34,6 +34,9 @@ struct SharedState {
     keys: Option<EncryptionKeys>,
     egress: Option<EgressScheduler>,
     jobs: Arc<Jobs>,
+    series: SeriesLog,
+    loads: LoadLog,
+    audit: AuditLog,
     journal: JournalSync,
     /// Background tasks without which this replica must not get traffic, and that panic again and again.
     failing: Mutex<BTreeSet<BackgroundTask>>,
@@ -61,6 +64,9 @@ impl AppState {
             keys,
             egress,
             jobs,
+            series: SeriesLog::new(),
+            loads: LoadLog::default(),
+            audit: AuditLog::default(),
             journal,
             failing: Mutex::default(),
         }))
@@ -124,6 +130,21 @@ impl AppState {
 
     pub(crate) fn jobs(&self) -> &Arc<Jobs> {
         &self.0.jobs
+    }
+
+    /// The last hour of this replica.
+    pub(crate) fn series(&self) -> &SeriesLog {
+        &self.0.series
+    }
+
+    /// The last loads that clients reported.
+    pub(crate) fn loads(&self) -> &LoadLog {
+        &self.0.loads
+    }
+
+    /// The last changes by callers.
+    pub(crate) fn audit(&self) -> &AuditLog {
+        &self.0.audit
     }
 
     /// The storage, if the store was reached.

@@ -31,6 +31,7 @@ mod report;
 mod running;
 #[cfg(test)]
 mod sample;
+mod timeline;
 mod token_ranges;
 
 pub(crate) use begin::{LoadTask, PlannedLevels};

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use kvasir_api::LoadRecord;
 use kvasir_types::{Level, Loss, TokenRange};
 
-use super::LoadFailure;
+use super::{LoadFailure, timeline::timeline};
 use crate::{
     fetcher::{ByteRate, DecodeModel, RecomputeModel},
     rest::ReadReport,
@@ -98,6 +98,7 @@ impl LoadReport {
             direct_bytes: self.reads.direct_bytes,
             tokens_by_level,
             saved_gpu_ms: (self.saved_gpu_seconds() * 1e3) as u64,
+            timeline: Some(timeline(self)),
         }
     }
 

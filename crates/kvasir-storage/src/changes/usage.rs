@@ -59,6 +59,11 @@ impl Changes {
         self.ledger.begin_count();
     }
 
+    /// The collector's listing came to nothing.
+    pub(crate) fn discard_count(&self) {
+        self.ledger.end_count(Count::default());
+    }
+
     /// Tells everybody what the collector's listing came to.
     pub(crate) fn publish_count(&self, count: Count) {
         let reach = self.journal.reach();

@@ -53,7 +53,7 @@ pub use context::{HotContext, RangeReader};
 pub(crate) use disk::fuzz_name;
 pub use eviction_log::FrameEviction;
 pub use frames::{FrameKey, HotObject};
-pub use observe::{EvictReason, HotObserver, HotUsage, NoHotObserver};
+pub use observe::{EvictReason, HotObserver, HotTenantUsage, HotUsage, NoHotObserver};
 pub use requests::{RequestHint, RequestLog};
 pub use tier::HotTier;
 

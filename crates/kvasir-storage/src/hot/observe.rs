@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 
-use kvasir_types::Medium;
+use kvasir_types::{Medium, Name};
 
 use kvasir_eviction::ClassId;
 
@@ -69,4 +69,15 @@ pub struct HotUsage {
     pub ram_level_bytes: Vec<u64>,
     /// Bytes on disk by level.
     pub disk_level_bytes: Vec<u64>,
+}
+
+/// What the tier holds of one tenant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HotTenantUsage {
+    /// The tenant.
+    pub tenant: Name,
+    /// Bytes in memory, those read ahead not counted.
+    pub ram_bytes: u64,
+    /// Bytes on disk.
+    pub disk_bytes: u64,
 }

@@ -22,7 +22,7 @@ use super::{
     eviction_log::{EvictionLog, FrameEviction},
     frame_record::{FrameRecord, access},
     frames::{FrameKey, HotObject},
-    observe::{HotObserver, HotUsage},
+    observe::{HotObserver, HotTenantUsage, HotUsage},
     prefetch_buffer::PrefetchBuffer,
     tier_state::{DiskWork, LevelBytes, TierState},
 };
@@ -228,6 +228,18 @@ impl HotTier {
             ram_level_bytes: state.ram_levels.0.clone(),
             disk_level_bytes: state.disk_levels.0.clone(),
         }
+    }
+
+    /// What the tier holds now of each tenant that has anything in it, in no order.
+    pub fn usage_by_tenant(&self) -> Vec<HotTenantUsage> {
+        let state = self.state.lock();
+        let tenants = state.tenants.iter().filter_map(|(tenant, number)| {
+            let (ram_bytes, disk_bytes) =
+                (state.ram_evictions.bytes_of(number), state.disk_evictions.bytes_of(number));
+            let tenant = tenant.parse().ok().filter(|_| ram_bytes + disk_bytes > 0)?;
+            Some(HotTenantUsage { tenant, ram_bytes, disk_bytes })
+        });
+        tenants.collect()
     }
 
     /// Which share of the bytes asked for of late its memory would find if it were so many times as large.

@@ -1,6 +1,7 @@
 //! The end of chunk objects, and the care of those that stay: removal, collection, scrubbing, rebuilding the index.
 
 pub mod gc;
+mod progress;
 mod rebuild;
 mod removals;
 mod scrub;
@@ -8,7 +9,9 @@ mod seal_tenant;
 
 use std::sync::Arc;
 
-pub use self::{rebuild::RebuildProgress, scrub::ScrubReport, seal_tenant::SealReport};
+pub use self::{
+    progress::ProgressAnswer, rebuild::RebuildProgress, scrub::ScrubReport, seal_tenant::SealReport,
+};
 use kvasir_store::cache::BoundedMap;
 use kvasir_types::Name;
 

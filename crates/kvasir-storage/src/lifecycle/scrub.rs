@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use futures::TryStreamExt;
 use kvasir_store::{StoreError, layout::Key};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 
-use super::Lifecycle;
-use crate::{error::ChunkError, removal::Removal};
+use super::{Lifecycle, ProgressAnswer};
+use crate::{error::ChunkError, limits, removal::Removal};
 
 /// What a scrub found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -27,14 +27,15 @@ pub struct ScrubReport {
 impl Lifecycle {
     /// Reads every chunk object at `bytes_per_second` (zero: as fast as it goes) and compares it with its name. One that
     /// is wrong twice is quarantined: hidden from lookups now, deleted after the grace; in a dry run it is only counted.
+    /// `progress` may end it between two objects.
     ///
     /// # Errors
     /// [`StoreError::Request`] when the store cannot be listed. Single objects that fail are counted.
-    pub async fn scrub(
+    pub async fn scrub<N: ProgressAnswer>(
         &self,
         bytes_per_second: u64,
         dry_run: bool,
-        mut progress: impl FnMut(&ScrubReport),
+        mut progress: impl FnMut(&ScrubReport) -> N,
     ) -> Result<ScrubReport, StoreError> {
         let prefix = self.bucket.layout().tenants_prefix();
         let mut listing = self.bucket.list(&prefix, "listing the store for a scrub");
@@ -67,10 +68,18 @@ impl Lifecycle {
             }
             report.objects += 1;
             report.bytes += meta.size;
-            progress(&report);
+            if !progress(&report).goes_on() {
+                return Ok(report);
+            }
             if bytes_per_second > 0 {
-                let due = Duration::from_secs_f64(report.bytes as f64 / bytes_per_second as f64);
-                tokio::time::sleep_until(start + due).await;
+                let due = start + Duration::from_secs_f64(report.bytes as f64 / bytes_per_second as f64);
+                // Large objects at a low rate: a stop does not wait for the next.
+                while Instant::now() < due {
+                    sleep_until(due.min(Instant::now() + limits::SCRUB_PROGRESS_EVERY)).await;
+                    if !progress(&report).goes_on() {
+                        return Ok(report);
+                    }
+                }
             }
         }
         Ok(report)

@@ -33,11 +33,7 @@ pub(crate) async fn readyz(State(state): State<AppState>) -> Result<&'static str
     responses((status = 200, description = "Prometheus' text format", body = String, content_type = "text/plain")))]
 pub(crate) async fn metrics(State(state): State<AppState>) -> impl IntoResponse {
     if let Some(storage) = state.ready_storage() {
-        state.metrics().index(storage.index().len(), storage.index().replaced());
-        state.metrics().upload_memory(storage.ingest().upload_memory().used());
-        if let Some(hot) = storage.tier() {
-            state.metrics().hot().refresh(hot);
-        }
+        state.metrics().refresh(storage);
     }
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], state.metrics().render())
 }

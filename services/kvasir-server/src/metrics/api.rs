@@ -98,7 +98,7 @@ impl ApiMetrics {
 
     /// A load ended, as its client says.
     pub(crate) fn load(&self, record: &LoadRecord) {
-        let met = record.elapsed_ms <= record.slo_ms;
+        let met = !record.missed();
         self.loads.with_label_values(&[if met { "met" } else { "missed" }]).inc();
         self.load_tokens.with_label_values(&["loaded"]).inc_by(record.loaded_tokens);
         self.load_tokens.with_label_values(&["recomputed"]).inc_by(record.recomputed_tokens);

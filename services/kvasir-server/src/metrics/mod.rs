@@ -4,20 +4,18 @@ mod api;
 mod health;
 mod hot_tier;
 
-use std::{
-    sync::Arc,
-    time::{Duration, SystemTime, UNIX_EPOCH},
-};
+use std::{sync::Arc, time::Duration};
 
-use kvasir_storage::{ScrubReport, gc::GcReport};
+use kvasir_storage::{ScrubReport, Storage, gc::GcReport};
 use kvasir_store::observe::{RequestOutcome, StoreEvent, StoreObserver, StoreOp};
 use prometheus::{
     Encoder, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder, core::Collector,
+    TextEncoder, core::Collector, proto::MetricFamily,
 };
 
 pub(crate) use self::health::CachePart;
 use self::{api::ApiMetrics, health::HealthMetrics, hot_tier::HotTierMetrics};
+use crate::wall_clock::unix_ms;
 
 /// Seconds: from a hot lookup to a slow upload.
 const SECONDS: &[f64] =
@@ -83,9 +81,8 @@ fn seconds(name: &str, help: &str, labels: &[&str]) -> HistogramVec {
     HistogramVec::new(opts, labels).expect("a constant name")
 }
 
-/// By this machine's clock: for people and alerts, nothing is decided by it.
 fn unix_seconds() -> i64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64)
+    (unix_ms() / 1000) as i64
 }
 
 impl Metrics {
@@ -300,6 +297,11 @@ impl Metrics {
         self.throttled.with_label_values(&[limit]).inc();
     }
 
+    /// Sides of the store that are left alone.
+    pub(crate) fn breakers_open(&self) -> u64 {
+        u64::try_from(self.store_breaker.get()).unwrap_or_default()
+    }
+
     pub(crate) fn conditional_create(&self, honoured: bool) {
         self.conditional_create.set(honoured.into());
     }
@@ -318,15 +320,6 @@ impl Metrics {
         if created {
             self.chunk_bytes_stored.with_label_values(&[kind]).inc_by(bytes);
         }
-    }
-
-    pub(crate) fn upload_memory(&self, bytes: u64) {
-        self.upload_memory.set(i64::try_from(bytes).unwrap_or(i64::MAX));
-    }
-
-    pub(crate) fn index(&self, rows: u64, replaced: u64) {
-        self.index_rows.set(rows as i64);
-        self.index_replaced.set(replaced as i64);
     }
 
     pub(crate) fn ready(&self, ready: bool) {
@@ -362,9 +355,14 @@ impl Metrics {
         self.scrub_bytes.inc_by(now.bytes.saturating_sub(before.bytes));
     }
 
-    pub(crate) fn collected(&self, report: &GcReport) {
-        self.gc_passes.inc();
-        self.gc_last_pass.set(unix_seconds());
+    /// A pass ended, or was stopped before it had met everything.
+    pub(crate) fn collected(&self, report: &GcReport, was_stopped: bool) {
+        if !was_stopped {
+            self.gc_passes.inc();
+            self.gc_last_pass.set(unix_seconds());
+            self.stored_objects.set(report.objects as i64);
+            self.stored_bytes.set(report.bytes as i64);
+        }
         let actions = [
             ("expired", report.expired),
             ("duplicate", report.duplicates),
@@ -382,8 +380,6 @@ impl Metrics {
             self.gc_actions.with_label_values(&[action]).inc_by(count);
         }
         self.gc_deleted_bytes.inc_by(report.deleted_bytes);
-        self.stored_objects.set(report.objects as i64);
-        self.stored_bytes.set(report.bytes as i64);
     }
 
     /// The limit that the collector keeps.
@@ -391,11 +387,27 @@ impl Metrics {
         self.stored_capacity.set(i64::try_from(bytes.unwrap_or_default()).unwrap_or(i64::MAX));
     }
 
+    /// Brings up to date what is asked for rather than counted.
+    pub(crate) fn refresh(&self, storage: &Storage) {
+        self.index_rows.set(storage.index().len() as i64);
+        self.index_replaced.set(storage.index().replaced() as i64);
+        let upload_memory = storage.ingest().upload_memory().used();
+        self.upload_memory.set(i64::try_from(upload_memory).unwrap_or(i64::MAX));
+        if let Some(hot) = storage.tier() {
+            self.hot.refresh(hot);
+        }
+    }
+
+    /// All of them.
+    pub(crate) fn gather(&self) -> Vec<MetricFamily> {
+        self.registry.gather()
+    }
+
     /// All of them in Prometheus' text format.
     pub(crate) fn render(&self) -> Vec<u8> {
         let mut text = Vec::new();
         // Writing to memory does not fail, and a broken page is better than a dead process.
-        let _ = TextEncoder::new().encode(&self.registry.gather(), &mut text);
+        let _ = TextEncoder::new().encode(&self.gather(), &mut text);
         text
     }
 }
@@ -418,83 +430,4 @@ impl StoreObserver for Metrics {
 }
 
 #[cfg(test)]
-mod tests {
-    use kvasir_storage::hot::{EvictReason, HotCache, HotObserver, HotTier};
-
-    use super::*;
-
-    /// A tier with a frame in it, so that every gauge has a value.
-    fn hot_tier(metrics: &Metrics) -> Arc<HotTier> {
-        let folder = tempfile::tempdir().expect("a folder");
-        let shard = folder.path().join("hot/acme/00");
-        std::fs::create_dir_all(&shard).expect("writable");
-        std::fs::write(shard.join(format!("{:032x}-00000000-00000001-00", 1)), b"12345").expect("writable");
-        let settings =
-            crate::config::HotConfig::default().settings(kvasir_store::StoreKind::S3, folder.path(), None);
-        HotTier::open(
-            settings.expect("it is on"),
-            crate::config::HotConfig::default().clock,
-            metrics.hot().clone(),
-        )
-        .expect("opens")
-    }
-
-    /// Until 0.2.0 a rate-limited refusal counts under the former label value, too, and no other refusal does.
-    #[test]
-    fn a_rate_limited_refusal_counts_under_both_label_values() {
-        let metrics = Metrics::new();
-        for reason in ["rate_limited", "invalid", "rate_limited"] {
-            metrics.auth_refused(reason);
-        }
-        let text = String::from_utf8(metrics.render()).expect("text");
-        let mut series: Vec<_> =
-            text.lines().filter_map(|line| line.strip_prefix("kvasir_auth_refused_total")).collect();
-        series.sort_unstable();
-        assert_eq!(
-            series,
-            ["{reason=\"braked\"} 2", "{reason=\"invalid\"} 1", "{reason=\"rate_limited\"} 2"]
-        );
-    }
-
-    /// The operations page lists exactly the metrics there are.
-    #[test]
-    fn every_metric_is_documented() {
-        let metrics = Metrics::new();
-        metrics.request_begins();
-        metrics.request_ends("/livez", "GET", 200, Duration::ZERO);
-        metrics.request(StoreOp::Get, RequestOutcome::Ok, 1, Duration::ZERO);
-        metrics.event(StoreEvent::Retried);
-        metrics.api().lookup(1, 1);
-        metrics.auth_refused("missing");
-        metrics.throttled("requests_at_once");
-        metrics.chunk_stored(true, 1);
-        metrics.api().lookup_keys(1, 1);
-        metrics.journal("appended", 1);
-        metrics.collected(&GcReport::default());
-        let hot = HotCache::new(hot_tier(&metrics));
-        let class = kvasir_eviction::ClassId::OTHER;
-        metrics.hot().served(kvasir_types::Medium::Cpu, class, 1);
-        metrics.hot().evicted(kvasir_types::Medium::Disk, EvictReason::Capacity, 1.0, 1.0);
-        metrics.hot().refresh(&hot);
-        metrics.scrubbed(&ScrubReport::default(), &ScrubReport::default());
-        let bytes_by_level = [(kvasir_types::Level(0), 1)].into();
-        metrics.api().load(&kvasir_api::LoadRecord {
-            slo_ms: 1,
-            elapsed_ms: 1,
-            loaded_tokens: 1,
-            recomputed_tokens: 1,
-            bytes_by_level,
-            direct_bytes: 0,
-            tokens_by_level: [(kvasir_types::Level(0), 1)].into(),
-            saved_gpu_ms: 1,
-        });
-        let names = |text: &str, start: &str| -> std::collections::BTreeSet<String> {
-            let lines = text.lines().filter_map(|line| line.strip_prefix(start));
-            let names = lines.filter_map(|line| line.split([' ', '`']).next().map(str::to_owned));
-            names.filter(|name| name.starts_with("kvasir_")).collect()
-        };
-        let text = String::from_utf8(metrics.render()).expect("text");
-        let page = include_str!("../../docs/operations.md");
-        assert_eq!(names(&text, "# TYPE "), names(page, "| `"), "left: code, right: docs/operations.md");
-    }
-}
+mod tests;

@@ -12,6 +12,7 @@ use kvasir_api::{ErrorCode, Problem, Role, required_role};
 
 use crate::{
     api_error::ApiError,
+    audit::AuditedRequest,
     auth::{AuthFailure, Principal},
     middleware::credential_watch::CredentialWatch,
     state::AppState,
@@ -43,7 +44,7 @@ pub(crate) async fn authorize(State(state): State<AppState>, mut request: Reques
     };
     if principal.role < required {
         state.metrics().auth_refused("role");
-        AuditedRequest::new(&request).audit(&principal, 403);
+        AuditedRequest::refused(&request).record(state.audit(), &principal, 403);
         let (needed, held) = (required.as_str(), principal.role.as_str());
         let detail = format!("this needs the role {needed}, the credential has {held}");
         return ApiError::from(Problem::new(ErrorCode::Forbidden, detail)).into_response();
@@ -58,7 +59,8 @@ pub(crate) async fn authorize(State(state): State<AppState>, mut request: Reques
                 return exceeded.into_response();
             }
         };
-    let audited = (required >= Role::Admin).then(|| (principal.clone(), AuditedRequest::new(&request)));
+    let audited = AuditedRequest::new(&request, route.as_deref().unwrap_or_default(), required)
+        .map(|request| (principal.clone(), request));
     let tenant = principal.tenant.clone();
     let watch = watch(&state, &request, &principal);
     request.extensions_mut().insert(principal);
@@ -72,7 +74,7 @@ pub(crate) async fn authorize(State(state): State<AppState>, mut request: Reques
         response = if was_cut { unauthenticated(AuthFailure::Invalid) } else { watch.response(response) };
     }
     if let Some((principal, request)) = audited {
-        request.audit(&principal, response.status().as_u16());
+        request.record(state.audit(), &principal, response.status().as_u16());
     }
     let response = match permit {
         Some(permit) => permit.charge(response),
@@ -114,29 +116,4 @@ fn unauthenticated(failure: AuthFailure) -> Response {
         _ => headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"kvasir\"")),
     };
     response
-}
-
-/// What the audit log says of a request.
-struct AuditedRequest {
-    method: String,
-    path: String,
-}
-
-impl AuditedRequest {
-    fn new(request: &Request) -> Self {
-        Self { method: request.method().to_string(), path: request.uri().path().to_owned() }
-    }
-
-    fn audit(&self, principal: &Principal, status: u16) {
-        tracing::info!(
-            target: "kvasir::audit",
-            tenant = principal.tenant.as_str(),
-            credential = &*principal.credential,
-            role = principal.role.as_str(),
-            method = self.method,
-            path = self.path,
-            status,
-            "admin call"
-        );
-    }
 }

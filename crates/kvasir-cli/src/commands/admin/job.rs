@@ -34,6 +34,9 @@ pub(super) fn watch(
                 "Run it again; it goes on.",
             ))
         }
+        JobState::Cancelled => {
+            Err(CliError::new(Exit::Unavailable, "somebody cancelled the job", "Run it again; it goes on."))
+        }
         JobState::Running | JobState::Done => {
             step.done(&show(&job));
             Ok(job)

@@ -38,7 +38,7 @@ use object_store::{ObjectMeta, PutPayload};
 use tokio::time::Instant;
 
 use self::{capacity::CapacityPlan, contexts::Contexts, intents::Decided, tenant_budget::TenantActionBudget};
-use super::Lifecycle;
+use super::{Lifecycle, ProgressAnswer};
 use crate::{
     changes::{context_digest, ledger::Count},
     error::ChunkError,
@@ -178,14 +178,15 @@ impl StoreTime {
 }
 
 impl Lifecycle {
-    /// One pass over the whole store. Any number may run at once, anywhere.
+    /// One pass over the whole store. Any number may run at once, anywhere. `progress` may end it between two chunks: what was
+    /// decided until then is carried out, and nothing else.
     ///
     /// # Errors
     /// [`StoreError::Request`]; what was done stays done, the next pass goes on.
-    pub async fn collect_garbage(
+    pub async fn collect_garbage<N: ProgressAnswer>(
         &self,
         policy: &GcPolicy,
-        mut progress: impl FnMut(&GcReport),
+        mut progress: impl FnMut(&GcReport) -> N,
     ) -> Result<GcReport, StoreError> {
         let Some(epoch) = self.begin_epoch().await? else { return Ok(GcReport::default()) };
         let mut pass = GcPass {
@@ -215,7 +216,9 @@ impl Lifecycle {
                 Key::Chunk(key) => {
                     if group.first().is_some_and(|(first, _)| first.seq_hash != key.seq_hash) {
                         self.evaluate_chunk(&mut pass, std::mem::take(&mut group)).await?;
-                        progress(&pass.report);
+                        if !progress(&pass.report).goes_on() {
+                            return self.stop(pass).await;
+                        }
                     }
                     group.push((key, meta));
                 }
@@ -225,6 +228,9 @@ impl Lifecycle {
                         pass.removed_opaque.insert(key.object_digest);
                     }
                     self.sweep_tombstone(&mut pass, &key, &meta).await?;
+                    if !progress(&pass.report).goes_on() {
+                        return self.stop(pass).await;
+                    }
                 }
                 // A store lists them behind the tombstones of their tenant; a walk of folders may not, and then they wait.
                 Key::Listed(listed) if pass.removed_opaque.contains(&listed.object_digest) => {
@@ -246,10 +252,20 @@ impl Lifecycle {
         self.evict_to_capacity(&mut pass, plan).await?;
         self.carry_out(&mut pass).await?;
         self.note_gone(&mut pass).await?;
-        progress(&pass.report);
+        if !progress(&pass.report).goes_on() {
+            return Ok(pass.report);
+        }
         self.compact_journal(&mut pass).await?;
         self.sweep_leftovers(&mut pass).await?;
         progress(&pass.report);
+        Ok(pass.report)
+    }
+
+    /// Ends a pass in the middle of its listing.
+    async fn stop(&self, mut pass: GcPass<'_>) -> Result<GcReport, StoreError> {
+        self.changes.discard_count();
+        self.carry_out(&mut pass).await?;
+        self.note_gone(&mut pass).await?;
         Ok(pass.report)
     }
 

@@ -64,9 +64,11 @@ pub(crate) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(v1::contexts::versions))
         .routes(routes!(v1::events::stream))
         .routes(routes!(v1::admin::usage))
-        .routes(routes!(v1::admin::report_load))
+        .routes(routes!(v1::series::get))
+        .routes(routes!(v1::loads::report, v1::loads::list))
         .routes(routes!(v1::admin::start_job, v1::admin::list_jobs))
-        .routes(routes!(v1::admin::get_job))
+        .routes(routes!(v1::admin::get_job, v1::admin::cancel_job))
+        .routes(routes!(v1::admin::audit))
 }
 
 /// The document as it is served: with what every operation has in common, and with examples.

@@ -1,17 +1,24 @@
-//! Usage, reports of loads, and jobs.
+//! Usage, jobs, and who changed what.
 
 use std::sync::Arc;
 
 use axum::{
     Json,
     body::Body,
-    extract::{Path, State},
+    extract::{Path, Query, State, rejection::QueryRejection},
     http::StatusCode,
 };
-use kvasir_api::{ErrorCode, Job, JobList, JobRequest, LoadRecord, Problem, UsageResponse, routes};
+use kvasir_api::{
+    AuditList, AuditQuery, ErrorCode, Job, JobList, JobRequest, Problem, Role, UsageResponse, routes,
+};
+
+use uuid::Uuid;
 
 use super::{body, path::id};
 use crate::{api_error::ApiError, auth::Principal, jobs, state::AppState};
+
+/// Calls of an answer, unless the request says otherwise.
+const AUDIT_CALLS: usize = 100;
 
 /// What the caller's tenant keeps in the store, by a listing of it.
 #[utoipa::path(get, path = routes::USAGE, operation_id = "get_usage", tag = "service",
@@ -23,18 +30,6 @@ pub(in crate::handlers) async fn usage(
     let quota = state.authenticator().quota(&principal.tenant).stored();
     let usage = state.storage()?.changes().usage(&principal.tenant).await?;
     Ok(Json(UsageResponse { stored_objects_max: quota.objects, stored_bytes_max: quota.bytes, ..usage }))
-}
-
-/// Takes a client's word on how a load went, for metrics: only the client sees the end of it.
-#[utoipa::path(post, path = routes::LOADS, operation_id = "report_load", tag = "service", request_body = LoadRecord,
-    responses((status = 204, description = "counted")))]
-pub(in crate::handlers) async fn report_load(
-    State(state): State<AppState>,
-    request_body: Body,
-) -> Result<StatusCode, ApiError> {
-    let record: LoadRecord = body::json(request_body).await?;
-    state.metrics().api().load(&record);
-    Ok(StatusCode::NO_CONTENT)
 }
 
 /// Starts a job on this replica. One of a kind runs at a time.
@@ -66,10 +61,44 @@ pub(in crate::handlers) async fn get_job(
     Path(job_id): Path<String>,
 ) -> Result<Json<Job>, ApiError> {
     let job_id = id("job_id", &job_id)?;
-    let unknown = || {
-        let detail =
-            format!("job {job_id} is not known to this replica; it remembers the last few of its own");
-        Problem::new(ErrorCode::UnknownJob, detail).into()
+    state.jobs().get(job_id).map(Json).ok_or_else(|| unknown(job_id))
+}
+
+/// The last changes that callers of this replica made, or were refused: of contexts, chunks by hand, salts, jobs.
+#[utoipa::path(get, path = routes::AUDIT, operation_id = "list_audited_calls", tag = "admin", params(AuditQuery),
+    responses((status = 200, description = "newest first", body = AuditList)))]
+pub(in crate::handlers) async fn audit(
+    State(state): State<AppState>,
+    principal: Principal,
+    query: Result<Query<AuditQuery>, QueryRejection>,
+) -> Result<Json<AuditList>, ApiError> {
+    let Query(query) = query.map_err(|e| ApiError::bad_request(e.to_string()))?;
+    let tenant = match (principal.role, query.tenant) {
+        (Role::Operator, tenant) => tenant,
+        (_, Some(other)) if other != principal.tenant => {
+            let detail = "what other tenants changed needs the role operator";
+            return Err(Problem::new(ErrorCode::Forbidden, detail).into());
+        }
+        _ => Some(principal.tenant),
     };
-    state.jobs().get(job_id).map(Json).ok_or_else(unknown)
+    let calls = state.audit().last(tenant.as_ref(), query.limit.unwrap_or(AUDIT_CALLS));
+    Ok(Json(AuditList { calls }))
+}
+
+/// Has a job stop at its next safe point. What it did stays done; one that is over stays as it is.
+#[utoipa::path(delete, path = routes::JOB, operation_id = "cancel_job", tag = "admin",
+    params(("job_id" = uuid::Uuid, Path, description = "the job")),
+    responses((status = 202, description = "asked to stop: it is `cancelled` once it has", body = Job)))]
+pub(in crate::handlers) async fn cancel_job(
+    State(state): State<AppState>,
+    Path(job_id): Path<String>,
+) -> Result<(StatusCode, Json<Job>), ApiError> {
+    let job_id = id("job_id", &job_id)?;
+    let job = state.jobs().cancel(job_id).ok_or_else(|| unknown(job_id))?;
+    Ok((StatusCode::ACCEPTED, Json(job)))
+}
+
+fn unknown(job_id: Uuid) -> ApiError {
+    let detail = format!("job {job_id} is not known to this replica; it remembers the last few of its own");
+    Problem::new(ErrorCode::UnknownJob, detail).into()
 }

@@ -7,7 +7,7 @@ use kvasir_storage::ByteRange;
 use crate::api_error::ApiError;
 
 /// Whether `If-None-Match` names this representation.
-pub(super) fn is_not_modified(headers: &HeaderMap, etag: &str) -> bool {
+pub(in crate::handlers) fn is_not_modified(headers: &HeaderMap, etag: &str) -> bool {
     let named = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|v| v.to_str().ok());
     named.flat_map(|list| list.split(',')).map(str::trim).any(|tag| {
         // Weak comparison, as RFC 9110 wants it here.

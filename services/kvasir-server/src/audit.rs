@@ -1,0 +1,141 @@
+//! Who changed what: a line in the log for each audited call, and the last changes in memory.
+
+use std::collections::VecDeque;
+
+use axum::{extract::Request, http::Method};
+use kvasir_api::{AUDIT_CALLS_MAX, AuditedCall, Role, routes};
+use kvasir_types::Name;
+use parking_lot::Mutex;
+
+use crate::{auth::Principal, limits, wall_clock::unix_ms};
+
+/// The last changes by callers of this replica, oldest first.
+#[derive(Debug, Default)]
+pub(crate) struct AuditLog(Mutex<VecDeque<AuditedCall>>);
+
+impl AuditLog {
+    /// The last changes, newest first: of one tenant, or of all.
+    pub(crate) fn last(&self, tenant: Option<&Name>, limit: usize) -> Vec<AuditedCall> {
+        let calls = self.0.lock();
+        let wanted = calls.iter().rev().filter(|call| tenant.is_none_or(|tenant| call.tenant == *tenant));
+        wanted.take(limit).cloned().collect()
+    }
+
+    fn keep(&self, call: AuditedCall) {
+        let mut calls = self.0.lock();
+        calls.push_back(call);
+        if calls.len() > AUDIT_CALLS_MAX {
+            calls.pop_front();
+        }
+    }
+}
+
+/// What is audited of a request.
+#[derive(Debug)]
+pub(crate) struct AuditedRequest {
+    method: Method,
+    path: String,
+}
+
+impl AuditedRequest {
+    /// A request to `route` that needs the role `required`; none where it is everyday business: reads and what engines store.
+    pub(crate) fn new(request: &Request, route: &str, required: Role) -> Option<Self> {
+        let is_removal = request.method() == Method::DELETE;
+        let is_audited = match route {
+            routes::CONTEXTS | routes::CONTEXT => is_change(request.method()),
+            routes::CHUNK | routes::CHUNK_OBJECT => is_removal,
+            _ => required >= Role::Admin,
+        };
+        is_audited.then(|| Self::of(request))
+    }
+
+    /// A request that the role of its principal does not allow.
+    pub(crate) fn refused(request: &Request) -> Self {
+        Self::of(request)
+    }
+
+    fn of(request: &Request) -> Self {
+        let path = request.uri().path();
+        let end = path.floor_char_boundary(limits::AUDITED_PATH_BYTES_MAX);
+        Self { method: request.method().clone(), path: path[..end].to_owned() }
+    }
+
+    /// Writes it to the log, and keeps it where it is a change.
+    pub(crate) fn record(self, log: &AuditLog, principal: &Principal, status: u16) {
+        tracing::info!(
+            target: "kvasir::audit",
+            tenant = principal.tenant.as_str(),
+            credential = &*principal.credential,
+            role = principal.role.as_str(),
+            method = self.method.as_str(),
+            path = self.path,
+            status,
+            "audited call"
+        );
+        if is_change(&self.method) {
+            log.keep(AuditedCall {
+                at_ms: unix_ms(),
+                tenant: principal.tenant.clone(),
+                credential: principal.credential.to_string(),
+                role: principal.role,
+                method: self.method.as_str().to_owned(),
+                path: self.path,
+                status,
+            });
+        }
+    }
+}
+
+fn is_change(method: &Method) -> bool {
+    !matches!(*method, Method::GET | Method::HEAD)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recorded(log: &AuditLog, tenant: &str, method: Method, path: &str) {
+        let principal = Principal {
+            tenant: tenant.parse().expect("a name"),
+            role: Role::Operator,
+            credential: "on call".into(),
+        };
+        AuditedRequest { method, path: path.to_owned() }.record(log, &principal, 202);
+    }
+
+    #[test]
+    fn the_last_changes_are_kept_and_no_reads() {
+        let log = AuditLog::default();
+        recorded(&log, "a", Method::GET, "/read");
+        for n in 0..AUDIT_CALLS_MAX + 5 {
+            recorded(&log, if n % 2 == 0 { "a" } else { "b" }, Method::POST, &format!("/{n}"));
+        }
+        let all = log.last(None, usize::MAX);
+        assert_eq!((all.len(), all[0].path.as_str()), (AUDIT_CALLS_MAX, "/1004"));
+        let name = "b".parse().expect("a name");
+        let of_one = log.last(Some(&name), 2);
+        assert_eq!(of_one.iter().map(|call| call.path.as_str()).collect::<Vec<_>>(), ["/1003", "/1001"]);
+    }
+
+    #[test]
+    fn changes_by_hand_are_audited_and_what_engines_do_is_not() {
+        let audited = |method: &str, route: &str, required| {
+            let request = Request::builder().method(method).uri("/x").body(axum::body::Body::empty());
+            AuditedRequest::new(&request.expect("a request"), route, required).is_some()
+        };
+        assert!(
+            audited("PATCH", routes::CONTEXT, Role::Write) && audited("POST", routes::CONTEXTS, Role::Write)
+        );
+        assert!(
+            audited("DELETE", routes::CHUNK, Role::Write)
+                && audited("DELETE", routes::CHUNK_OBJECT, Role::Write)
+        );
+        assert!(
+            audited("POST", routes::JOBS, Role::Operator) && audited("GET", routes::JOBS, Role::Operator)
+        );
+        assert!(!audited("PUT", routes::CHUNK, Role::Write) && !audited("GET", routes::CONTEXT, Role::Read));
+        assert!(
+            !audited("DELETE", routes::OBJECT, Role::Write) && !audited("POST", routes::UPLOADS, Role::Write)
+        );
+    }
+}

@@ -1,0 +1,45 @@
+//! Reports of loads.
+
+use axum::{
+    Json,
+    body::Body,
+    extract::{Query, State, rejection::QueryRejection},
+    http::StatusCode,
+};
+use kvasir_api::{LOAD_TIMELINE_MAX, LoadList, LoadRecord, LoadsQuery, routes};
+
+use super::body;
+use crate::{api_error::ApiError, auth::Principal, state::AppState};
+
+/// Takes a client's word on how a load went: only the client sees the end of it. Metrics count it, and the last ones are kept.
+#[utoipa::path(post, path = routes::LOADS, operation_id = "report_load", tag = "service", request_body = LoadRecord,
+    responses((status = 204, description = "counted")))]
+pub(in crate::handlers) async fn report(
+    State(state): State<AppState>,
+    principal: Principal,
+    request_body: Body,
+) -> Result<StatusCode, ApiError> {
+    let record: LoadRecord = body::json(request_body).await?;
+    let parts =
+        record.timeline.as_ref().map_or(0, |timeline| timeline.chunks.len().max(timeline.bandwidth.len()));
+    if parts > LOAD_TIMELINE_MAX {
+        let detail =
+            format!("the timeline has {parts} parts; join neighbours until there are {LOAD_TIMELINE_MAX}");
+        return Err(ApiError::bad_request(detail));
+    }
+    state.metrics().api().load(&record);
+    state.loads().keep(&principal.tenant, record);
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// The last loads of the caller's tenant that this replica was told of.
+#[utoipa::path(get, path = routes::LOADS, operation_id = "list_loads", tag = "service", params(LoadsQuery),
+    responses((status = 200, description = "newest first", body = LoadList)))]
+pub(in crate::handlers) async fn list(
+    State(state): State<AppState>,
+    principal: Principal,
+    query: Result<Query<LoadsQuery>, QueryRejection>,
+) -> Result<Json<LoadList>, ApiError> {
+    let Query(query) = query.map_err(|e| ApiError::bad_request(e.to_string()))?;
+    Ok(Json(LoadList { loads: state.loads().last(&principal.tenant, query) }))
+}

@@ -1,0 +1,76 @@
+use kvasir_storage::hot::{EvictReason, HotCache, HotObserver, HotTier};
+
+use super::*;
+
+/// A tier with a frame in it, so that every gauge has a value.
+fn hot_tier(metrics: &Metrics) -> Arc<HotTier> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let shard = folder.path().join("hot/acme/00");
+    std::fs::create_dir_all(&shard).expect("writable");
+    std::fs::write(shard.join(format!("{:032x}-00000000-00000001-00", 1)), b"12345").expect("writable");
+    let settings =
+        crate::config::HotConfig::default().settings(kvasir_store::StoreKind::S3, folder.path(), None);
+    HotTier::open(
+        settings.expect("it is on"),
+        crate::config::HotConfig::default().clock,
+        metrics.hot().clone(),
+    )
+    .expect("opens")
+}
+
+/// Until 0.2.0 a rate-limited refusal counts under the former label value, too, and no other refusal does.
+#[test]
+fn a_rate_limited_refusal_counts_under_both_label_values() {
+    let metrics = Metrics::new();
+    for reason in ["rate_limited", "invalid", "rate_limited"] {
+        metrics.auth_refused(reason);
+    }
+    let text = String::from_utf8(metrics.render()).expect("text");
+    let mut series: Vec<_> =
+        text.lines().filter_map(|line| line.strip_prefix("kvasir_auth_refused_total")).collect();
+    series.sort_unstable();
+    assert_eq!(series, ["{reason=\"braked\"} 2", "{reason=\"invalid\"} 1", "{reason=\"rate_limited\"} 2"]);
+}
+
+/// The operations page lists exactly the metrics there are.
+#[test]
+fn every_metric_is_documented() {
+    let metrics = Metrics::new();
+    metrics.request_begins();
+    metrics.request_ends("/livez", "GET", 200, Duration::ZERO);
+    metrics.request(StoreOp::Get, RequestOutcome::Ok, 1, Duration::ZERO);
+    metrics.event(StoreEvent::Retried);
+    metrics.api().lookup(1, 1);
+    metrics.auth_refused("missing");
+    metrics.throttled("requests_at_once");
+    metrics.chunk_stored(true, 1);
+    metrics.api().lookup_keys(1, 1);
+    metrics.journal("appended", 1);
+    metrics.collected(&GcReport::default(), false);
+    let hot = HotCache::new(hot_tier(&metrics));
+    let class = kvasir_eviction::ClassId::OTHER;
+    metrics.hot().served(kvasir_types::Medium::Cpu, class, 1);
+    metrics.hot().evicted(kvasir_types::Medium::Disk, EvictReason::Capacity, 1.0, 1.0);
+    metrics.hot().refresh(&hot);
+    metrics.scrubbed(&ScrubReport::default(), &ScrubReport::default());
+    let bytes_by_level = [(kvasir_types::Level(0), 1)].into();
+    metrics.api().load(&kvasir_api::LoadRecord {
+        slo_ms: 1,
+        elapsed_ms: 1,
+        loaded_tokens: 1,
+        recomputed_tokens: 1,
+        bytes_by_level,
+        direct_bytes: 0,
+        tokens_by_level: [(kvasir_types::Level(0), 1)].into(),
+        saved_gpu_ms: 1,
+        timeline: None,
+    });
+    let names = |text: &str, start: &str| -> std::collections::BTreeSet<String> {
+        let lines = text.lines().filter_map(|line| line.strip_prefix(start));
+        let names = lines.filter_map(|line| line.split([' ', '`']).next().map(str::to_owned));
+        names.filter(|name| name.starts_with("kvasir_")).collect()
+    };
+    let text = String::from_utf8(metrics.render()).expect("text");
+    let page = include_str!("../../docs/operations.md");
+    assert_eq!(names(&text, "# TYPE "), names(page, "| `"), "left: code, right: docs/operations.md");
+}
