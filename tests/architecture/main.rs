@@ -16,7 +16,8 @@ const EDGES: &[(&str, &[&str])] = &[
     ("kvasir-container", &["kvasir-types"]),
     ("kvasir-codec", &["kvasir-container", "kvasir-types"]),
     ("kvasir-train", &["kvasir-codec", "kvasir-types"]),
-    ("kvasir-model", &["kvasir-codec", "kvasir-types"]),
+    ("kvasir-dump", &["kvasir-codec", "kvasir-types"]),
+    ("kvasir-model", &["kvasir-types"]),
     ("kvasir-kernels", &["kvasir-codec"]),
     ("kvasir-kernels-emulator", &["kvasir-kernels"]),
     ("kvasir-cuda", &["kvasir-codec", "kvasir-kernels", "kvasir-types"]),
@@ -32,9 +33,20 @@ const EDGES: &[(&str, &[&str])] = &[
     ("kvasir-engine", &["kvasir-client", "kvasir-codec", "kvasir-train", "kvasir-types"]),
     (
         "kvasir-python",
-        &["kvasir-api", "kvasir-client", "kvasir-codec", "kvasir-model", "kvasir-train", "kvasir-types"],
+        &[
+            "kvasir-api",
+            "kvasir-client",
+            "kvasir-codec",
+            "kvasir-dump",
+            "kvasir-model",
+            "kvasir-train",
+            "kvasir-types",
+        ],
     ),
-    ("kvasir-server", &["kvasir-api", "kvasir-eviction", "kvasir-storage", "kvasir-store", "kvasir-types"]),
+    (
+        "kvasir-server",
+        &["kvasir-api", "kvasir-eviction", "kvasir-model", "kvasir-storage", "kvasir-store", "kvasir-types"],
+    ),
     (
         "kvasir-cli",
         &[
@@ -42,6 +54,7 @@ const EDGES: &[(&str, &[&str])] = &[
             "kvasir-client",
             "kvasir-codec",
             "kvasir-container",
+            "kvasir-dump",
             "kvasir-engine",
             "kvasir-model",
             "kvasir-plot",

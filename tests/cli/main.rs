@@ -8,8 +8,8 @@ mod service;
 
 use std::path::Path;
 
+use kvasir_dump::{DumpDtype, write_dump};
 use kvasir_engine::Model;
-use kvasir_model::dump::{DumpDtype, write_dump};
 use kvasir_tests::command::{Bench, Served, exit, json, prose};
 
 /// The binary under test.

@@ -42,7 +42,7 @@ fn bench() -> Bench {
 /// Power of the difference over the power of the signal, over all K and V tensors of two dumps.
 fn nmse(a: &[u8], b: &[u8]) -> f64 {
     let values = |bytes: &[u8]| {
-        let dump = kvasir_model::dump::parse_dump(bytes).expect("a dump");
+        let dump = kvasir_dump::parse_dump(bytes).expect("a dump");
         (dump.tokens, dump.kv.as_slice().to_vec())
     };
     let ((tokens_a, a), (tokens_b, b)) = (values(a), values(b));
@@ -132,11 +132,11 @@ fn the_wrong_profile_is_an_error_and_not_wrong_numbers() {
 #[test]
 fn a_foreign_model_is_refused() {
     let bench = bench();
-    let mut dump = kvasir_model::dump::parse_dump(&made().dump).expect("a dump");
+    let mut dump = kvasir_dump::parse_dump(&made().dump).expect("a dump");
     dump.spec.revision = "another".to_owned();
     let path = bench.path("foreign.safetensors");
-    let dtype = kvasir_model::dump::DumpDtype::F16;
-    kvasir_model::dump::write_dump(&path, &dump.spec, &dump.tokens, &dump.kv, dtype).expect("written");
+    let dtype = kvasir_dump::DumpDtype::F16;
+    kvasir_dump::write_dump(&path, &dump.spec, &dump.tokens, &dump.kv, dtype).expect("written");
     bench
         .run("object encode --kv foreign.safetensors --profile p.kvp -o x.kvc")
         .fails(exit::DATA, &["trained for model"]);

@@ -32,7 +32,7 @@ fn a_context_is_stored_found_and_fetched() {
             .ok(&format!("context get --url {url} --kv kv.safetensors --level 0 -o base.safetensors --json")),
     );
     assert!(base["bytes"].as_u64() < whole["bytes"].as_u64(), "a lower level is fewer bytes");
-    let dump = |name: &str| kvasir_model::dump::parse_dump(&bench.read(name)).expect("a dump");
+    let dump = |name: &str| kvasir_dump::parse_dump(&bench.read(name)).expect("a dump");
     assert_eq!(dump("back.safetensors").tokens, dump("kv.safetensors").tokens);
     bench
         .run(&format!("context get --url {url} --kv kv.safetensors --level 99 -o x.safetensors"))
@@ -44,10 +44,10 @@ fn a_context_is_stored_found_and_fetched() {
 fn a_model_that_was_never_seen_is_stored_from_its_first_dump() {
     let bench = empty_bench();
     dump(&bench, &prose(5, 700), 600, "shipped.safetensors");
-    let known = kvasir_model::dump::parse_dump(&bench.read("shipped.safetensors")).expect("a dump");
+    let known = kvasir_dump::parse_dump(&bench.read("shipped.safetensors")).expect("a dump");
     let spec = kvasir_types::ModelSpec { revision: "tuned".into(), ..known.spec };
-    let dtype = kvasir_model::dump::DumpDtype::of(spec.kv_dtype);
-    kvasir_model::dump::write_dump(&bench.path("kv.safetensors"), &spec, &known.tokens, &known.kv, dtype)
+    let dtype = kvasir_dump::DumpDtype::of(spec.kv_dtype);
+    kvasir_dump::write_dump(&bench.path("kv.safetensors"), &spec, &known.tokens, &known.kv, dtype)
         .expect("written");
     let service = serve(&bench);
     let url = &service.url;
@@ -65,7 +65,7 @@ fn a_model_that_was_never_seen_is_stored_from_its_first_dump() {
     let text = bench.ok(&format!("profile status --url {url} --model-id {model}"));
     assert!(text.contains("in force") && text.contains("profile retrain"), "{text}");
     bench.ok(&format!("context get --url {url} --kv kv.safetensors -o back.safetensors"));
-    let back = kvasir_model::dump::parse_dump(&bench.read("back.safetensors")).expect("a dump");
+    let back = kvasir_dump::parse_dump(&bench.read("back.safetensors")).expect("a dump");
     let pairs = || known.kv.as_slice().iter().zip(back.kv.as_slice());
     let error: f64 = pairs().map(|(x, y)| f64::from(x - y).powi(2)).sum();
     let power: f64 = pairs().map(|(x, _)| f64::from(*x).powi(2)).sum();
@@ -86,11 +86,11 @@ fn a_profile_is_trained_on_what_is_stored() {
     let mut spec = None;
     for i in 0..12 {
         dump(&bench, &prose(20 + i, 700), 600, "shipped.safetensors");
-        let known = kvasir_model::dump::parse_dump(&bench.read("shipped.safetensors")).expect("a dump");
+        let known = kvasir_dump::parse_dump(&bench.read("shipped.safetensors")).expect("a dump");
         let tuned = kvasir_types::ModelSpec { revision: "tuned".into(), ..known.spec };
-        let dtype = kvasir_model::dump::DumpDtype::of(tuned.kv_dtype);
+        let dtype = kvasir_dump::DumpDtype::of(tuned.kv_dtype);
         let path = bench.path("kv.safetensors");
-        kvasir_model::dump::write_dump(&path, &tuned, &known.tokens, &known.kv, dtype).expect("written");
+        kvasir_dump::write_dump(&path, &tuned, &known.tokens, &known.kv, dtype).expect("written");
         bench.ok(&format!("context put --url {url} --kv kv.safetensors --chunk-tokens 512"));
         spec = Some(tuned);
     }

@@ -74,7 +74,7 @@ fn number(answer: &Value, pointer: &str) -> f64 {
 fn two_engines_share_one_kvasir_bit_for_bit() {
     let bench = bench();
     dump(&bench, &prose(7, 900), CONTEXT);
-    let prompt = kvasir_model::dump::parse_dump(&bench.read("kv.safetensors")).expect("a dump").tokens;
+    let prompt = kvasir_dump::parse_dump(&bench.read("kv.safetensors")).expect("a dump").tokens;
     kvasir(&bench, "profile train --kv kv.safetensors --recipe exact-only -o exact.kvp").succeeds();
     // Without memory for chunks: what its store loses is lost.
     let service = Served::start_with(&bench, &bench.sibling("kvasir"), "--hot.memory 0 --hot.disk 0");
@@ -172,7 +172,7 @@ fn largest_object(folder: &std::path::Path) -> std::path::PathBuf {
 fn a_request_that_a_stop_sequence_ends_is_stored_like_others() {
     let bench = bench();
     dump(&bench, &prose(9, 400), 300);
-    let prompt = kvasir_model::dump::parse_dump(&bench.read("kv.safetensors")).expect("a dump").tokens;
+    let prompt = kvasir_dump::parse_dump(&bench.read("kv.safetensors")).expect("a dump").tokens;
     let whole = EngineProcess::start(&bench, "").complete(&prompt);
     let text = whole["choices"][0]["text"].as_str().expect("a text");
     let stop: String = text.chars().skip(text.chars().count() / 2).take(4).collect();
@@ -198,7 +198,7 @@ fn a_request_that_a_stop_sequence_ends_is_stored_like_others() {
 fn an_engine_whose_kvasir_is_gone_answers_all_the_same() {
     let bench = bench();
     dump(&bench, &prose(8, 300), 200);
-    let prompt = kvasir_model::dump::parse_dump(&bench.read("kv.safetensors")).expect("a dump").tokens;
+    let prompt = kvasir_dump::parse_dump(&bench.read("kv.safetensors")).expect("a dump").tokens;
     let service = serve(&bench);
     let engine = EngineProcess::start(&bench, &format!("--kvasir {}", service.url));
     drop(service);

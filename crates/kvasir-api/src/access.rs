@@ -68,6 +68,7 @@ pub fn required_role(method: &str, route: &str) -> Option<Role> {
         routes::MODEL
         | routes::PROFILES
         | routes::PROFILE
+        | routes::PROFILE_LEVELS
         | routes::CHUNK
         | routes::CHUNK_OBJECT
         | routes::OBJECT
@@ -75,9 +76,12 @@ pub fn required_role(method: &str, route: &str) -> Option<Role> {
         {
             Role::Read
         }
-        routes::CHUNK_OBJECT_URL | routes::EVENTS | routes::EXPLAIN | routes::USAGE | routes::LOADS => {
-            Role::Read
-        }
+        routes::CHUNK_OBJECT_URL
+        | routes::EVENTS
+        | routes::EXPLAIN
+        | routes::PLAN
+        | routes::USAGE
+        | routes::LOADS => Role::Read,
         routes::CONTEXTS | routes::CONTEXT | routes::CONTEXT_VERSIONS if reads => Role::Read,
         routes::CONTEXTS | routes::CONTEXT | routes::UPLOADS | routes::UPLOAD_COMMIT => Role::Write,
         // Registering is idempotent and names nothing that was not given.

@@ -95,6 +95,10 @@ pub struct ContextsQuery {
     /// Only contexts with these labels: `name=value`, several separated by commas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels: Option<String>,
+    /// Only contexts whose id begins with this, or that have it in the name or value of a label, in whatever case.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[param(max_length = 256)]
+    pub search: Option<String>,
     /// Contexts of a page; 100 unless told, at most 500.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,

@@ -17,6 +17,7 @@ mod load;
 mod lookup;
 mod model;
 mod object;
+mod plan;
 pub mod routes;
 mod series;
 mod upload;
@@ -41,12 +42,16 @@ pub use lookup::{
     LookupResponse, Via,
 };
 pub use model::{
-    ConfigResponse, NamespaceRequest, NamespaceResponse, NamespaceRotation, ProfileInfo, ProfileList,
-    RegisteredModel, StoreCapabilities,
+    ConfigResponse, MeasuredLevel, ModelInfo, ModelList, NamespaceRequest, NamespaceResponse,
+    NamespaceRotation, ProfileInfo, ProfileLevels, ProfileList, RegisteredModel, StoreCapabilities,
 };
 pub use object::{
     ExplainObjectsResponse, NewObject, ObjectInfo, ObjectsLookup, ObjectsRequest, ObjectsResponse,
     StoredObject, WriteObjectsRequest, WriteObjectsResponse, WrittenObject,
+};
+pub use plan::{
+    PLAN_BANDWIDTHS_MAX, PlanBytes, PlanGpu, PlanLevel, PlanLink, PlanModel, PlanNumber, PlanOptions,
+    PlanRate, PlanRequest, PlanResponse, PlanWay,
 };
 pub use series::{CurvePoint, HotTenant, Series, SeriesNow, SeriesQuery, SeriesResponse};
 pub use upload::{UploadRequest, UploadTicket};

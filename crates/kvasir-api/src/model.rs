@@ -13,6 +13,66 @@ pub struct RegisteredModel {
     pub created: bool,
 }
 
+/// The models of a tenant, by id.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ModelList {
+    /// The models, at most 1,000.
+    pub models: Vec<ModelInfo>,
+}
+
+/// One registered model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ModelInfo {
+    /// Identity of the spec.
+    pub model_id: ModelId,
+    /// The model's weights.
+    pub model_name: String,
+    /// Their revision.
+    pub revision: String,
+    /// Its adapter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lora_name: Option<String>,
+}
+
+/// What a profile says of its levels, as measured when it was made.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ProfileLevels {
+    /// The profile.
+    pub profile_hash: ProfileHash,
+    /// How it came about: `first_save`, `retrain` or `by_hand`; `unknown` where the service cannot read the profile, which it
+    /// stores as it is. Then there are no levels.
+    pub made: String,
+    /// Name of the recipe.
+    pub recipe: String,
+    /// Free text: corpus, date, command.
+    pub note: String,
+    /// Tokens trained on.
+    pub trained_tokens: u64,
+    /// Tokens held out, on which the levels were measured.
+    pub held_out_tokens: u64,
+    /// Tokens at the start of a context that are stored exactly.
+    pub exact_tokens: u64,
+    /// The levels, coarsest first.
+    pub levels: Vec<MeasuredLevel>,
+}
+
+/// One level of a profile.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct MeasuredLevel {
+    /// Its number.
+    pub level: u8,
+    /// Bits a KV element of everything up to this level, container included.
+    pub bits_per_element: f32,
+    /// Power of the error over the power of the signal.
+    pub nmse: f32,
+    /// Logit KL in nats a token against the uncompressed cache, if it was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kl: Option<f32>,
+    /// `transparent`: the level that the profile was made for; `exact`: bit for bit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quality: Option<String>,
+}
+
 /// One profile of a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProfileInfo {

@@ -11,7 +11,8 @@ pub const READYZ: &str = "/readyz";
 pub const METRICS: &str = "/metrics";
 /// `GET`: capabilities and limits, see [`ConfigResponse`](crate::ConfigResponse).
 pub const CONFIG: &str = "/v1/config";
-/// `POST` a [`ModelSpec`](kvasir_types::ModelSpec), answers [`RegisteredModel`](crate::RegisteredModel).
+/// `POST` a [`ModelSpec`](kvasir_types::ModelSpec), answers [`RegisteredModel`](crate::RegisteredModel); `GET` a
+/// [`ModelList`](crate::ModelList).
 pub const MODELS: &str = "/v1/models";
 /// `GET` the spec of a registered model.
 pub const MODEL: &str = "/v1/models/{model_id}";
@@ -19,6 +20,8 @@ pub const MODEL: &str = "/v1/models/{model_id}";
 pub const PROFILES: &str = "/v1/models/{model_id}/profiles";
 /// `PUT`, `GET` a profile's bytes.
 pub const PROFILE: &str = "/v1/models/{model_id}/profiles/{profile_hash}";
+/// `GET` what a profile says of its levels: [`ProfileLevels`](crate::ProfileLevels).
+pub const PROFILE_LEVELS: &str = "/v1/models/{model_id}/profiles/{profile_hash}/levels";
 /// `POST` a [`NamespaceRequest`](crate::NamespaceRequest).
 pub const NAMESPACES: &str = "/v1/namespaces";
 /// `POST` a [`NamespaceRotation`](crate::NamespaceRotation), answers [`NamespaceResponse`](crate::NamespaceResponse).
@@ -59,6 +62,9 @@ pub const CONTEXT_VERSIONS: &str = "/v1/contexts/{context_id}/versions";
 pub const EVENTS: &str = "/v1/events";
 /// `POST` an [`ExplainRequest`](crate::ExplainRequest).
 pub const EXPLAIN: &str = "/v1/explain";
+/// `GET` [`PlanOptions`](crate::PlanOptions); `POST` a [`PlanRequest`](crate::PlanRequest), answers
+/// [`PlanResponse`](crate::PlanResponse).
+pub const PLAN: &str = "/v1/plan";
 /// `GET` a [`UsageResponse`](crate::UsageResponse).
 pub const USAGE: &str = "/v1/usage";
 /// `GET` a [`SeriesResponse`](crate::SeriesResponse). For operators.
@@ -93,6 +99,7 @@ pub const ALL: &[&str] = &[
     MODEL,
     PROFILES,
     PROFILE,
+    PROFILE_LEVELS,
     NAMESPACES,
     NAMESPACE_ROTATION,
     OBJECT,
@@ -112,6 +119,7 @@ pub const ALL: &[&str] = &[
     CONTEXT_VERSIONS,
     EVENTS,
     EXPLAIN,
+    PLAN,
     USAGE,
     SERIES,
     LOADS,

@@ -7,7 +7,7 @@ use std::{
 
 use clap::Args;
 use kvasir_codec::Profile;
-use kvasir_model::dump::{DumpError, KvDump, MODEL_SPEC_KEY, read_dump};
+use kvasir_dump::{DumpError, KvDump, MODEL_SPEC_KEY, read_dump};
 use kvasir_types::{ModelId, ModelSpec};
 use safetensors::SafeTensors;
 

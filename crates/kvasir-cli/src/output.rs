@@ -6,7 +6,7 @@ use std::{
 };
 
 use kvasir_codec::KvSource;
-use kvasir_model::dump::{self, DumpDtype};
+use kvasir_dump::DumpDtype;
 use kvasir_types::ModelSpec;
 use serde::Serialize;
 
@@ -14,7 +14,7 @@ use crate::error::{CliError, CliResult, Exit};
 
 /// Writes a KV dump, its elements in the type of the model's cache.
 pub fn write_dump(path: &Path, spec: &ModelSpec, tokens: &[u32], kv: &dyn KvSource) -> CliResult {
-    dump::write_dump(path, spec, tokens, kv, DumpDtype::of(spec.kv_dtype)).map_err(|error| {
+    kvasir_dump::write_dump(path, spec, tokens, kv, DumpDtype::of(spec.kv_dtype)).map_err(|error| {
         let message = format!("{}: {error}", path.display());
         CliError::new(Exit::NoOutput, message, "Check that the folder may be written to.")
     })

@@ -1,6 +1,6 @@
 //! What can go wrong, in terms of what to do about it.
 
-use kvasir_container::ContainerError;
+use kvasir_container::{ContainerError, ProfileHeadError};
 use kvasir_types::{Level, ModelId, ProfileHash, SpecError};
 
 use crate::rans::PieceError;
@@ -180,4 +180,16 @@ pub enum DecodeError {
     /// The container says no, a failed checksum included.
     #[error(transparent)]
     Container(#[from] ContainerError),
+}
+
+impl From<ProfileHeadError> for ProfileError {
+    fn from(error: ProfileHeadError) -> Self {
+        match error {
+            ProfileHeadError::Magic => Self::Magic,
+            ProfileHeadError::Version { found } => Self::Version { found, expected: crate::profile::VERSION },
+            ProfileHeadError::Truncated { field } => Self::Truncated { field },
+            ProfileHeadError::Invalid { field, found } => Self::Invalid { field, found },
+            other => Self::Invalid { field: "head", found: other.to_string() },
+        }
+    }
 }

@@ -22,8 +22,7 @@ pub const ROW_BITS_MAX: u8 = 11;
 /// Largest rank whose encoder solves for its analysis matrix (`rank²` products of rows when the profile is loaded); above
 /// it the synthesis matrix serves, whose rows are then packed finely enough to be orthogonal.
 pub const LEAST_SQUARES_RANK_MAX: usize = 2_048;
-/// Longest text field of a profile in bytes.
-pub const NOTE_BYTES_MAX: usize = 4_096;
+pub use kvasir_container::NOTE_BYTES_MAX;
 /// Largest magnitude of a quantised coefficient; spans that would exceed it are stored exactly. Leaves
 /// reconstruction (value × 3^7 + prediction) inside i32 and exact in f32 at the finest level.
 pub const QUANTISED_MAX: i32 = (1 << 16) - 1;

@@ -15,6 +15,7 @@ mod header;
 mod limits;
 mod measured;
 mod opaque;
+mod profile_head;
 mod tokens;
 mod verify;
 
@@ -30,4 +31,8 @@ pub use limits::{
 };
 pub use measured::Measured;
 pub use opaque::{Opaque, OpaqueHead};
+pub use profile_head::{
+    NO_KL, NOTE_BYTES_MAX, PROFILE_HEAD_BYTES_MAX, PROFILE_MAGIC, ProfileHead, ProfileHeadError,
+    ProfileLevel, ProfileOrigin, STARTER_RECIPE, TRANSPARENT_NOTE,
+};
 pub use verify::ObjectVerifier;

@@ -3,7 +3,7 @@
 use std::{fmt::Display, sync::Arc};
 
 use kvasir_codec::{DecodeError, EncodeError, ProfileError, container::ContainerError};
-use kvasir_model::dump::DumpError;
+use kvasir_dump::DumpError;
 use kvasir_train::TrainError;
 use kvasir_types::{SpecError, hf::HfError};
 use pyo3::prelude::*;
@@ -58,7 +58,7 @@ from! {
     DecodeError => error Self::data("not_decodable", error, "use the profile and the whole object it was encoded to");
     ContainerError => error Self::data("invalid_object", error, "fetch or encode the object again");
     ProfileError => error Self::data("invalid_profile", error, "use a profile that was trained for this model");
-    DumpError => error Self::data("invalid_dump", error, "write the dump again as the README of kvasir-model says");
+    DumpError => error Self::data("invalid_dump", error, "write the dump again as the README of kvasir-dump says");
     TrainError => error Self::input("not_trainable", error, "give more contexts, or another recipe");
 }
 

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use kvasir_codec::{KvBuffer, Profile as CodecProfile};
-use kvasir_model::dump::read_dump;
+use kvasir_dump::read_dump;
 use kvasir_train::{BasisRecipe, Recipe, TrainingContext, train};
 use kvasir_types::ModelSpec;
 use pyo3::{prelude::*, types::PyBytes};

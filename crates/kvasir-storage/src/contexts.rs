@@ -53,6 +53,28 @@ pub struct Contexts {
     changes: Arc<Changes>,
 }
 
+/// Selects contexts of a list.
+#[derive(Debug, Clone, Default)]
+pub struct ContextFilter {
+    /// All of these have to be among the context's.
+    pub labels: Labels,
+    /// The id begins with it, or it is in the name or value of a label, in whatever case; empty: any context.
+    pub search: String,
+}
+
+impl ContextFilter {
+    fn matches(&self, context: &Context) -> bool {
+        let search = self.search.to_lowercase();
+        let has = |text: &str| text.to_lowercase().contains(&search);
+        let is_found = || {
+            context.context_id.to_string().starts_with(&search)
+                || context.labels.iter().any(|(name, value)| has(name.as_str()) || has(value))
+        };
+        let has_labels = self.labels.iter().all(|(name, value)| context.labels.get(name) == Some(value));
+        has_labels && (search.is_empty() || is_found())
+    }
+}
+
 impl Contexts {
     pub(crate) fn new(
         bucket: Arc<Bucket>,
@@ -266,7 +288,7 @@ impl Contexts {
     pub async fn list(
         &self,
         tenant: &Name,
-        labels: &Labels,
+        filter: &ContextFilter,
         limit: usize,
         after: Option<Uuid>,
     ) -> Result<ContextList, StoreError> {
@@ -288,7 +310,7 @@ impl Contexts {
                 }
                 Err(error) => return Err(error),
             };
-            if labels.iter().any(|(name, value)| stored.context.labels.get(name) != Some(value)) {
+            if !filter.matches(&stored.context) {
                 continue;
             }
             if page.contexts.len() == limit {

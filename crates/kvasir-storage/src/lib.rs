@@ -31,7 +31,7 @@ pub use changes::{
     Changes, events,
     ledger::{Reservation, Stored, StoredQuota},
 };
-pub use contexts::Contexts;
+pub use contexts::{ContextFilter, Contexts};
 pub use error::{
     CatalogError, ChunkError, ChunkMismatch, ContextError, DirectUnavailable, ObjectError, PutError,
     QuotaError, UploadError, UrlError,

@@ -75,6 +75,10 @@ pub const FRESH_LOOKS_MAX: usize = 4;
 pub const GONE_ENTRIES_MAX: usize = 65_536;
 /// Registered models remembered: one key each.
 pub const MODELS_CACHED_MAX: usize = 4_096;
+/// Models listed for one tenant.
+pub const MODELS_LISTED_MAX: usize = 1_000;
+/// Specs read at once for such a list.
+pub(crate) const SPECS_PARALLEL: usize = 16;
 /// Profiles listed for one model.
 pub const PROFILES_LISTED_MAX: usize = 1_000;
 /// Directories tried when index databases are locked by other processes.

@@ -34,7 +34,6 @@ pub use self::{
     metric::Metric,
     pack::pack,
     search::{Trial, search},
-    sensitivity::TRANSPARENT_NOTE,
     sketch::{Sketch, SketchedCovariance},
     study::Study,
     sweep::train_at_scale,

@@ -2,6 +2,8 @@
 
 use kvasir_types::{KvLayout, ModelSpec, Plane, Quality};
 
+use kvasir_codec::TRANSPARENT_NOTE;
+
 use super::QualityOracle;
 
 /// Power of the test noise over the signal's: small enough for the KL to be proportional to it, large enough to be seen
@@ -9,9 +11,6 @@ use super::QualityOracle;
 const TEST_NMSE: f32 = 0.02;
 /// No plane counts less than this share of the average: a measurement of nearly nothing is mostly noise.
 const LEAST: f32 = 0.02;
-
-/// Note of profiles whose steps follow the bounds of [`Quality::Transparent`]: their finest level is made for it.
-pub const TRANSPARENT_NOTE: &str = "errors follow the bounds of transparent";
 
 /// Nats a token and unit of NMSE, by `2 · layer + plane`; empty where nothing was measured.
 #[derive(Debug, Clone, Default)]

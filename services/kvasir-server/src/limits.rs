@@ -126,5 +126,9 @@ pub(crate) const HOT_TENANTS_LISTED_MAX: usize = 100;
 pub(crate) const LOAD_TENANTS_MAX: usize = 32;
 /// Longest path that is audited: beyond any route's with its ids. With [`AUDIT_CALLS_MAX`](kvasir_api::AUDIT_CALLS_MAX) calls, 1 MiB.
 pub(crate) const AUDITED_PATH_BYTES_MAX: usize = 768;
+/// Longest context of a plan: a thousand times the longest in use.
+pub(crate) const PLAN_TOKENS_MAX: u64 = 1 << 30;
+/// Most GPUs of a plan.
+pub(crate) const PLAN_GPUS_MAX: u64 = 100_000;
 /// Jobs that are remembered.
 pub(crate) const JOBS_KEPT: usize = 32;

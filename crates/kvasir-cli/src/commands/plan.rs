@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use kvasir_model::plan::{
-    Deployment, GPUS, LevelRate, LinkPlan, ModelPreset, Plan, Rate, Request, Source, gpu, plan, preset,
-    presets,
+    Deployment, GPUS, LevelRate, LinkPlan, ModelPreset, Plan, Rate, Request, gpu, plan, preset, presets,
 };
 use kvasir_types::{CHUNK_TOKENS_DEFAULT, ModelSpec};
 
@@ -111,8 +110,7 @@ fn with_parameters(model: ModelPreset, given: Option<f64>) -> ModelPreset {
     ModelPreset { active_parameters: given.unwrap_or(model.active_parameters), ..model }
 }
 
-/// Levels of a profile are measured; without one, sizes are the CacheGen paper's (2.29 bits an element on
-/// Mistral-7B, its default level) and two assumed below it.
+/// Levels of a profile are measured; without one they are assumed.
 #[cfg_attr(
     not(feature = "demo"),
     allow(unused_variables, reason = "only the shipped model has a profile of its own")
@@ -122,10 +120,7 @@ fn levels(model: &ModelPreset, profile: Option<&Path>) -> CliResult<Vec<LevelRat
         Some(path) => inputs::profile(Some(path))?,
         #[cfg(feature = "demo")]
         None if model.name == "kvasir-tiny" => inputs::profile(None)?,
-        None => {
-            let rates = [Rate::assumed(0.6), Rate::assumed(1.2), Rate::published(2.29)];
-            return Ok(rates.map(|bits_per_element| LevelRate { bits_per_element, kl: None }).to_vec());
-        }
+        None => return Ok(LevelRate::ASSUMED.to_vec()),
     };
     let measured = profile.levels().iter().map(|level| LevelRate {
         bits_per_element: Rate::measured(f64::from(level.bits_per_element)),
@@ -150,18 +145,10 @@ fn list(json: bool) -> CliResult {
         cells(
             g.name,
             format!("{} GB, {}", g.memory.value / 1e9, g.flops.value / 1e12),
-            source(g.flops.source),
+            g.flops.source.as_str(),
         )
     }));
     print(&columns(&rows))
-}
-
-const fn source(source: Source) -> &'static str {
-    match source {
-        Source::Measured => "measured",
-        Source::Published => "published",
-        Source::Assumed => "assumed",
-    }
 }
 
 fn link_rows(request: &Request, link: &LinkPlan) -> Vec<Vec<String>> {
@@ -176,7 +163,7 @@ fn link_rows(request: &Request, link: &LinkPlan) -> Vec<Vec<String>> {
             Some(false) => "no",
         };
         let rate = request.levels.get(index).map(|level| level.bits_per_element);
-        let rate = rate.map_or(String::new(), |rate| format!("{:.3} {}", rate.value, source(rate.source)));
+        let rate = rate.map_or(String::new(), |rate| format!("{:.3} {}", rate.value, rate.source.as_str()));
         rows.push(vec![way.name.clone(), bytes(way.bytes), format!("{:.4}", way.seconds), fits.into(), rate]);
     }
     rows
@@ -235,16 +222,16 @@ fn text(plan: &Plan) -> String {
         d.gpu.name,
         d.prefill_efficiency.value * 100.0,
         d.gpu.flops.value / 1e12,
-        source(d.prefill_efficiency.source),
+        d.prefill_efficiency.source.as_str(),
         plan.month_cost,
         plan.load_cost,
         d.gpu_hour.value,
-        source(d.gpu_hour.source),
+        d.gpu_hour.source.as_str(),
         d.gigabyte_month.value,
-        source(d.gigabyte_month.source),
+        d.gigabyte_month.source.as_str(),
         d.round_trip.value,
-        source(d.round_trip.source),
+        d.round_trip.source.as_str(),
         d.decode_rate.value,
-        source(d.decode_rate.source),
+        d.decode_rate.source.as_str(),
     )
 }

@@ -8,6 +8,8 @@ mod token;
 mod validate;
 mod write;
 
+use kvasir_container::PROFILE_MAGIC as MAGIC;
+pub use kvasir_container::ProfileLevel as LevelNote;
 use kvasir_types::{LEVELS_MAX, Level, ModelId, ModelSpec, ProfileHash};
 
 pub use bit_packing::{PackedRows, packed_bytes};
@@ -18,10 +20,8 @@ pub use token::TokenPredictor;
 
 use crate::{ProfileError, rans::TableBank};
 
-/// First bytes of a profile file.
-const MAGIC: [u8; 8] = *b"KVSRPROF";
 /// Version of profiles whose members say what errors are compared with.
-const VERSION: u16 = 4;
+pub(crate) const VERSION: u16 = 4;
 /// Version of others with an exact level.
 const VERSION_EXACT: u16 = 3;
 /// Version of others without.
@@ -41,17 +41,6 @@ pub struct Profile {
     pub(crate) levels: Vec<LevelNote>,
     pub(crate) training: TrainingNote,
     hash: ProfileHash,
-}
-
-/// What is known about a level from training.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct LevelNote {
-    /// Predicted logit KL in nats a token against the uncompressed cache, if it was measured.
-    pub kl: Option<f32>,
-    /// Bits a KV element of everything up to this level, on held-out text, container included.
-    pub bits_per_element: f32,
-    /// Power of the error over the power of the signal, un-roped and scaled, on held-out text.
-    pub nmse: f32,
 }
 
 /// Where a profile comes from.

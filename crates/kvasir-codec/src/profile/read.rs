@@ -2,15 +2,16 @@
 //! that are there before anything is allocated for it; what the values mean is checked in `validate.rs`.
 
 use half::f16;
-use kvasir_types::{LEVELS_MAX, ModelId, Plane};
+use kvasir_container::ProfileHead;
+use kvasir_types::{LEVELS_MAX, Plane};
 
 use super::{
-    Basis, CoefficientCoding, LevelNote, MAGIC, Member, PackedRows, Predictor, ProfileParts, Scope,
-    TokenPredictor, TrainingNote, VERSION, VERSION_EXACT, VERSION_LOSSY, packed_bytes, unpack, write::NO_KL,
+    Basis, CoefficientCoding, MAGIC, Member, PackedRows, Predictor, ProfileParts, Scope, TokenPredictor,
+    TrainingNote, VERSION, VERSION_EXACT, VERSION_LOSSY, packed_bytes, unpack,
 };
 use crate::{
     ProfileError,
-    limits::{NOTE_BYTES_MAX, PROFILE_BYTES_MAX, ROW_BITS_MAX, SCOPES_MAX, TOKEN_FACTORS_MAX},
+    limits::{PROFILE_BYTES_MAX, ROW_BITS_MAX, SCOPES_MAX, TOKEN_FACTORS_MAX},
     lossless::{ElementCoding, Lossless},
     rans::{COEFFICIENTS_MAX, TableBank},
 };
@@ -18,29 +19,22 @@ use crate::{
 /// Parses a profile file into parts that are not yet validated.
 pub(super) fn parse(bytes: &[u8]) -> Result<ProfileParts, ProfileError> {
     let body = checked_body(bytes)?;
-    let mut r = Reader(body);
-    r.take(8, "header")?; // magic, seen by `checked_body`
-    let version = r.u16("version")?;
-    let level_count = usize::from(r.u8("level count")?);
-    let exact_tokens = usize::from(r.u8("exact token count")?);
-    let scope_count = r.u32("scope count")? as usize;
-    r.u64("length")?;
-    let model_id = ModelId::from(r.array::<32>("model id")?);
-    let recipe = r.text("recipe")?;
-    let note = r.text("note")?;
-    let (tokens, held_out_tokens) = (r.u64("training note")?, r.u64("training note")?);
-    let training = TrainingNote { recipe, note, tokens, held_out_tokens };
-    if level_count == 0 || level_count > LEVELS_MAX {
-        return Err(invalid("level count", level_count));
-    }
-    let levels = (0..level_count).map(|_| r.level()).collect::<Result<_, _>>()?;
-    let (bank, rest) = TableBank::from_bytes(r.0).map_err(|e| invalid("table bank", e))?;
-    r.0 = rest;
+    let (head, rest) = ProfileHead::read(body)?;
+    let ProfileHead { version, model_id, levels, .. } = head;
+    let (exact_tokens, scope_count) = (usize::from(head.exact_tokens), head.scope_count as usize);
+    let training = TrainingNote {
+        recipe: head.recipe,
+        note: head.note,
+        tokens: head.tokens,
+        held_out_tokens: head.held_out_tokens,
+    };
+    let (bank, rest) = TableBank::from_bytes(rest).map_err(|e| invalid("table bank", e))?;
+    let mut r = Reader(rest);
     let shifts = bank.stage_tables().iter().map(|_| r.array("centroid shifts")).collect::<Result<_, _>>()?;
     if scope_count == 0 || scope_count > SCOPES_MAX {
         return Err(invalid("scope count", scope_count));
     }
-    let scopes = (0..scope_count).map(|_| r.scope(version, level_count)).collect::<Result<Vec<_>, _>>()?;
+    let scopes = (0..scope_count).map(|_| r.scope(version, levels.len())).collect::<Result<Vec<_>, _>>()?;
     if version == VERSION && !scopes.iter().all(Scope::is_measured) {
         return Err(invalid("power", "none, which is of an earlier version: a profile has one form"));
     }
@@ -102,10 +96,6 @@ impl<'a> Reader<'a> {
         Ok(*taken)
     }
 
-    fn u8(&mut self, field: &'static str) -> Result<u8, ProfileError> {
-        self.array::<1>(field).map(|[byte]| byte)
-    }
-
     fn u16(&mut self, field: &'static str) -> Result<u16, ProfileError> {
         self.array(field).map(u16::from_le_bytes)
     }
@@ -146,20 +136,6 @@ impl<'a> Reader<'a> {
         let offset = 1i32 << (bits - 1);
         let row = |row| unpack(row, bits, count).map(move |code| (code.cast_signed() - offset) as i8);
         Ok(bytes.chunks_exact(row_bytes.max(1)).flat_map(row).collect())
-    }
-
-    fn text(&mut self, field: &'static str) -> Result<String, ProfileError> {
-        let bytes = usize::from(self.u16(field)?);
-        if bytes > NOTE_BYTES_MAX {
-            return Err(invalid(field, format!("{bytes} bytes of text")));
-        }
-        String::from_utf8(self.take(bytes, field)?.to_vec()).map_err(|e| invalid(field, e))
-    }
-
-    fn level(&mut self) -> Result<LevelNote, ProfileError> {
-        let kl = self.f32("levels")?;
-        let kl = (kl.to_bits() != NO_KL.to_bits()).then_some(kl);
-        Ok(LevelNote { kl, bits_per_element: self.f32("levels")?, nmse: self.f32("levels")? })
     }
 
     fn scope(&mut self, version: u16, level_count: usize) -> Result<Scope, ProfileError> {

@@ -1,6 +1,7 @@
 //! The writer of profile files; `read.rs` is its mirror. FORMAT.md "Profile file" is normative.
 
 use half::f16;
+use kvasir_container::NO_KL;
 use kvasir_types::LEVELS_MAX;
 
 use super::{
@@ -42,9 +43,6 @@ pub(super) fn serialise(profile: &Profile) -> Vec<u8> {
     w.u32(crc);
     w.0
 }
-
-/// Written where no KL was measured.
-pub(super) const NO_KL: f32 = -1.0;
 
 struct Writer(Vec<u8>);
 

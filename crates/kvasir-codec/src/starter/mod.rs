@@ -8,6 +8,7 @@ mod measure;
 mod statistics;
 mod tables;
 
+use kvasir_container::STARTER_RECIPE;
 use std::ops::Range;
 
 use kvasir_types::{ModelSpec, Quality};
@@ -17,8 +18,6 @@ use crate::{
     levels::ratio, profile::LevelNote, scope_layout::scopes_of,
 };
 
-/// Name of the recipe in a starter's training note.
-pub const STARTER_RECIPE: &str = "starter";
 /// Most tokens of a sample that are looked at: scales do not change any more behind them.
 pub const STARTER_TOKENS_MAX: usize = 1_024;
 /// Fewest tokens that means and scales can be taken from.

@@ -31,6 +31,17 @@ pub enum Source {
     Assumed,
 }
 
+impl Source {
+    /// In one word.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Measured => "measured",
+            Self::Published => "published",
+            Self::Assumed => "assumed",
+        }
+    }
+}
+
 /// A number with its origin.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Rate {
@@ -64,6 +75,17 @@ pub struct LevelRate {
     pub bits_per_element: Rate,
     /// Logit KL in nats a token, if known for this model.
     pub kl: Option<Rate>,
+}
+
+impl LevelRate {
+    /// Levels of a model without a profile: the CacheGen paper's size (2.29 bits an element on Mistral-7B, its default level) and
+    /// two assumed below it.
+    pub const ASSUMED: [Self; 3] = {
+        const fn level(bits_per_element: Rate) -> LevelRate {
+            LevelRate { bits_per_element, kl: None }
+        }
+        [level(Rate::assumed(0.6)), level(Rate::assumed(1.2)), level(Rate::published(2.29))]
+    };
 }
 
 /// Prices and rates of a deployment. Money in US dollars, sizes in bytes, time in seconds.

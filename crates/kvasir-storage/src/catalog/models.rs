@@ -2,14 +2,23 @@
 
 use std::sync::Arc;
 
-use futures::{StreamExt, TryStreamExt, future};
-use kvasir_api::{ProfileInfo, ProfileList, RegisteredModel};
+use futures::{StreamExt, TryStreamExt, future, stream};
+use kvasir_api::{
+    MeasuredLevel, ModelInfo, ModelList, ProfileInfo, ProfileLevels, ProfileList, RegisteredModel,
+};
+use kvasir_container::{PROFILE_HEAD_BYTES_MAX, ProfileHead, ProfileLevel, ProfileOrigin};
 use kvasir_store::{StoreError, layout::Key};
 use kvasir_types::{ModelId, ModelSpec, Name, ProfileHash};
 use object_store::GetOptions;
 
 use super::Catalog;
-use crate::{error::CatalogError, index::Scope, limits, object_read::ObjectRead, transitions::Transition};
+use crate::{
+    error::{CatalogError, ChunkError},
+    index::Scope,
+    limits,
+    object_read::ObjectRead,
+    transitions::Transition,
+};
 
 impl Catalog {
     /// Registers a model. Idempotent.
@@ -80,6 +89,56 @@ impl Catalog {
         let found = self.bucket.open_object(&path, GetOptions::default(), "reading a profile").await?;
         let unknown = CatalogError::UnknownProfile { model_id: *model_id, profile_hash: *profile_hash };
         found.map(ObjectRead::whole).ok_or(unknown)
+    }
+
+    /// A tenant's models, by id.
+    ///
+    /// # Errors
+    /// [`CatalogError::Store`].
+    pub async fn models(&self, tenant: &Name) -> Result<ModelList, CatalogError> {
+        let mut ids = self.list_models(tenant).await?;
+        ids.sort_unstable();
+        ids.truncate(limits::MODELS_LISTED_MAX);
+        let specs = stream::iter(ids)
+            .map(async |model_id| (model_id, self.model(tenant, &model_id).await))
+            .buffered(limits::SPECS_PARALLEL);
+        let mut specs = std::pin::pin!(specs);
+        let mut models = Vec::new();
+        while let Some((model_id, spec)) = specs.next().await {
+            match spec {
+                Ok(spec) => models.push(ModelInfo {
+                    model_id,
+                    model_name: spec.weights.clone(),
+                    revision: spec.revision.clone(),
+                    lora_name: spec.adapter.clone(),
+                }),
+                // A folder whose spec went, or never came.
+                Err(CatalogError::UnknownModel { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(ModelList { models })
+    }
+
+    /// What a profile says of its levels.
+    ///
+    /// # Errors
+    /// As [`read_profile`](Self::read_profile).
+    pub async fn profile_levels(
+        &self,
+        tenant: &Name,
+        model_id: &ModelId,
+        profile_hash: &ProfileHash,
+    ) -> Result<ProfileLevels, CatalogError> {
+        let mut read = self.read_profile(tenant, model_id, profile_hash).await?;
+        let mut start = Vec::new();
+        let failed = |error: ChunkError| StoreError::own("reading a profile", &error.to_string());
+        while start.len() < PROFILE_HEAD_BYTES_MAX
+            && let Some(part) = read.bytes.try_next().await.map_err(failed)?
+        {
+            start.extend_from_slice(&part);
+        }
+        Ok(levels(*profile_hash, ProfileHead::read(&start).ok().map(|(head, _)| head)))
     }
 
     /// A model's profiles, by hash.
@@ -159,5 +218,50 @@ impl Catalog {
     ) -> object_store::path::Path {
         let (tenant, model_id, profile_hash) = (tenant.clone(), *model_id, *profile_hash);
         self.bucket.path(&Key::Profile { tenant, model_id, profile_hash })
+    }
+}
+
+/// What the head says; nothing where there is none, or one with numbers that are none.
+fn levels(profile_hash: ProfileHash, head: Option<ProfileHead>) -> ProfileLevels {
+    let is_number = |level: &ProfileLevel| {
+        level.bits_per_element.is_finite() && level.nmse.is_finite() && level.kl.is_none_or(f32::is_finite)
+    };
+    let Some(head) = head.filter(|head| head.levels.iter().all(is_number)) else {
+        let (made, empty) = ("unknown".to_owned(), String::new());
+        return ProfileLevels {
+            profile_hash,
+            made,
+            recipe: empty.clone(),
+            note: empty,
+            trained_tokens: 0,
+            held_out_tokens: 0,
+            exact_tokens: 0,
+            levels: Vec::new(),
+        };
+    };
+    let finest_lossy = head.levels.iter().rposition(|level| level.nmse > 0.0);
+    let transparent = finest_lossy.filter(|_| head.origin() != ProfileOrigin::ByHand);
+    let level = |(index, level): (usize, &ProfileLevel)| {
+        let quality = match level.nmse > 0.0 {
+            false => Some("exact"),
+            true => (transparent == Some(index)).then_some("transparent"),
+        };
+        MeasuredLevel {
+            level: u8::try_from(index).unwrap_or(u8::MAX),
+            bits_per_element: level.bits_per_element,
+            nmse: level.nmse,
+            kl: level.kl,
+            quality: quality.map(str::to_owned),
+        }
+    };
+    ProfileLevels {
+        profile_hash,
+        made: head.origin().as_str().to_owned(),
+        levels: head.levels.iter().enumerate().map(level).collect(),
+        recipe: head.recipe,
+        note: head.note,
+        trained_tokens: head.tokens,
+        held_out_tokens: head.held_out_tokens,
+        exact_tokens: head.exact_tokens.into(),
     }
 }

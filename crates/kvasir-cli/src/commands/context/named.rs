@@ -144,7 +144,7 @@ pub(crate) fn list(arguments: &ListArguments) -> CliResult {
         let mut contexts = Vec::new();
         let mut after = None;
         loop {
-            let query = ContextsQuery { labels: labels.clone(), limit: Some(500), after };
+            let query = ContextsQuery { labels: labels.clone(), limit: Some(500), after, search: None };
             let page = client.list_contexts(&query).await.map_err(client_error)?;
             contexts.extend(page.contexts);
             after = page.next;

@@ -9,8 +9,8 @@ use kvasir_client::{
     rest::Client,
     tuning::{ProfileState, StoredProfile, stored_profiles},
 };
-use kvasir_codec::{Profile, STARTER_RECIPE};
-use kvasir_train::TRANSPARENT_NOTE;
+use kvasir_codec::Profile;
+use kvasir_container::ProfileOrigin;
 use kvasir_types::{ModelId, ProfileHash};
 use serde::Serialize;
 use url::Url;
@@ -82,21 +82,17 @@ struct MadeView {
 impl MadeView {
     fn of(profile: &Profile) -> Self {
         let training = profile.training();
-        let (made, is_transparent) = match (training.recipe.as_str(), training.note.as_str()) {
-            (STARTER_RECIPE, _) => ("first_save", true),
-            (_, TRANSPARENT_NOTE) => ("retrain", true),
-            _ => ("by_hand", false),
-        };
+        let origin = ProfileOrigin::of(&training.recipe, &training.note);
         let finest = profile.levels()[..profile.lossy_levels()].last();
         let bits = finest.map(|level| level.bits_per_element);
         Self {
-            made,
+            made: origin.as_str(),
             recipe: training.recipe.clone(),
             trained_tokens: training.tokens,
             held_out_tokens: training.held_out_tokens,
             bits_per_element: bits,
             nmse: finest.map(|level| level.nmse),
-            transparent_bits: bits.filter(|_| is_transparent),
+            transparent_bits: bits.filter(|_| origin != ProfileOrigin::ByHand),
         }
     }
 }

@@ -8,8 +8,9 @@ use axum::{
 };
 use kvasir_api::{
     Context, ContextChange, ContextList, ContextQuery, ContextRequest, ContextVersions, ContextsQuery,
-    Labels, routes,
+    LABEL_VALUE_BYTES_MAX, Labels, routes,
 };
+use kvasir_storage::ContextFilter;
 
 use super::{body, path::id};
 use crate::{api_error::ApiError, auth::Principal, quota_reservation, state::AppState};
@@ -43,8 +44,12 @@ pub(in crate::handlers) async fn list(
 ) -> Result<Json<ContextList>, ApiError> {
     let Query(query) = query.map_err(|e| ApiError::bad_request(e.to_string()))?;
     let labels = labels(query.labels.as_deref().unwrap_or_default())?;
-    let limit = query.limit.unwrap_or(PAGE);
-    Ok(Json(state.storage()?.contexts().list(&principal.tenant, &labels, limit, query.after).await?))
+    let search = query.search.unwrap_or_default();
+    if search.len() > LABEL_VALUE_BYTES_MAX {
+        return Err(ApiError::bad_request(format!("a search has at most {LABEL_VALUE_BYTES_MAX} bytes")));
+    }
+    let (filter, limit) = (ContextFilter { labels, search }, query.limit.unwrap_or(PAGE));
+    Ok(Json(state.storage()?.contexts().list(&principal.tenant, &filter, limit, query.after).await?))
 }
 
 fn labels(text: &str) -> Result<Labels, ApiError> {

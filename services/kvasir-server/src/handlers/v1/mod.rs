@@ -15,6 +15,7 @@ pub(super) mod models;
 pub(super) mod namespaces;
 pub(super) mod objects;
 mod path;
+pub(super) mod plan;
 pub(super) mod profiles;
 mod selection;
 pub(super) mod series;

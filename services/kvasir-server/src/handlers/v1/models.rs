@@ -6,7 +6,7 @@ use axum::{
     extract::{Path, State},
     response::Response,
 };
-use kvasir_api::{RegisteredModel, Role, routes};
+use kvasir_api::{ModelList, RegisteredModel, Role, routes};
 use kvasir_types::{ModelId, ModelSpec};
 
 use super::{body, path::id};
@@ -30,6 +30,16 @@ pub(in crate::handlers) async fn register(
     }
     let registered = state.storage()?.catalog().register_model(&principal.tenant, spec).await?;
     Ok(body::created_or_ok(registered.created, registered))
+}
+
+/// The models of the caller's tenant.
+#[utoipa::path(get, path = routes::MODELS, operation_id = "list_models", tag = "models",
+    responses((status = 200, description = "by id", body = ModelList)))]
+pub(in crate::handlers) async fn list(
+    State(state): State<AppState>,
+    principal: Principal,
+) -> Result<Json<ModelList>, ApiError> {
+    Ok(Json(state.storage()?.catalog().models(&principal.tenant).await?))
 }
 
 /// The spec of a registered model.

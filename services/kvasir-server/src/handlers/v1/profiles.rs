@@ -7,7 +7,7 @@ use axum::{
     http::{HeaderMap, HeaderValue, header},
     response::Response,
 };
-use kvasir_api::{MEDIA_PROFILE, ProfileInfo, ProfileList, routes};
+use kvasir_api::{MEDIA_PROFILE, ProfileInfo, ProfileLevels, ProfileList, routes};
 use kvasir_types::{ModelId, ProfileHash};
 
 use super::{body, path::id};
@@ -77,4 +77,18 @@ pub(in crate::handlers) async fn get(
         headers.insert(header::ETAG, etag);
     }
     Ok(response)
+}
+
+/// What a profile says of its levels, as measured when it was made.
+#[utoipa::path(get, path = routes::PROFILE_LEVELS, operation_id = "get_profile_levels", tag = "profiles",
+    params(("model_id" = ModelId, Path, description = "the model"),
+           ("profile_hash" = ProfileHash, Path, description = "the profile")),
+    responses((status = 200, description = "its levels", body = ProfileLevels)))]
+pub(in crate::handlers) async fn levels(
+    State(state): State<AppState>,
+    principal: Principal,
+    Path((model_id, profile_hash)): Path<(String, String)>,
+) -> Result<Json<ProfileLevels>, ApiError> {
+    let (model_id, profile_hash) = (id("model_id", &model_id)?, id("profile_hash", &profile_hash)?);
+    Ok(Json(state.storage()?.catalog().profile_levels(&principal.tenant, &model_id, &profile_hash).await?))
 }

@@ -1,17 +1,7 @@
-//! KV dumps: the exchange format between engines and Kvasir's tools, a safetensors file.
-//!
-//! | entry | shape | type |
-//! |---|---|---|
-//! | `k.{layer}`, `v.{layer}` | `[kv_heads, tokens, head_dim]` | bf16, f16 or f32; K after RoPE |
-//! | `tokens` | `[tokens]` | i32 or u32 |
-//! | metadata `model_spec` | | JSON of [`ModelSpec`] |
-//!
-//! MLA layers have the latent as `k.{layer}` `[1, tokens, latent]` and the rotary key as `v.{layer}`; layers
-//! without a cache have no tensors. A type wider than the model's is fine where its values are the model's. Layers with a
-//! window have rows of all tokens, too, not of the last ones alone: any prefix may be loaded, and each needs the window
-//! before its own end. A `k.` or `v.` of a layer that the spec does not have is an error; other tensors and metadata are
-//! ignored. Files are read as hostile bytes: sizes are checked before anything is allocated by them.
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
 
+pub mod limits;
 mod read;
 mod write;
 

@@ -1,0 +1,98 @@
+// What the credential's tenant keeps, against what it may; and what tenants have in the hot tier.
+
+import { Bar, Legend, Loaded, PageHead, Panel, Tile } from "../components.js";
+import * as format from "../format.js";
+import { useModels } from "../models.js";
+import { useResource } from "../resource.js";
+import { link } from "../route.js";
+import { latest, line, useSeries } from "../series.js";
+import { html } from "../view.js";
+
+/** @typedef {import("../types.js").Usage} Usage */
+
+const EVERY_MS = 30_000;
+
+/** @param {{title: string, used: number, most: number | null | undefined, show: (value: number) => string}} props */
+function Quota({ title, used, most, show }) {
+  const share = most ? used / most : 0;
+  return html`<div class="meter-row">
+    <span class="name">${title}</span>
+    ${most
+      ? html`<${Bar} total=${1} label=${`${title}: ${show(used)} of ${show(most)}`} parts=${[{ value: share, tone: share >= 0.95 ? "fill bad" : share >= 0.8 ? "fill warn" : "fill", name: format.percent(share) }]} />`
+      : html`<span class="muted">no limit</span>`}
+    <span class="end">${show(used)}${most ? html` <span class="muted">of ${show(most)}</span>` : null}</span>
+  </div>`;
+}
+
+/** @param {{usage: Usage}} props */
+function Own({ usage }) {
+  const models = useModels();
+  const byModel = Object.entries(usage.bytes_by_model ?? {}).sort((a, b) => Number(b[1]) - Number(a[1]));
+  const most = Math.max(1, ...byModel.map(([, bytes]) => Number(bytes)));
+  return html`
+    <dl class="tiles">
+      <${Tile} label="Stored" value=${format.bytes(usage.bytes)} sub=${format.plural(usage.objects, "object")} />
+      <${Tile} label="Removed, not yet deleted" value=${format.bytes(usage.removed_bytes ?? 0)} sub=${format.plural(usage.removed_objects ?? 0, "object")} />
+      <${Tile} label="Profiles" value=${format.count(usage.profiles ?? 0)} sub=${format.bytes(usage.profile_bytes ?? 0)} />
+      <${Tile} label="Context versions" value=${format.count(usage.context_versions ?? 0)} />
+      <${Tile} label="Uploads not committed" value=${format.count(usage.waiting_uploads ?? 0)} />
+    </dl>
+    <div class="grid">
+      <${Panel} title="Quotas" note="on what is stored">
+        <${Quota} title="Bytes" used=${usage.bytes} most=${usage.stored_bytes_max} show=${format.bytes} />
+        <${Quota} title="Objects" used=${usage.objects} most=${usage.stored_objects_max} show=${format.count} />
+        <p class="muted">Beyond a quota a write is answered 507 and names it. Rates beyond the tenant's are answered 429.</p>
+      <//>
+      <${Panel} title="By model">
+        ${byModel.length === 0
+          ? html`<p class="muted">Nothing is stored.</p>`
+          : byModel.map(
+              ([id, bytes]) => html`<div class="meter-row" key=${id}>
+                <a class="name" href=${link(["models", id])} title=${id}>${models.name(id)}</a>
+                <${Bar} total=${most} label=${`${models.name(id)}: ${format.bytes(Number(bytes))}`} parts=${[{ value: Number(bytes), tone: "fill", name: format.bytes(Number(bytes)) }]} />
+                <span class="end">${format.bytes(Number(bytes))}</span>
+              </div>`,
+            )}
+      <//>
+    </div>
+  `;
+}
+
+function Hot() {
+  const series = useSeries();
+  const { data, error } = series;
+  if (data === undefined) {
+    return html`<${Panel} title="Tenants in the hot tier">
+      <p class="muted">${error?.status === 403 ? `Not for this credential: ${error.detail}` : error ? error.title : "Loading…"}</p>
+    <//>`;
+  }
+  /** @type {{tenant: string, cpu_bytes: number, disk_bytes: number}[]} */
+  const tenants = data.now.hot_tenants;
+  const room = ["cpu", "disk"].reduce((sum, medium) => sum + (latest(line(data, "hot_capacity_bytes", { medium })) ?? 0), 0);
+  const refused = latest(line(data, "errors", { status: "4xx" }));
+  return html`<${Panel} title="Tenants in the hot tier" note=${`replica ${data.replica}, ${format.bytes(room)} in all`}>
+    ${tenants.length === 0
+      ? html`<p class="muted">Nothing is kept in memory or on disk.</p>`
+      : tenants.map(
+          (one) => html`<div class="meter-row" key=${one.tenant}>
+            <a class="name" href=${link(["audit"], { tenant: one.tenant })}>${one.tenant}</a>
+            <${Bar} total=${room} label=${`${one.tenant}: memory ${format.bytes(one.cpu_bytes)}, disk ${format.bytes(one.disk_bytes)}`} parts=${[
+              { value: one.cpu_bytes, tone: "medium-cpu", name: "memory" },
+              { value: one.disk_bytes, tone: "medium-disk", name: "disk" },
+            ]} />
+            <span class="end">${format.bytes(one.cpu_bytes + one.disk_bytes)}</span>
+          </div>`,
+        )}
+    ${tenants.length === 0 ? null : html`<${Legend} items=${[{ tone: "medium-cpu", name: "memory" }, { tone: "medium-disk", name: "disk" }]} />`}
+    <p class="muted">Requests refused (4xx, throttled ones among them): ${refused === null ? "–" : format.rate(refused)}.</p>
+  <//>`;
+}
+
+export default function Tenants() {
+  const usage = /** @type {import("../resource.js").Resource<Usage>} */ (useResource("/v1/usage", { every_ms: EVERY_MS }));
+  return html`
+    <${PageHead} title="Tenants" actions=${usage.data?.as_of_s_ago ? html`<span class="muted">Listed ${format.duration(usage.data.as_of_s_ago * 1000)} ago</span>` : null}>What this credential's tenant keeps in the store, and who has how much of the hot tier.<//>
+    <${Loaded} of=${usage} lines=${5}>${(/** @type {Usage} */ data) => html`<${Own} usage=${data} />`}<//>
+    <${Hot} />
+  `;
+}

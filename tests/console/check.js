@@ -1,0 +1,33 @@
+// Runs the legs over one service, or makes the pictures:
+//   check.js FOLDER BINARY [--pictures DIR]
+
+import { openBrowser } from "./browser.js";
+import { LEGS } from "./legs.js";
+import { pictures } from "./pictures.js";
+import { World } from "./world.js";
+
+const [folder, binary, option, to] = process.argv.slice(2);
+const world = new World(folder, binary);
+const browser = await openBrowser();
+let failed = 0;
+try {
+  await world.start();
+  if (option === "--pictures") {
+    await pictures(world, browser, to);
+  } else {
+    for (const [name, leg] of Object.entries(LEGS)) {
+      const began = Date.now();
+      try {
+        const said = await leg(world, browser);
+        console.log(`ok   ${name} (${((Date.now() - began) / 1000).toFixed(1)} s): ${said}`);
+      } catch (error) {
+        failed += 1;
+        console.log(`FAIL ${name}: ${error.stack ?? error}`);
+      }
+    }
+  }
+} finally {
+  await browser.close();
+  await world.stop();
+}
+process.exitCode = failed === 0 ? 0 : 1;

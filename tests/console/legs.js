@@ -1,0 +1,286 @@
+// What is checked, leg by leg. A leg throws, or says in a line what it saw.
+
+import assert from "node:assert/strict";
+import { execFile } from "node:child_process";
+import { writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { promisify } from "node:util";
+import { axe, faults, openPage, overflow } from "./browser.js";
+import { CONTEXT, pages, visit } from "./pages.js";
+import { INJECTED } from "./world.js";
+
+/** A browser says an answer that is no success in its console: these are expected where the test asks for them. */
+const REFUSED = [/status of 40[13]/];
+const AWAY = [/ERR_CONNECTION_(REFUSED|RESET)|ERR_EMPTY_RESPONSE|ERR_INCOMPLETE_CHUNKED_ENCODING/];
+const WIDTHS = [360, 3840];
+
+const clean = async (page, where) => assert.deepEqual(await faults(page), [], where);
+
+/** The page's types against the document that the service serves. */
+async function types(world) {
+  const document = join(world.folder, "openapi.json");
+  writeFileSync(document, await (await fetch(`${world.base}/v1/openapi.json`)).text());
+  await promisify(execFile)(join(import.meta.dirname, "types"), [document]).catch((error) => {
+    throw new Error(`${error.stdout}${error.stderr}`);
+  });
+  return "tsc finds nothing with the types of the OpenAPI document";
+}
+
+/** Every page with data: no fault, nothing for axe in either theme, no sideways scrolling, hardly any shift. */
+async function data(world, browser) {
+  const page = await openPage(browser, { token: world.tokens.operator });
+  let nodes = 0;
+  let worst = 0;
+  for (const one of pages(world.prompts.long)) {
+    await visit(page, world.base, one);
+    await clean(page, one.name);
+    const shift = await page.evaluate(() => window.shifts);
+    worst = Math.max(worst, shift);
+    assert(shift < 0.1, `${one.name}: the layout shifts by ${shift}`);
+    assert.deepEqual(await axe(page), [], `axe, ${one.name}, light`);
+    await page.emulateMedia({ colorScheme: "dark" });
+    await page.waitForFunction(() => document.documentElement.dataset.theme === "dark");
+    assert.deepEqual(await axe(page), [], `axe, ${one.name}, dark`);
+    await page.emulateMedia({ colorScheme: "light" });
+    for (const width of WIDTHS) {
+      await page.setViewportSize({ width, height: 900 });
+      assert.equal(await overflow(page), "", `${one.name} at ${width} px`);
+    }
+    await page.setViewportSize({ width: 1280, height: 900 });
+    await clean(page, one.name);
+    nodes += 1;
+  }
+  await page.context().close();
+  return `${nodes} pages with data, axe 0 violations in light and dark, no sideways scrolling at ${WIDTHS.join(" and ")} px, layout shift ≤ ${worst.toFixed(3)}`;
+}
+
+/** A tenant that has nothing. */
+async function empty(world, browser) {
+  const page = await openPage(browser, { token: world.tokens.empty });
+  for (const [hash, text] of [
+    ["#/overview", "Overview"],
+    ["#/loads", "No loads reported yet"],
+    ["#/events", "Nothing yet"],
+    ["#/contexts", "No contexts yet"],
+    ["#/contexts?search=nobody", "No context matches"],
+    ["#/models", "No models yet"],
+    ["#/tenant", "Nothing is stored."],
+    ["#/explain", "no models are registered"],
+    ["#/nowhere", "There is no such page"],
+  ]) {
+    await page.goto("about:blank");
+    await page.goto(`${world.base}/console/${hash}`);
+    await page.getByText(text).first().waitFor({ state: "attached", timeout: 10_000 });
+    assert.equal(await overflow(page), "", hash);
+  }
+  await clean(page, "empty");
+  page.expected = [/status of 404/];
+  await page.goto("about:blank");
+  await page.goto(`${world.base}/console/#/contexts/${CONTEXT}`);
+  await page.getByRole("alert").waitFor();
+  await clean(page, "another tenant's context");
+  await page.context().close();
+  return "empty states, and another tenant's context is not there";
+}
+
+/** No token, a wrong one, the right one; forgotten again. */
+async function unauthorized(world, browser) {
+  const page = await openPage(browser, {});
+  page.expected = REFUSED;
+  await page.goto(`${world.base}/console/#/contexts`);
+  await page.getByRole("heading", { name: "The service asks for a credential" }).waitFor();
+  assert.deepEqual(await axe(page), [], "axe, sign in");
+  const field = page.getByLabel("Token", { exact: true });
+  await field.fill("two words");
+  await page.keyboard.press("Enter");
+  await page.getByText("A token is one word").waitFor();
+  await field.fill("kv_wrong");
+  await page.keyboard.press("Enter");
+  await page.getByRole("heading", { name: "The service refused this credential" }).waitFor();
+  await page.getByLabel("Token", { exact: true }).fill(world.tokens.reader);
+  await page.keyboard.press("Enter");
+  await page.waitForSelector("table tbody tr");
+  assert(!page.url().includes(world.tokens.reader));
+  assert.equal(await page.evaluate((token) => Object.values(localStorage).includes(token) || document.cookie.includes(token), world.tokens.reader), false);
+  await page.getByRole("button", { name: "Forget" }).click();
+  await page.getByRole("heading", { name: "The service asks for a credential" }).waitFor();
+  assert.equal(await page.locator("table").count(), 0, "what the token showed is gone with it");
+  await clean(page, "401");
+  await page.context().close();
+  return "401: asked, refused, accepted, forgotten";
+}
+
+/** A reader: what it may not see says so, what it may not do is refused where it was asked. */
+async function forbidden(world, browser) {
+  const page = await openPage(browser, { token: world.tokens.reader });
+  page.expected = REFUSED;
+  for (const hash of ["#/overview", "#/jobs", "#/audit"]) {
+    await page.goto("about:blank");
+    await page.goto(`${world.base}/console/${hash}`);
+    await page.getByText("Not for this credential").first().waitFor();
+    assert.deepEqual(await axe(page), [], `axe, ${hash}, 403`);
+  }
+  await page.goto(`${world.base}/console/#/contexts/${CONTEXT}`);
+  await page.getByRole("button", { name: "Delete", exact: true }).click();
+  assert.deepEqual(await axe(page), [], "axe, dialog");
+  await page.getByRole("button", { name: "Delete the context" }).click();
+  await page.getByRole("alert").getByText("Not for this credential").waitFor();
+  await page.keyboard.press("Escape");
+  await clean(page, "403");
+  await page.context().close();
+  return "403: said on pages, in panels and in dialogs";
+}
+
+/** Pinned, unpinned and deleted with a second look, and all of it in the audit log. */
+async function changes(world, browser) {
+  const page = await openPage(browser, { token: world.tokens.operator });
+  const id = world.hostile.context_id;
+  await page.goto(`${world.base}/console/#/contexts/${id}`);
+  await page.getByRole("button", { name: "Pin", exact: true }).click();
+  await page.getByRole("dialog").getByRole("button", { name: "Pin", exact: true }).click();
+  await page.getByRole("button", { name: "Unpin" }).waitFor();
+  assert.equal((await world.call("reader", "GET", `/v1/contexts/${id}`)).pinned, true);
+  const row = page.getByRole("row").filter({ hasText: `PATCH /v1/contexts/${id}` });
+  await row.first().waitFor();
+  await page.getByRole("button", { name: "Delete", exact: true }).click();
+  await page.getByRole("dialog").getByRole("button", { name: "Cancel" }).click();
+  await page.getByRole("button", { name: "Delete", exact: true }).click();
+  await page.getByRole("dialog").getByRole("button", { name: "Delete the context" }).click();
+  await page.getByRole("heading", { name: "Contexts", level: 1 }).waitFor();
+  await page.goto(`${world.base}/console/#/audit`);
+  await page.getByRole("row").filter({ hasText: `DELETE /v1/contexts/${id}` }).first().waitFor();
+  await page.goto(`${world.base}/console/#/jobs`);
+  await page.getByLabel("What to do").selectOption("scrub");
+  await page.getByRole("button", { name: "Start…" }).click();
+  await page.getByRole("button", { name: "Start the dry run" }).click();
+  await page.getByRole("row").filter({ hasText: "Scrub" }).filter({ hasText: "done" }).waitFor();
+  await clean(page, "changes");
+  await page.context().close();
+  return "pin, delete and a job, each with a second look and in the audit log";
+}
+
+/** What is stored appears without anybody asking. */
+async function live(world, browser) {
+  const page = await openPage(browser, { token: world.tokens.operator });
+  await page.goto(`${world.base}/console/#/events`);
+  await page.getByText("live", { exact: true }).waitFor();
+  const began = Date.now();
+  world.put("late");
+  await page.getByRole("row").filter({ hasText: "stored" }).first().waitFor({ timeout: 5000 });
+  const took = Date.now() - began;
+  await page.getByRole("button", { name: "Removed" }).click();
+  await page.getByText("0 events heard").waitFor();
+  await clean(page, "live");
+  await page.context().close();
+  return `a stored chunk is on the page ${took} ms after its upload began`;
+}
+
+/** The service goes and comes back: said, and mended without a hand. */
+async function away(world, browser) {
+  const page = await openPage(browser, { token: world.tokens.operator });
+  page.expected = AWAY;
+  await page.goto(`${world.base}/console/#/events`);
+  await page.getByText("live", { exact: true }).waitFor();
+  await world.stop();
+  await page.getByText("The service does not answer.").waitFor({ timeout: 15_000 });
+  assert.deepEqual(await axe(page), [], "axe, away");
+  await world.serve();
+  await page.getByText("The service does not answer.").waitFor({ state: "detached", timeout: 20_000 });
+  await page.getByText("live", { exact: true }).waitFor({ timeout: 20_000 });
+  await page.goto(`${world.base}/console/#/contexts`);
+  await page.waitForSelector("table tbody tr");
+  await clean(page, "away");
+  await page.context().close();
+  return "away and back: said, and live again by itself";
+}
+
+/** Every string of every answer with markup in it: it stays text. */
+async function injection(world, browser) {
+  const page = await openPage(browser, { token: world.tokens.operator });
+  // Ids are no ids any more, so that what is asked with them is refused.
+  page.expected = [/status of 4\d\d/];
+  const poison = (value) => {
+    if (typeof value === "string") return value + INJECTED;
+    if (Array.isArray(value)) return value.map(poison);
+    if (value !== null && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([name, inner]) => [name, poison(inner)]));
+    return value;
+  };
+  await page.route("**/v1/**", async (route) => {
+    if (route.request().url().includes("/v1/events")) {
+      const event = { event_id: "1", timestamp_ms: Date.now(), event_type: "stored", tenant_id: "t", namespace: "n", model_name: "m", lora_name: "l", block_size: 16, backend_id: "b", medium: "cpu", seq_hash: "s", reason: "r", block_hashes: [] };
+      return route.fulfill({ status: 200, contentType: "text/event-stream", body: `id: 1\nevent: stored\ndata: ${JSON.stringify(poison(event))}\n\n` });
+    }
+    const answer = await route.fetch().catch(() => null);
+    if (answer === null) return route.abort();
+    const text = await answer.text();
+    const body = text === "" ? "" : JSON.stringify(poison(JSON.parse(text)));
+    return route.fulfill({ response: answer, body });
+  });
+  let texts = 0;
+  for (const { name, hash } of pages(world.prompts.long)) {
+    await page.goto("about:blank");
+    await page.goto(`${world.base}/console/${hash}`);
+    await page.waitForSelector("main h1");
+    await page.waitForTimeout(400);
+    await clean(page, `injection, ${name}`);
+    const found = await page.evaluate(() => ({ elements: document.querySelectorAll('img[src="x"], main script').length, text: document.body.innerText.includes("<script>window.ran=1</script>") }));
+    assert.equal(found.elements, 0, `injection, ${name}`);
+    texts += found.text ? 1 : 0;
+  }
+  assert(texts >= 8, `the names are shown as text on ${texts} pages only`);
+  await page.context().close();
+  return `markup in every string of every answer: text on ${texts} pages, nothing ran`;
+}
+
+/** Without a mouse. */
+async function keyboard(world, browser) {
+  const page = await openPage(browser, { token: world.tokens.operator });
+  await page.goto(`${world.base}/console/#/overview`);
+  await page.waitForSelector(".tiles");
+  const focused = () => page.evaluate(() => document.activeElement?.textContent?.trim() ?? "");
+  await page.keyboard.press("Tab");
+  assert.equal(await focused(), "Skip to the page");
+  await page.keyboard.press("Enter");
+  assert.equal(await page.evaluate(() => document.activeElement?.id), "content");
+  assert(page.url().endsWith("#/overview"), "skipping keeps the address");
+  await page.locator("nav a").nth(3).focus();
+  await page.keyboard.press("Enter");
+  await page.getByRole("heading", { name: "Contexts", level: 1 }).waitFor();
+  await page.waitForFunction(() => document.activeElement?.tagName === "H1");
+  await page.getByRole("link", { name: /^01a20a96/ }).press("Enter");
+  await page.locator(".chunk-map button").first().press("Enter");
+  await page.waitForSelector('.chunk-map button[aria-pressed="true"]');
+  const opener = page.getByRole("button", { name: "Delete", exact: true });
+  await opener.press("Enter");
+  // A dialog begins with what is harmless.
+  await page.waitForFunction(() => document.activeElement?.textContent === "Cancel");
+  await page.keyboard.press("Escape");
+  await page.waitForFunction(() => document.activeElement?.textContent === "Delete");
+  await page.setViewportSize({ width: 360, height: 740 });
+  await page.getByRole("button", { name: "Menu" }).press("Enter");
+  await page.getByRole("link", { name: "Jobs" }).press("Enter");
+  await page.getByRole("heading", { name: "Jobs", level: 1 }).waitFor();
+  await clean(page, "keyboard");
+  await page.context().close();
+  return "skip link, navigation, chunk map, dialogs and the menu by keyboard";
+}
+
+/** Over a link like a phone's: reported, not asserted. */
+async function paint(world, browser) {
+  const page = await openPage(browser, { token: world.tokens.operator });
+  const link = await page.context().newCDPSession(page);
+  await link.send("Network.enable");
+  await link.send("Network.emulateNetworkConditions", { offline: false, latency: 150, downloadThroughput: 1_600_000 / 8, uploadThroughput: 750_000 / 8 });
+  let bytes = 0;
+  link.on("Network.loadingFinished", (event) => {
+    bytes += event.encodedDataLength;
+  });
+  await page.goto(`${world.base}/console/#/contexts`);
+  await page.waitForSelector("table tbody tr");
+  const data = await page.evaluate(() => Math.round(performance.now()));
+  const first = await page.evaluate(() => Math.round(performance.getEntriesByName("first-contentful-paint")[0]?.startTime ?? NaN));
+  await page.context().close();
+  return `over 1.6 Mbit/s with 150 ms round trips: first paint after ${first} ms, data after ${data} ms, ${Math.round(bytes / 1000)} kB`;
+}
+
+export const LEGS = { types, data, empty, unauthorized, forbidden, keyboard, injection, changes, live, away, paint };
