@@ -283,4 +283,6 @@ async function paint(world, browser) {
   return `over 1.6 Mbit/s with 150 ms round trips: first paint after ${first} ms, data after ${data} ms, ${Math.round(bytes / 1000)} kB`;
 }
 
-export const LEGS = { types, data, empty, unauthorized, forbidden, keyboard, injection, changes, live, away, paint };
+/** Those that only read, in two lanes beside each other; then those that change something or measure. */
+export const LANES = [{ data }, { types, empty, unauthorized, forbidden, keyboard, injection }];
+export const LAST = { changes, live, away, paint };

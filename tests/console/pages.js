@@ -30,6 +30,6 @@ export async function visit(page, base, { hash, ready, act }) {
   await page.waitForSelector(ready, { timeout: 10_000 });
   if (act !== undefined) await act(page);
   // Charts draw after their library came; nothing else moves then.
-  await page.waitForLoadState("networkidle").catch(() => {});
-  await page.waitForTimeout(150);
+  await page.waitForFunction(() => document.querySelector(".bone") === null && [...document.querySelectorAll(".chart .canvas")].every((one) => one.childElementCount > 0));
+  await page.waitForTimeout(100);
 }

@@ -12,7 +12,7 @@ const ROOT = resolve(import.meta.dirname, "../..");
 const READY_MS_MAX = 30_000;
 /** What runs if a name becomes markup. */
 export const INJECTED = `<img src=x onerror="window.ran=1"><script>window.ran=1</script>`;
-/** Shorter, where a name has a limit. */
+/** Name, tenant and role of each token. */
 const TOKENS = [
   ["operator", "default", "operator"],
   ["writer", "default", "write"],

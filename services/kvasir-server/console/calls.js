@@ -6,7 +6,7 @@ import { useResource } from "./resource.js";
 import { html, useEffect } from "./view.js";
 
 /** @typedef {import("./types.js").AuditList} AuditList */
-/** @typedef {{at_ms: number, tenant: string, credential: string, role: string, method: string, path: string, status: number}} Call */
+/** @typedef {import("./types.js").AuditedCall} Call */
 
 /** @param {{calls: Call[]}} props */
 export function CallTable({ calls }) {
@@ -29,7 +29,7 @@ export function Calls({ title, about, turn }) {
   useEffect(() => {
     if (turn > 0) audit.reload();
   }, [turn]);
-  const calls = audit.data?.calls.filter((/** @type {Call} */ call) => call.path.includes(about));
+  const calls = audit.data?.calls.filter((call) => call.path.includes(about));
   return html`<${Panel} title=${title} note="audit log of this replica" flush>
     ${calls === undefined
       ? html`<p class="pad-note muted">${audit.error?.status === 403 ? `Not for this credential: ${audit.error.detail}` : audit.error ? audit.error.title : "Loading…"}</p>`

@@ -7,7 +7,6 @@ import { useResource } from "./resource.js";
 
 export function useModels() {
   const list = /** @type {import("./resource.js").Resource<ModelList>} */ (useResource("/v1/models"));
-  /** @type {{model_id: string, model_name: string, lora_name?: string}[]} */
   const models = list.data?.models ?? [];
   const names = new Map(models.map((model) => [model.model_id, model.lora_name ? `${model.model_name} + ${model.lora_name}` : model.model_name]));
   return { list, models, name: (/** @type {string} */ id) => names.get(id) ?? format.short(id) };

@@ -7,14 +7,24 @@ import { steps } from "./plot.js";
 import { html } from "./view.js";
 
 /** @typedef {import("./types.js").Load} Load */
-/** @typedef {{first_token: number, tokens: number, level?: number, bytes: number, started_ms?: number, fetched_ms?: number, ready_ms?: number}} Chunk */
-/** @typedef {{at_ms: number, bytes_per_second: number}} Bandwidth */
+/** @typedef {{first_token: number, tokens: number, bytes: number, level: number | undefined, started_ms: number | undefined, fetched_ms: number | undefined, ready_ms: number | undefined}} Chunk */
+/** @typedef {import("./types.js").BandwidthSample} Bandwidth */
 
 const LEFT = 76;
 const RIGHT = 12;
 const BANDWIDTH_HEIGHT = 84;
 const GAP = 30;
 const AXIS = 22;
+
+/** The parts of a load, with what is not known as `undefined`. @param {Load} load @returns {Chunk[]} */
+const chunksOf = (load) =>
+  (load.timeline?.chunks ?? []).map((chunk) => ({
+    ...chunk,
+    level: chunk.level ?? undefined,
+    started_ms: chunk.started_ms ?? undefined,
+    fetched_ms: chunk.fetched_ms ?? undefined,
+    ready_ms: chunk.ready_ms ?? undefined,
+  }));
 
 /** Milliseconds that these spans cover together. @param {[number, number][]} spans */
 function covered(spans) {
@@ -34,9 +44,8 @@ function covered(spans) {
  * @returns {{name: string, ms: number, tone: string}[] | null}
  */
 export function parts(load) {
-  /** @type {Chunk[] | undefined} */
-  const chunks = load.timeline?.chunks;
-  if (chunks === undefined || chunks.length === 0) return null;
+  const chunks = chunksOf(load);
+  if (chunks.length === 0) return null;
   const clip = (/** @type {number} */ ms) => Math.min(Math.max(0, ms), load.elapsed_ms);
   /** @type {[number, number][]} */
   const fetched = [];
@@ -70,10 +79,9 @@ function stairs(points, px, py, end) {
 /** @param {{load: Load}} props */
 export function Replay({ load }) {
   const [host, width] = useWidth();
-  /** @type {Chunk[]} */
-  const chunks = load.timeline.chunks;
+  const chunks = chunksOf(load);
   /** @type {Bandwidth[]} */
-  const bandwidth = load.timeline.bandwidth ?? [];
+  const bandwidth = load.timeline?.bandwidth ?? [];
   const lane = chunks.length > 24 ? 8 : 16;
   const top = BANDWIDTH_HEIGHT + GAP;
   const height = top + chunks.length * lane + AXIS;

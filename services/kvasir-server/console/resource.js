@@ -5,6 +5,8 @@ import { ApiError, away, call, token } from "./api.js";
 import { useObservable } from "./observable.js";
 import { useCallback, useEffect, useRef, useState } from "./view.js";
 
+const HIDDEN_MS = 1_000;
+
 /**
  * @template T
  * @typedef {{data: T | undefined, error: ApiError | undefined, loading: boolean, reload: () => void}} Resource
@@ -53,9 +55,12 @@ export function useLoaded(key, load, options = {}) {
         setState((before) => ({ ...before, error: problem, loading: false }));
         if (problem.status === 401 || problem.status === 403 || problem.status === 404) return;
       }
-      if (options.every_ms !== undefined) {
-        timer = setTimeout(run, options.every_ms);
-      }
+      if (options.every_ms !== undefined) timer = setTimeout(again, options.every_ms);
+    };
+    // A page that nobody sees asks for nothing.
+    const again = () => {
+      if (document.hidden) timer = setTimeout(again, HIDDEN_MS);
+      else run();
     };
     run();
     return () => {

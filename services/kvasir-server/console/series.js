@@ -5,7 +5,7 @@ import { useLoaded } from "./resource.js";
 import { useRef } from "./view.js";
 
 /** @typedef {import("./types.js").Series} Answer */
-/** @typedef {{name: string, labels: Record<string, string>, unit: string, values: (number | null)[]}} Line */
+/** @typedef {import("./types.js").SeriesLine} Line */
 
 const STEP_MS = 10_000;
 const POINTS_MAX = 360;
@@ -20,7 +20,7 @@ const identity = (line) => `${line.name} ${JSON.stringify(Object.entries(line.la
  * @returns {Answer}
  */
 export function joined(before, later) {
-  if (before.started_at_ms !== later.started_at_ms || before.replica !== later.replica) return later;
+  if (before.started_at_ms !== later.started_at_ms) return later;
   const end = before.times_ms[before.times_ms.length - 1] ?? 0;
   const skip = later.times_ms.filter((at) => at <= end).length;
   const times_ms = [...before.times_ms, ...later.times_ms.slice(skip)];

@@ -1,7 +1,8 @@
 // Types of the API, from our OpenAPI document: tests/console/run generates ./openapi.d.ts from what a service serves.
 
 /** @typedef {import("./openapi").components["schemas"]} Schemas */
-/** @typedef {any} Series */
+/** @typedef {Schemas["SeriesResponse"]} Series */
+/** @typedef {Schemas["Series"]} SeriesLine */
 /** @typedef {Schemas["Event"]} ChunkEvent */
 /** @typedef {Schemas["Context"]} Context */
 /** @typedef {Schemas["ContextList"]} ContextList */
@@ -15,11 +16,18 @@
 /** @typedef {Schemas["ModelSpec"]} ModelSpec */
 /** @typedef {Schemas["ProfileList"]} ProfileList */
 /** @typedef {Schemas["ConfigResponse"]} Config */
-/** @typedef {any} Load */
-/** @typedef {any} LoadList */
-/** @typedef {any} AuditList */
-/** @typedef {any} ModelList */
-/** @typedef {any} ProfileLevels */
-/** @typedef {any} PlanOptions */
-/** @typedef {any} Plan */
+/** @typedef {Schemas["ReportedLoad"]} Load */
+/** @typedef {Schemas["BandwidthSample"]} BandwidthSample */
+/** @typedef {Schemas["LoadList"]} LoadList */
+/** @typedef {Schemas["AuditList"]} AuditList */
+/** @typedef {Schemas["AuditedCall"]} AuditedCall */
+/** @typedef {Schemas["ModelList"]} ModelList */
+/** @typedef {Schemas["ModelInfo"]} ModelInfo */
+/** @typedef {Schemas["ProfileLevels"]} ProfileLevels */
+/** @typedef {Schemas["MeasuredLevel"]} MeasuredLevel */
+/** @typedef {Schemas["PlanOptions"]} PlanOptions */
+/** @typedef {Schemas["PlanResponse"]} Plan */
+/** @typedef {Schemas["PlanLink"]} PlanLink */
+/** @typedef {Schemas["PlanLevel"]} PlanLevel */
+/** @typedef {Schemas["PlanRate"]} PlanRate */
 export {};

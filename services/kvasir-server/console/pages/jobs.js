@@ -55,7 +55,7 @@ export default function Jobs() {
     jobs.reload();
   };
   return html`
-    <${PageHead} title="Jobs">Passes over the whole store, of all tenants. A job runs on the replica that started it, one of a kind at a time. Sealing and rebuilding an index are <code>kvasir admin</code>'s.<//>
+    <${PageHead} title="Jobs">Passes over the whole store, of all tenants. A job runs on the replica that started it, one of a kind at a time. <code>kvasir admin</code> also seals tenants and rebuilds an index.<//>
     <${Panel} title="Start a job">
       <form class="form" onSubmit=${(/** @type {Event} */ event) => {
         event.preventDefault();

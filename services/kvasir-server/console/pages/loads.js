@@ -45,12 +45,11 @@ export default function Loads({ query: asked }) {
     >How the last loads went, as clients reported them to this replica: what came at which level, and where the time went.<//>
     <${Loaded} of=${list} lines=${6}>
       ${(/** @type {LoadList} */ page) => {
-        /** @type {Load[]} */
         const loads = page.loads;
-        if (loads.length === 0) {
+        const load = loads.find((one) => identity(one) === chosen) ?? loads[0];
+        if (load === undefined) {
           return html`<section class="panel"><${Empty} title=${missed ? "No load missed its deadline" : "No loads reported yet"}>${missed ? "Not among the last ones that this replica remembers." : "Clients report a load when it has ended (POST /v1/loads): the Python package and the engines' connectors do so by themselves."}<//></section>`;
         }
-        const load = loads.find((one) => identity(one) === chosen) ?? loads[0];
         return html`
           <${One} load=${load} />
           <${Panel} title="Last loads" note=${`${format.plural(loads.length, "load")}, newest first`} flush>

@@ -12,8 +12,9 @@ import { html } from "../view.js";
 /** @typedef {import("../types.js").ModelSpec} ModelSpec */
 /** @typedef {import("../types.js").ProfileList} ProfileList */
 /** @typedef {import("../types.js").ProfileLevels} ProfileLevels */
+/** @typedef {import("../types.js").ModelInfo} ModelInfo */
 /** @typedef {{profile_hash: string, bytes: number, stored_at_ms?: number | null, levels?: ProfileLevels, problem?: string}} Profile */
-/** @typedef {{level: number, bits_per_element: number, nmse: number, kl?: number, quality?: string}} Level */
+/** @typedef {import("../types.js").MeasuredLevel} Level */
 
 /** Profiles whose levels are read for the history: one request each. */
 const HISTORY_MAX = 16;
@@ -38,11 +39,12 @@ function List() {
             : html`<${Table}
                 caption="Models"
                 rows=${models.models}
-                id=${(/** @type {any} */ row) => row.model_id}
+                id=${(/** @type {ModelInfo} */ row) => row.model_id}
                 columns=${[
-                  { title: "Model", head: true, cell: (/** @type {any} */ row) => html`<a class="break" href=${link(["models", row.model_id])}>${row.model_name}</a>` },
-                  { title: "Adapter", cell: (/** @type {any} */ row) => row.lora_name ?? html`<span class="muted">none</span>` },
-                  { title: "Id", tight: true, cell: (/** @type {any} */ row) => html`<${Hash} value=${row.model_id} />` },
+                  { title: "Model", head: true, cell: (/** @type {ModelInfo} */ row) => html`<a class="break" href=${link(["models", row.model_id])}>${row.model_name}</a>` },
+                  { title: "Revision", cell: (/** @type {ModelInfo} */ row) => html`<span class="break" title=${row.revision}>${row.revision.slice(0, 20)}${row.revision.length > 20 ? "…" : ""}</span>` },
+                  { title: "Adapter", cell: (/** @type {ModelInfo} */ row) => row.lora_name ?? html`<span class="muted">none</span>` },
+                  { title: "Id", tight: true, cell: (/** @type {ModelInfo} */ row) => html`<${Hash} value=${row.model_id} />` },
                 ]}
               />`}
       <//>
@@ -152,9 +154,9 @@ function Ladder({ profile }) {
   if (data === undefined) return html`<${Panel} title="Levels"><p class="muted">${profile.problem ?? "The levels of this profile were not read."}</p><//>`;
   /** @type {Level[]} */
   const levels = data.levels;
-  const withKl = levels.filter((level) => level.kl !== undefined && level.kl > 0);
+  const withKl = levels.filter((level) => (level.kl ?? 0) > 0);
   const drawn = levels.filter((level) => level.nmse > 0);
-  const named = (/** @type {Level} */ level) => `level ${level.level}: ${format.number(level.bits_per_element)} bits, NMSE ${format.number(level.nmse)}${level.kl === undefined ? "" : `, KL ${format.number(level.kl)}`}`;
+  const named = (/** @type {Level} */ level) => `level ${level.level}: ${format.number(level.bits_per_element)} bits, NMSE ${format.number(level.nmse)}${level.kl == null ? "" : `, KL ${format.number(level.kl)}`}`;
   const curves = [
     { name: "NMSE", points: drawn.map((level) => ({ x: level.bits_per_element, y: level.nmse, name: named(level), ring: level.quality === "transparent" })) },
     ...(withKl.length > 0 ? [{ name: "KL", second: true, points: withKl.map((level) => ({ x: level.bits_per_element, y: level.kl ?? 0, name: named(level), ring: level.quality === "transparent" })) }] : []),
@@ -183,7 +185,7 @@ function Ladder({ profile }) {
             { title: "Level", head: true, cell: (/** @type {Level} */ row) => html`<span class="row-tight">${row.level} ${row.quality ? html`<${Badge} tone="good">${row.quality}<//>` : null}</span>` },
             { title: "Bits", end: true, cell: (/** @type {Level} */ row) => format.number(row.bits_per_element) },
             { title: "NMSE", end: true, cell: (/** @type {Level} */ row) => format.number(row.nmse) },
-            { title: "KL", end: true, cell: (/** @type {Level} */ row) => (row.kl === undefined ? "–" : format.number(row.kl)) },
+            { title: "KL", end: true, cell: (/** @type {Level} */ row) => (row.kl == null ? "–" : format.number(row.kl)) },
           ]}
         />
       </div>

@@ -53,7 +53,7 @@ function Tiles({ answer }) {
 /** @param {{answer: Answer}} props */
 function Charts({ answer }) {
   const { times_ms } = answer;
-  const levels = answer.series.filter((/** @type {any} */ one) => one.name === "load_bytes").map((/** @type {any} */ one) => Number(one.labels.level)).sort((/** @type {number} */ a, /** @type {number} */ b) => a - b);
+  const levels = answer.series.filter((one) => one.name === "load_bytes").map((one) => Number(one.labels.level)).sort((a, b) => a - b);
   const met = line(answer, "loads", { slo: "met" });
   const latency = (/** @type {string} */ op, /** @type {string} */ quantile) => line(answer, "store_seconds", { op, quantile });
   return html`
@@ -73,7 +73,7 @@ function Charts({ answer }) {
         ]} />
       <//>
       <${Panel} title="Loaded, by level" note="as clients report">
-        <${Chart} title="Bytes loaded by level" times_ms=${times_ms} show=${format.byteRate} stacked nothing="No loads reported in the last hour." series=${levels.map((/** @type {number} */ level) => ({ name: `level ${level}`, values: line(answer, "load_bytes", { level: String(level) }), tone: `--level-${level}` }))} />
+        <${Chart} title="Bytes loaded by level" times_ms=${times_ms} show=${format.byteRate} stacked nothing="No loads reported in the last hour." series=${levels.map((level) => ({ name: `level ${level}`, values: line(answer, "load_bytes", { level: String(level) }), tone: `--level-${level}` }))} />
       <//>
       <${Panel} title="Served, by medium" note="where bytes came from">
         <${Chart} title="Bytes served by medium" times_ms=${times_ms} show=${format.byteRate} stacked series=${[
@@ -103,7 +103,6 @@ function Charts({ answer }) {
 /** @param {{answer: Answer}} props */
 function HotTier({ answer }) {
   const media = ["cpu", "disk"].map((medium) => ({ medium, used: latest(line(answer, "hot_bytes", { medium })) ?? 0, room: latest(line(answer, "hot_capacity_bytes", { medium })) ?? 0 }));
-  /** @type {any[]} */
   const tenants = answer.now.hot_tenants;
   const most = Math.max(1, ...tenants.map((one) => one.cpu_bytes + one.disk_bytes));
   return html`
@@ -130,7 +129,6 @@ function HotTier({ answer }) {
 
 /** @param {{answer: Answer}} props */
 function Curve({ answer }) {
-  /** @type {{memory: number, hit_ratio: number}[]} */
   const curve = answer.now.hit_ratio_curve;
   const now = curve.find((point) => point.memory === 1);
   const twice = curve.find((point) => point.memory === 2);
@@ -172,7 +170,7 @@ function Reader() {
     <${Loaded} of=${usage}>
       ${(/** @type {import("../types.js").Usage} */ data) => {
         const recent = loads.data?.loads ?? [];
-        const missed = recent.filter((/** @type {any} */ load) => load.missed).length;
+        const missed = recent.filter((load) => load.missed).length;
         return html`<dl class="tiles">
           <${Tile} label="Stored" value=${format.bytes(data.bytes)} sub=${format.plural(data.objects, "object")} />
           <${Tile} label="Context versions" value=${format.count(data.context_versions)} />
@@ -189,8 +187,8 @@ export default function Overview() {
   const { data, error } = series;
   const head = html`<${PageHead}
     title="Overview"
-    actions=${data === undefined ? null : html`<span class="muted">Replica <strong>${data.replica}</strong>, up since <${Time} at=${data.started_at_ms} /></span>`}
-  >What this replica does now, and did in the last hour. A point each 10 s, live.<//>`;
+    actions=${data === undefined ? null : html`<span class="muted">Up since <${Time} at=${data.started_at_ms} /></span>`}
+  >What the replica that answers does now, and did in the last hour: a point each 10 s. All replicas together are in the metrics and their dashboards.<//>`;
   if (data === undefined && error?.status === 403) {
     return html`${head}<${Reader} /><section class="panel"><${Failure} error=${error} /></section>`;
   }

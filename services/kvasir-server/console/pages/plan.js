@@ -9,8 +9,9 @@ import { html, useState } from "../view.js";
 
 /** @typedef {import("../types.js").Plan} Plan */
 /** @typedef {import("../types.js").PlanOptions} PlanOptions */
-/** @typedef {{name: string, bytes: number, seconds: number, within_slo?: boolean}} Way */
-/** @typedef {{bits_per_second: number, ways: Way[], fits?: number}} Link */
+/** @typedef {import("../types.js").PlanLink} Link */
+/** @typedef {import("../types.js").PlanLevel & {at: number}} Level */
+/** @typedef {import("../types.js").PlanRate} Rate */
 
 /** @type {Record<string, "good" | "accent" | undefined>} */
 const SOURCES = { measured: "good", published: "accent", assumed: undefined };
@@ -53,12 +54,12 @@ function Form({ options, own }) {
   const [tokens, setTokens] = useState("8192");
   const [link, setLink] = useState("1, 3, 10");
   const [slo, setSlo] = useState("250");
-  const [gpu, setGpu] = useState(options.gpus.find((/** @type {any} */ one) => one.name === "h100")?.name ?? options.gpus[0]?.name ?? "");
+  const [gpu, setGpu] = useState(options.gpus.find((one) => one.name === "h100")?.name ?? options.gpus[0]?.name ?? "");
   const [gpus, setGpus] = useState("1");
   const [profile, setProfile] = useState("");
   const [problem, setProblem] = useState("");
   const [question, setQuestion] = useState(/** @type {Record<string, unknown> | null} */ (null));
-  const registered = !options.models.some((/** @type {any} */ one) => one.name === model);
+  const registered = !options.models.some((one) => one.name === model);
   const profiles = /** @type {import("../resource.js").Resource<import("../types.js").ProfileList>} */ (useResource(registered && model !== "" ? `/v1/models/${encodeURIComponent(model)}/profiles` : null));
 
   /** @param {Event} event */
@@ -91,7 +92,7 @@ function Form({ options, own }) {
             setModel(value(event));
             setProfile("");
           }}>
-            <optgroup label="Well known">${options.models.map((/** @type {any} */ one) => html`<option key=${one.name} value=${one.name}>${one.name}</option>`)}</optgroup>
+            <optgroup label="Well known">${options.models.map((one) => html`<option key=${one.name} value=${one.name}>${one.name}</option>`)}</optgroup>
             ${models.models.length > 0 || registered
               ? html`<optgroup label="Registered here">
                   ${registered && !models.models.some((one) => one.model_id === model) ? html`<option value=${model}>${format.short(model)}</option>` : null}
@@ -116,7 +117,7 @@ function Form({ options, own }) {
         <div class="field">
           <label for="plan-gpu">GPU to compute it</label>
           <select id="plan-gpu" value=${gpu} onChange=${(/** @type {Event} */ event) => setGpu(value(event))}>
-            ${options.gpus.map((/** @type {any} */ one) => html`<option key=${one.name} value=${one.name}>${one.name}, ${format.dollars(one.usd_per_hour)}/h</option>`)}
+            ${options.gpus.map((one) => html`<option key=${one.name} value=${one.name}>${one.name}, ${format.dollars(one.usd_per_hour)}/h</option>`)}
           </select>
         </div>
         <${Field} id="plan-gpus" label="GPUs together" value=${gpus} set=${setGpus} mode="numeric" />
@@ -143,24 +144,24 @@ function Answer({ question }) {
       <${Tile} label="Kept a month" value=${format.dollars(data.month_usd)} sub=${`${format.bytes(data.bytes_stored)} stored`} />
       <${Tile} label="Computing it" value=${format.duration(data.recompute_s * 1000)} sub=${`${format.dollars(data.recompute_usd)} each time, ${format.plural(data.gpus_needed, "GPU")} needed`} />
       <${Tile} label="Loading it" value=${format.dollars(data.load_usd)} sub="each time" />
-      <${Tile} label="Pays from" value=${data.break_even_reuses === undefined ? "never" : `${format.number(data.break_even_reuses)} reuses`} sub=${data.break_even_reuses === undefined ? "loading costs more than computing" : "a month"} />
+      <${Tile} label="Pays from" value=${data.break_even_reuses == null ? "never" : `${format.number(data.break_even_reuses)} reuses`} sub=${data.break_even_reuses == null ? "loading costs more than computing" : "a month"} />
       <${Tile} label="Uncompressed, fp16" value=${format.bytes(data.bytes.fp16)} sub=${`fp8 ${format.bytes(data.bytes.fp8)}, int4 ${format.bytes(data.bytes.int4)}`} />
     </dl>
-    ${data.links.map((/** @type {Link} */ link) => html`<${Ways} key=${link.bits_per_second} link=${link} slo_s=${slo_s} />`)}
+    ${data.links.map((link) => html`<${Ways} key=${link.bits_per_second} link=${link} slo_s=${slo_s} />`)}
     <div class="grid">
       <${Panel} title="Levels counted with" flush>
-        <${Table} caption="Levels" rows=${data.levels.map((/** @type {any} */ level, /** @type {number} */ i) => ({ ...level, i }))} id=${(/** @type {any} */ row) => String(row.i)} columns=${[
-          { title: "Level", head: true, cell: (/** @type {any} */ row) => row.i },
-          { title: "Bits an element", end: true, cell: (/** @type {any} */ row) => format.number(row.bits_per_element.value) },
-          { title: "Source", cell: (/** @type {any} */ row) => html`<${Badge} tone=${SOURCES[row.bits_per_element.source]}>${row.bits_per_element.source}<//>` },
-          { title: "KL", end: true, cell: (/** @type {any} */ row) => (row.kl === undefined ? "–" : format.number(row.kl.value)) },
+        <${Table} caption="Levels" rows=${data.levels.map((level, at) => ({ ...level, at }))} id=${(/** @type {Level} */ row) => String(row.at)} columns=${[
+          { title: "Level", head: true, cell: (/** @type {Level} */ row) => row.at },
+          { title: "Bits an element", end: true, cell: (/** @type {Level} */ row) => format.number(row.bits_per_element.value) },
+          { title: "Source", cell: (/** @type {Level} */ row) => html`<${Badge} tone=${SOURCES[row.bits_per_element.source]}>${row.bits_per_element.source}<//>` },
+          { title: "KL", end: true, cell: (/** @type {Level} */ row) => (!row.kl ? "–" : format.number(row.kl.value)) },
         ]} />
       <//>
       <${Panel} title="Rates counted with" flush>
-        <${Table} caption="Rates" rows=${data.rates} id=${(/** @type {any} */ row) => row.name} columns=${[
-          { title: "Rate", head: true, cell: (/** @type {any} */ row) => row.name.replaceAll("_", " ") },
-          { title: "Value", end: true, cell: (/** @type {any} */ row) => `${format.number(row.value)} ${row.unit}` },
-          { title: "Source", cell: (/** @type {any} */ row) => html`<${Badge} tone=${SOURCES[row.source]}>${row.source}<//>` },
+        <${Table} caption="Rates" rows=${data.rates} id=${(/** @type {Rate} */ row) => row.name} columns=${[
+          { title: "Rate", head: true, cell: (/** @type {Rate} */ row) => row.name.replaceAll("_", " ") },
+          { title: "Value", end: true, cell: (/** @type {Rate} */ row) => `${format.number(row.value)} ${row.unit}` },
+          { title: "Source", cell: (/** @type {Rate} */ row) => html`<${Badge} tone=${SOURCES[row.source]}>${row.source}<//>` },
         ]} />
       <//>
     </div>
@@ -170,13 +171,13 @@ function Answer({ question }) {
 /** @param {{link: Link, slo_s: number | undefined}} props */
 function Ways({ link, slo_s }) {
   const longest = Math.max(...link.ways.map((way) => way.seconds), slo_s ?? 0);
-  const best = link.fits === undefined ? undefined : link.ways[link.fits];
+  const best = link.fits == null ? undefined : link.ways[link.fits];
   return html`
     <${Panel} title=${`Over ${format.bitRate(link.bits_per_second)}`} note=${slo_s === undefined ? "" : best === undefined ? "no way is in time" : html`<${Badge} tone="good">${best.name} is in time<//>`}>
       <div class="stack-tight">
         ${link.ways.map((way, at) => {
           const words = `${way.name}: ${format.duration(way.seconds * 1000)}${way.bytes > 0 ? `, ${format.bytes(way.bytes)}` : ""}`;
-          const tone = way.within_slo === undefined ? "fill" : way.within_slo ? "fill good" : "fill rest";
+          const tone = way.within_slo == null ? "fill" : way.within_slo ? "fill good" : "fill rest";
           return html`<div class="meter-row ways" key=${way.name}>
             <span class="name">${at === link.fits ? html`<strong>${way.name}</strong>` : way.name}</span>
             <div class="way" role="img" aria-label=${words}>

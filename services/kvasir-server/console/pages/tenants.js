@@ -66,11 +66,10 @@ function Hot() {
       <p class="muted">${error?.status === 403 ? `Not for this credential: ${error.detail}` : error ? error.title : "Loading…"}</p>
     <//>`;
   }
-  /** @type {{tenant: string, cpu_bytes: number, disk_bytes: number}[]} */
   const tenants = data.now.hot_tenants;
   const room = ["cpu", "disk"].reduce((sum, medium) => sum + (latest(line(data, "hot_capacity_bytes", { medium })) ?? 0), 0);
   const refused = latest(line(data, "errors", { status: "4xx" }));
-  return html`<${Panel} title="Tenants in the hot tier" note=${`replica ${data.replica}, ${format.bytes(room)} in all`}>
+  return html`<${Panel} title="Tenants in the hot tier" note=${`of the replica that answers, ${format.bytes(room)} in all`}>
     ${tenants.length === 0
       ? html`<p class="muted">Nothing is kept in memory or on disk.</p>`
       : tenants.map(
