@@ -27,7 +27,7 @@ export function pages(tokens) {
 export async function visit(page, base, { hash, ready, act }) {
   await page.goto("about:blank");
   await page.goto(`${base}/console/${hash}`);
-  await page.waitForSelector(ready, { timeout: 10_000 });
+  await page.waitForSelector(ready, { timeout: 20_000 });
   if (act !== undefined) await act(page);
   // Charts draw after their library came; nothing else moves then.
   await page.waitForFunction(() => document.querySelector(".bone") === null && [...document.querySelectorAll(".chart .canvas")].every((one) => one.childElementCount > 0));

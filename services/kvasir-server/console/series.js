@@ -2,12 +2,13 @@
 
 import { call, query, token } from "./api.js";
 import { useLoaded } from "./resource.js";
-import { useRef } from "./view.js";
+import { useRef, useState } from "./view.js";
 
 /** @typedef {import("./types.js").Series} Answer */
 /** @typedef {import("./types.js").SeriesLine} Line */
 
 const STEP_MS = 10_000;
+const FIRST_MS = 2_000;
 const POINTS_MAX = 360;
 
 /** @param {Line} line */
@@ -36,6 +37,8 @@ export function joined(before, later) {
 }
 
 export function useSeries() {
+  // The first point of a service that has just started is waited for.
+  const [any, setAny] = useState(true);
   const kept = useRef(/** @type {{token: string, answer: Answer} | null} */ (null));
   return useLoaded(
     "series",
@@ -48,9 +51,10 @@ export function useSeries() {
       // Another process answered, and only for the time after the last one's end.
       if (before !== undefined && answer === later) answer = await call("GET", "/v1/series", { signal });
       kept.current = { token: asked, answer };
+      setAny(answer.times_ms.length > 0);
       return answer;
     },
-    { every_ms: STEP_MS },
+    { every_ms: any ? STEP_MS : FIRST_MS },
   );
 }
 
