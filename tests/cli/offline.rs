@@ -174,3 +174,17 @@ fn dumps_are_read_as_hostile_bytes() {
             .fails(exit::DATA, &["cut.safetensors"]);
     }
 }
+
+/// Token ids are behind the `#`: browsers send that to nobody, so they reach no log.
+#[test]
+fn the_consoles_page_of_a_question_has_its_tokens_in_the_fragment() {
+    let bench = bench();
+    let known = kvasir_dump::parse_dump(&made().dump).expect("a dump");
+    let address = bench
+        .ok("context explain --kv kv.safetensors --open --url http://cache.example:7480 --namespace team");
+    let (page, fragment) = address.trim().split_once('#').expect("a fragment");
+    assert_eq!(page, "http://cache.example:7480/console/");
+    let tokens: Vec<_> = known.tokens.iter().map(u32::to_string).collect();
+    let model_id = known.spec.model_id();
+    assert_eq!(fragment, format!("/explain?model_id={model_id}&namespace=team&tokens={}", tokens.join(",")));
+}

@@ -92,6 +92,7 @@ pub(crate) fn body(operation: &str, ids: &Ids, chunk: &Chunk) -> Option<Vec<u8>>
         "change_context" => json!({"pinned": true}),
         "report_load" => json!({"slo_ms": 1, "elapsed_ms": 1, "loaded_tokens": 1, "recomputed_tokens": 0}),
         "start_job" => json!({"kind": "gc", "dry_run": true}),
+        "plan" => json!({"model": "llama-3.1-8b"}),
         _ => return None,
     };
     Some(serde_json::to_vec(&json).expect("serialises"))
@@ -219,7 +220,7 @@ impl Bench {
         if operation == "commit_upload" {
             ids.upload = self.upload(&writer, &ids, &chunk).await;
         }
-        if operation == "get_job" || operation == "start_job" {
+        if matches!(operation, "get_job" | "start_job" | "cancel_job") {
             ids.job = self.finished_job(tenant).await;
         }
         (ids, chunk)

@@ -3,6 +3,7 @@
 mod auth;
 mod bench;
 mod binary;
+mod console;
 mod contexts;
 mod direct;
 mod events;

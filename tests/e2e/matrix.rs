@@ -38,10 +38,12 @@ const TABLE: &[Row] = &[
     ("openapi", None, Is(200), Is(200)),
     ("get_config", READ, Is(200), Is(200)),
     ("register_model", READ, ByRole("unknown_model", 201), ByRole("unknown_model", 201)),
+    ("list_models", READ, Is(200), Is(200)),
     ("get_model", READ, Is(200), Problem("unknown_model")),
     ("list_profiles", READ, Is(200), Problem("unknown_model")),
     ("put_profile", WRITE, Is(200), Problem("unknown_model")),
     ("get_profile", READ, Is(200), Problem("unknown_profile")),
+    ("get_profile_levels", READ, Is(200), Problem("unknown_profile")),
     ("open_namespace", READ, Is(200), Problem("unknown_model")),
     ("rotate_namespace", ADMIN, Is(200), Problem("unknown_model")),
     // Keys are a tenant's own: another one's are there, or not, whatever these are.
@@ -54,6 +56,8 @@ const TABLE: &[Row] = &[
     ("explain_opaque_objects", READ, Is(200), Is(200)),
     ("lookup", READ, Is(200), Problem("unknown_model")),
     ("explain", READ, Is(200), Is(200)),
+    ("list_plan_options", READ, Is(200), Is(200)),
+    ("plan", READ, Is(200), Is(200)),
     ("sample_chunks", ADMIN, Is(200), Problem("unknown_model")),
     ("put_chunk", WRITE, Is(200), Problem("unknown_model")),
     ("get_chunk", READ, Is(200), Problem("unknown_chunk")),
@@ -72,10 +76,14 @@ const TABLE: &[Row] = &[
     ("events", READ, Is(200), Is(200)),
     ("get_usage", READ, Is(200), Is(200)),
     ("report_load", READ, Is(204), Is(204)),
+    ("list_loads", READ, Is(200), Is(200)),
+    ("get_series", OPERATOR, Is(200), Is(200)),
     ("start_job", OPERATOR, Is(202), Is(202)),
     ("list_jobs", OPERATOR, Is(200), Is(200)),
     // A job is the replica's, not a tenant's.
     ("get_job", OPERATOR, Is(200), Is(200)),
+    ("cancel_job", OPERATOR, Is(202), Is(202)),
+    ("list_audited_calls", ADMIN, Is(200), Is(200)),
 ];
 
 fn callers() -> Vec<Who> {

@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use kvasir_api::ExplainRequest;
+use kvasir_api::{ExplainRequest, routes};
 use kvasir_types::Medium;
 
 use super::request;
 use crate::{
-    error::CliResult,
-    inputs::{self, ContextArguments},
+    error::{CliError, CliResult, Exit},
+    inputs::{self, Context, ContextArguments},
     output::{print, print_json},
     service::{ServiceArguments, client, client_error, runtime},
 };
@@ -26,6 +26,10 @@ pub(crate) struct ExplainArguments {
     /// Folder with what engines remember of their requests; those in the folder for temporary files unless said.
     #[arg(long, value_name = "FOLDER", requires = "request")]
     folder: Option<PathBuf>,
+    /// Print the address of the console's page that explains these tokens, to open in a browser. Their ids are behind its `#`,
+    /// which browsers send to nobody.
+    #[arg(long, conflicts_with_all = ["request", "json"])]
+    open: bool,
     /// Print the result as JSON.
     #[arg(long)]
     json: bool,
@@ -62,6 +66,9 @@ pub(crate) fn run(arguments: &ExplainArguments) -> CliResult {
         text: subject.text.clone(),
         kv: subject.kv.clone(),
     })?;
+    if arguments.open {
+        return print(&console_page(arguments, &context)?);
+    }
     let request = ExplainRequest {
         model_id: context.spec.model_id(),
         spec: Some((*context.spec).clone()),
@@ -99,6 +106,20 @@ pub(crate) fn run(arguments: &ExplainArguments) -> CliResult {
         );
     }
     print(&text)
+}
+
+/// The console's page of the question. A command line that opened it would show the tokens to others on this host.
+fn console_page(arguments: &ExplainArguments, context: &Context) -> CliResult<String> {
+    let service = &arguments.service;
+    let page =
+        service.url.join(routes::CONSOLE_FILES).map_err(|error| CliError::new(Exit::Data, error, ""))?;
+    let tokens: Vec<_> = context.tokens.iter().map(u32::to_string).collect();
+    Ok(format!(
+        "{page}#/explain?model_id={}&namespace={}&tokens={}",
+        context.spec.model_id(),
+        service.namespace,
+        tokens.join(",")
+    ))
 }
 
 const fn name(medium: Medium) -> &'static str {

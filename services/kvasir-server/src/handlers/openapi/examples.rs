@@ -95,7 +95,7 @@ fn job() -> Value {
 /// All examples by operation: `request`, `status` of the answer, and the answer itself where it is JSON.
 pub(super) fn all() -> Examples {
     let mut all = Map::new();
-    for part in [setup(), objects(), chunks(), direct(), contexts(), service()] {
+    for part in [setup(), objects(), chunks(), direct(), contexts(), service(), console()] {
         if let Value::Object(part) = part {
             all.extend(part);
         }
@@ -108,11 +108,21 @@ fn setup() -> Value {
         "register_model": {
             "request": spec(), "status": 201, "response": {"model_id": MODEL_ID, "created": true},
         },
+        "list_models": {
+            "status": 200,
+            "response": {"models": [{"model_id": MODEL_ID, "model_name": "kvasir/synthetic", "revision": "1"}]},
+        },
         "get_model": {"status": 200, "response": spec()},
         "put_profile": {"status": 201, "response": {"profile_hash": PROFILE_HASH, "bytes": 24}},
         "list_profiles": {
             "status": 200, "response": {"profiles": [{"profile_hash": PROFILE_HASH, "bytes": 24, "stored_at_ms": 1_763_740_800_000_u64}]},
         },
+        "get_profile_levels": {"status": 200, "response": {
+            "profile_hash": PROFILE_HASH, "made": "first_save", "recipe": "starter", "note": "", "trained_tokens": 1536,
+            "held_out_tokens": 0, "exact_tokens": 4,
+            "levels": [{"level": 0, "bits_per_element": 0.61, "nmse": 0.11, "kl": 0.02},
+                       {"level": 1, "bits_per_element": 2.1, "nmse": 0.004, "quality": "transparent"}],
+        }},
         "open_namespace": {
             "request": {"namespace": "team-a", "model_id": MODEL_ID}, "status": 200, "response": {"root": ROOT},
         },
@@ -213,14 +223,67 @@ fn service() -> Value {
             "profile_bytes": 24, "context_versions": 2, "waiting_uploads": 0, "other_bytes": 900, "bytes_by_model": {MODEL_ID: OBJECT_BYTES},
             "as_of_s_ago": 0,
         }},
-        "report_load": {
-            "request": {"slo_ms": 500, "elapsed_ms": 180, "loaded_tokens": 1536, "recomputed_tokens": 0,
-                        "bytes_by_level": {"0": 60112, "1": 35198}, "direct_bytes": 0,
-                        "tokens_by_level": {"1": 1536}, "saved_gpu_ms": 57},
-            "status": 204,
-        },
+        "report_load": {"request": load(), "status": 204},
         "start_job": {"request": {"kind": "gc", "dry_run": true}, "status": 202, "response": job()},
         "list_jobs": {"status": 200, "response": {"jobs": [job()]}},
         "get_job": {"status": 200, "response": job()},
+        "cancel_job": {"status": 202, "response": job()},
+    })
+}
+
+fn load() -> Value {
+    json!({"slo_ms": 500, "elapsed_ms": 180, "loaded_tokens": 1536, "recomputed_tokens": 0,
+    "bytes_by_level": {"0": 60112, "1": 35198}, "direct_bytes": 0,
+    "tokens_by_level": {"1": 1536}, "saved_gpu_ms": 57,
+    "timeline": {
+        "chunks": [{"first_token": 0, "tokens": 1536, "level": 1, "bytes": 95310, "started_ms": 4, "fetched_ms": 141,
+                    "ready_ms": 180}],
+        "bandwidth": [{"at_ms": 90, "bytes_per_second": 695_000}],
+    }})
+}
+
+/// What the console asks for beside the rest.
+fn console() -> Value {
+    let mut kept = load();
+    kept["received_at_ms"] = 1_763_740_800_000_u64.into();
+    kept["missed"] = false.into();
+    let bytes = |fp16: u64| json!({"fp16": fp16, "fp8": fp16 / 2, "int4": fp16 / 4});
+    let rates = json!({"value": 0.6, "source": "assumed"});
+    json!({
+        "list_loads": {"status": 200, "response": {"loads": [kept]}},
+        "get_series": {"status": 200, "response": {
+            "version": env!("CARGO_PKG_VERSION"), "started_at_ms": 1_763_740_790_000_u64, "step_s": 10,
+            "times_ms": [1_763_740_800_000_u64],
+            "series": [{"name": "requests", "labels": {"class": "lookup"}, "unit": "per_second", "values": [12.5]}],
+            "now": {
+                "hit_ratio_curve": [{"memory": 0.5, "hit_ratio": 0.41}],
+                "hot_tenants": [{"tenant": "acme", "cpu_bytes": 1_048_576, "disk_bytes": 0}],
+                "breaker_open": 0,
+            },
+        }},
+        "list_audited_calls": {"status": 200, "response": {"calls": [{
+            "at_ms": 1_763_740_800_000_u64, "tenant": "default", "credential": "on call", "role": "operator",
+            "method": "POST", "path": "/v1/admin/jobs", "status": 202,
+        }]}},
+        "list_plan_options": {"status": 200, "response": {
+            "models": [{"name": "llama-3.1-8b", "parameters": 8.03, "active_parameters": 8.03, "context_tokens": 131_072,
+                        "source": "meta-llama/Llama-3.1-8B config.json"}],
+            "gpus": [{"name": "h100", "memory_bytes": 80_000_000_000_u64, "flops": 989e12, "usd_per_hour": 3.0}],
+        }},
+        "plan": {
+            "request": {"model": "llama-3.1-8b", "tokens": 8192, "bandwidths": [3e9], "slo_s": 0.25, "gpu": "h100"},
+            "status": 200,
+            "response": {
+                "model": "llama-3.1-8b", "model_source": "meta-llama/Llama-3.1-8B config.json", "context_tokens": 131_072,
+                "tokens": 8192, "bytes_per_token": bytes(131_072), "bytes": bytes(1 << 30), "bytes_stored": 153_681_495,
+                "weight_bytes": 16_060_000_000_u64, "gpus_needed": 1, "recompute_s": 0.29, "recompute_usd": 0.00024,
+                "load_usd": 0.0000024, "month_usd": 0.0035, "break_even_reuses": 14.8,
+                "levels": [{"bits_per_element": rates}],
+                "links": [{"bits_per_second": 3e9, "fits": 1, "ways": [
+                    {"name": "level 0", "bytes": 40_265_319, "seconds": 0.137, "within_slo": true},
+                ]}],
+                "rates": [{"name": "gpu_hour", "value": 3.0, "unit": "USD", "source": "assumed"}],
+            },
+        },
     })
 }
