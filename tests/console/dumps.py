@@ -1,4 +1,4 @@
-"""KV dumps for the console's tests: dumps.py FOLDER writes long.safetensors and late.safetensors, and tokens.json with the ids of both."""
+"""KV dumps for the console's tests: dumps.py FOLDER writes a long context and short ones that come later, and tokens.json with their ids."""
 
 import json
 import struct
@@ -13,7 +13,7 @@ from synthetic import write  # noqa: E402
 folder = Path(sys.argv[1])
 spec = json.loads((ROOT / "tests/golden-buckets/2/plain/expected.json").read_text())["spec"]
 tokens = {}
-for name, count, seed in (("long", 2048, 11), ("late", 256, 12)):
+for name, count, seed in [("long", 2048, 11), *((f"late-{i}", 256, 12 + i) for i in range(5))]:
     dump = folder / f"{name}.safetensors"
     write(spec, dump, layers=1, tokens=count, heads=2, seed=seed)
     tokens[name] = list(struct.unpack(f"<{count}i", dump.read_bytes()[-4 * count:]))

@@ -31,7 +31,7 @@ async function data(world, browser) {
   const page = await openPage(browser, { token: world.tokens.operator });
   let nodes = 0;
   let worst = 0;
-  for (const one of pages(world.prompts.long)) {
+  for (const one of pages(world.prompt)) {
     await visit(page, world.base, one);
     await clean(page, one.name);
     const shift = await page.evaluate(() => window.shifts);
@@ -165,7 +165,7 @@ async function live(world, browser) {
   await page.goto(`${world.base}/console/#/events`);
   await page.getByText("live", { exact: true }).waitFor();
   const began = Date.now();
-  world.put("late");
+  world.put("late-0");
   await page.getByRole("row").filter({ hasText: "stored" }).first().waitFor({ timeout: 5000 });
   const took = Date.now() - began;
   await page.getByRole("button", { name: "Removed" }).click();
@@ -217,7 +217,7 @@ async function injection(world, browser) {
     return route.fulfill({ response: answer, body });
   });
   let texts = 0;
-  for (const { name, hash } of pages(world.prompts.long)) {
+  for (const { name, hash } of pages(world.prompt)) {
     await page.goto("about:blank");
     await page.goto(`${world.base}/console/${hash}`);
     await page.waitForSelector("main h1");

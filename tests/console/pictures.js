@@ -10,6 +10,7 @@ const WIDTHS = [1440, 390];
 
 export async function pictures(world, browser, folder) {
   mkdirSync(folder, { recursive: true });
+  let stored = 0;
   for (const theme of ["light", "dark"]) {
     for (const width of WIDTHS) {
       const page = await openPage(browser, { theme, width, token: world.tokens.operator });
@@ -17,8 +18,13 @@ export async function pictures(world, browser, folder) {
       const answer = (body) => (route) => route.fulfill({ status: 200, contentType: "application/json", body: JSON.stringify(body) });
       await page.route("**/v1/series**", answer(fixtures.series(now_ms)));
       await page.route("**/v1/loads**", answer(fixtures.loads(now_ms)));
-      for (const one of pages(world.prompts.long)) {
+      for (const one of pages(world.prompt)) {
         await visit(page, world.base, one);
+        if (one.name === "events") {
+          stored += 1;
+          world.put(`late-${stored}`);
+          await page.waitForSelector("tbody tr");
+        }
         const file = join(folder, `${one.name}-${theme}-${width}.png`);
         await page.screenshot({ path: file, fullPage: true });
         const found = await faults(page);

@@ -50,6 +50,8 @@ export class World {
     mkdirSync(join(this.folder, "dumps"));
     execFileSync("python3", ["-B", join(import.meta.dirname, "dumps.py"), join(this.folder, "dumps")]);
     this.prompts = JSON.parse(readFileSync(join(this.folder, "dumps/tokens.json"), "utf8"));
+    // Of which a part is stored.
+    this.prompt = [...this.prompts.long, ...this.prompts["late-0"]];
     this.port = await freePort();
     this.base = `http://127.0.0.1:${this.port}`;
     await this.serve();

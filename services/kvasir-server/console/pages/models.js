@@ -42,7 +42,7 @@ function List() {
                 id=${(/** @type {ModelInfo} */ row) => row.model_id}
                 columns=${[
                   { title: "Model", head: true, cell: (/** @type {ModelInfo} */ row) => html`<a class="break" href=${link(["models", row.model_id])}>${row.model_name}</a>` },
-                  { title: "Revision", cell: (/** @type {ModelInfo} */ row) => html`<span class="break" title=${row.revision}>${row.revision.slice(0, 20)}${row.revision.length > 20 ? "…" : ""}</span>` },
+                  { title: "Revision", cell: (/** @type {ModelInfo} */ row) => html`<span class="nowrap" title=${row.revision}>${row.revision.slice(0, 20)}${row.revision.length > 20 ? "…" : ""}</span>` },
                   { title: "Adapter", cell: (/** @type {ModelInfo} */ row) => row.lora_name ?? html`<span class="muted">none</span>` },
                   { title: "Id", tight: true, cell: (/** @type {ModelInfo} */ row) => html`<${Hash} value=${row.model_id} />` },
                 ]}
@@ -174,7 +174,7 @@ function Ladder({ profile }) {
           <${Legend} items=${[
             { tone: "series-1", name: "NMSE" },
             ...(withKl.length > 0 ? [{ tone: "series-3", name: "KL, nats a token" }] : []),
-            { tone: "fill good", name: "ringed: transparent" },
+            ...(levels.some((level) => level.quality === "transparent") ? [{ tone: "fill good", name: "ringed: transparent" }] : []),
           ]} />
         </div>
         <${Table}
@@ -189,7 +189,7 @@ function Ladder({ profile }) {
           ]}
         />
       </div>
-      <p class="muted">Trained on ${format.count(data.trained_tokens)} tokens, measured on ${format.count(data.held_out_tokens)} others${data.exact_tokens > 0 ? `; the first ${format.count(data.exact_tokens)} tokens are exact at every level` : ""}. Exact levels have no error to draw.</p>
+      <p class="muted">Trained on ${format.count(data.trained_tokens)} tokens, measured on ${format.count(data.held_out_tokens)} others${data.exact_tokens > 0 ? `; the first ${format.count(data.exact_tokens)} tokens are exact at every level` : ""}.${drawn.length < levels.length ? " Exact levels have no error to draw." : ""}</p>
     <//>
   `;
 }

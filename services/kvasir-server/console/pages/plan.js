@@ -16,6 +16,9 @@ import { html, useState } from "../view.js";
 /** @type {Record<string, "good" | "accent" | undefined>} */
 const SOURCES = { measured: "good", published: "accent", assumed: undefined };
 
+/** What the form begins with. @param {{name: string}[]} all @param {string} name */
+const preferred = (all, name) => (all.find((one) => one.name === name) ?? all[0])?.name;
+
 /** @param {string} text @returns {number[] | null} bits a second */
 function bandwidths(text) {
   const all = text.split(/[\s,]+/).filter((word) => word !== "").map(Number);
@@ -49,12 +52,12 @@ export default function PlanPage({ query: asked }) {
 /** @param {{options: PlanOptions, own: string}} props */
 function Form({ options, own }) {
   const models = useModels();
-  const [model, setModel] = useState(own === "" ? (options.models[0]?.name ?? "") : own);
+  const [model, setModel] = useState(own === "" ? (preferred(options.models, "llama-3.1-8b") ?? "") : own);
   const [parameters, setParameters] = useState("");
   const [tokens, setTokens] = useState("8192");
   const [link, setLink] = useState("1, 3, 10");
   const [slo, setSlo] = useState("250");
-  const [gpu, setGpu] = useState(options.gpus.find((one) => one.name === "h100")?.name ?? options.gpus[0]?.name ?? "");
+  const [gpu, setGpu] = useState(preferred(options.gpus, "h100") ?? "");
   const [gpus, setGpus] = useState("1");
   const [profile, setProfile] = useState("");
   const [problem, setProblem] = useState("");
