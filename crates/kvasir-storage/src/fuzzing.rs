@@ -1,4 +1,4 @@
-//! Entry points of the fuzz targets: parsers of what the bucket and the disk hold. Only in builds for them.
+//! Entry points of the fuzz targets: parsers of what the bucket and the disk hold. Only in builds for them and for tests.
 
 use crate::{
     changes::journal, checked_json, contexts::StoredContext, hot, index::IndexRow,
@@ -33,4 +33,42 @@ pub fn index_row(bytes: &[u8]) {
 /// The name of a frame's file.
 pub fn frame_name(name: &str) {
     hot::fuzz_name(name);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The seeds of a target, each also cut after every byte and with every bit flipped.
+    fn damaged(target: &str, check: impl Fn(&[u8])) {
+        let folder =
+            format!("{}/../../services/kvasir-server/fuzz/corpus/{target}", env!("CARGO_MANIFEST_DIR"));
+        let mut seeds = 0;
+        for file in std::fs::read_dir(folder).expect("a corpus") {
+            let seed = std::fs::read(file.expect("a seed").path()).expect("reads");
+            check(&seed);
+            for at in 0..seed.len() {
+                check(&seed[..at]);
+                for bit in 0..8 {
+                    let mut flipped = seed.clone();
+                    flipped[at] ^= 1 << bit;
+                    check(&flipped);
+                }
+            }
+            seeds += 1;
+        }
+        assert!(seeds >= 3, "{seeds} seeds of {target}");
+    }
+
+    #[test]
+    fn corpora_and_what_is_damaged_hold() {
+        damaged("journal", journal);
+        damaged("records", records);
+        damaged("records", index_row);
+        damaged("keys", |data| {
+            if let Ok(name) = std::str::from_utf8(data) {
+                frame_name(name);
+            }
+        });
+    }
 }

@@ -10,7 +10,7 @@ mod checked_json;
 mod contexts;
 mod error;
 mod explain;
-#[cfg(fuzzing)]
+#[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod hot;
 pub mod index;

@@ -1,5 +1,6 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
+#![allow(unexpected_cfgs, reason = "`fuzzing` is set by the builds of fuzz targets")]
 
 mod api_error;
 mod audit;
@@ -10,6 +11,8 @@ mod connection;
 mod connection_limiter;
 mod egress;
 mod encryption_keys;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod handlers;
 mod idle_timer;
 mod jobs;

@@ -1,7 +1,7 @@
 //! Damaged inputs for the tests of parsers: seeds that are cut, flipped, doubled and spliced, the same ones in every run.
 
-/// Calls `check` with `count` mutations of texts.
-pub(crate) fn of_texts(seeds: &[&str], count: u64, mut check: impl FnMut(&[u8])) {
+/// Calls `check` with `count` mutations.
+pub(crate) fn of<T: AsRef<[u8]>>(seeds: &[T], count: u64, mut check: impl FnMut(&[u8])) {
     for n in 0..count {
         let mut hash = blake3::Hasher::new().update(&n.to_le_bytes()).finalize_xof();
         let mut number = |below: usize| {
@@ -9,7 +9,7 @@ pub(crate) fn of_texts(seeds: &[&str], count: u64, mut check: impl FnMut(&[u8]))
             hash.fill(&mut bytes);
             (u64::from_le_bytes(bytes) % below.max(1) as u64) as usize
         };
-        let mut bytes = seeds[number(seeds.len())].as_bytes().to_vec();
+        let mut bytes = seeds[number(seeds.len())].as_ref().to_vec();
         for _ in 0..=number(4) {
             let (at, length) = (number(bytes.len() + 1), number(12));
             let end = (at + length).min(bytes.len());
@@ -22,7 +22,7 @@ pub(crate) fn of_texts(seeds: &[&str], count: u64, mut check: impl FnMut(&[u8]))
                     bytes.splice(at..at, part);
                 }
                 _ => {
-                    let other = seeds[number(seeds.len())].as_bytes();
+                    let other = seeds[number(seeds.len())].as_ref();
                     let from = number(other.len());
                     bytes.splice(at..end, other[from..(from + length).min(other.len())].iter().copied());
                 }

@@ -33,6 +33,11 @@ pub(crate) fn ops_router(state: AppState) -> Router {
 
 /// The whole service.
 pub(crate) fn router(state: AppState) -> Router {
+    with_middleware(routes(), state)
+}
+
+/// Every route with its handler.
+pub(crate) fn routes() -> Router<AppState> {
     let (router, document) = openapi::routes().split_for_parts();
     let document = openapi::finalize_document(document);
     let router = router
@@ -44,6 +49,11 @@ pub(crate) fn router(state: AppState) -> Router {
         .method_not_allowed_fallback(method_not_allowed)
         // Every handler has a limit of its own.
         .layer(DefaultBodyLimit::disable())
+}
+
+/// What is before every handler.
+pub(crate) fn with_middleware(routes: Router<AppState>, state: AppState) -> Router {
+    routes
         .layer(from_fn_with_state(state.clone(), authorize))
         .layer(from_fn_with_state(AcceptedEncodings(&["identity"]), enforce_request_limits))
         .layer(from_fn_with_state(state.clone(), observe_request))

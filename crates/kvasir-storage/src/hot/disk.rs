@@ -221,7 +221,7 @@ impl FrameFolder {
 }
 
 /// A name that is taken is that of its frame.
-#[cfg(fuzzing)]
+#[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_name(name: &str) {
     if let Some(frame) = FrameFile::parse("acme", name) {
         let path = frame.path(Path::new(""));

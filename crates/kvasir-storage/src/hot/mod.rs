@@ -49,7 +49,7 @@ use std::{
 
 pub use cache::HotCache;
 pub use context::{HotContext, RangeReader};
-#[cfg(fuzzing)]
+#[cfg(any(test, fuzzing))]
 pub(crate) use disk::fuzz_name;
 pub use eviction_log::FrameEviction;
 pub use frames::{FrameKey, HotObject};

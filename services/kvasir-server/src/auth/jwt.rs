@@ -149,3 +149,23 @@ impl VerificationKeys {
         if keys.is_empty() { Err("has no key".to_owned()) } else { Ok(Self(keys)) }
     }
 }
+
+/// A token, or a file of keys: nobody signed a token here, so none lets anybody in.
+#[cfg(any(test, fuzzing))]
+pub fn fuzz(data: &[u8]) {
+    // The public key of RFC 8037, A.2.
+    const KEYS: &str = r#"{"keys":[
+        {"kty":"OKP","crv":"Ed25519","alg":"EdDSA","kid":"a","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}"#;
+    static VERIFIER: std::sync::LazyLock<Verifier> = std::sync::LazyLock::new(|| Verifier {
+        keys: ReloadableFiles::open(&[], |_| VerificationKeys::parse(KEYS.as_bytes())).expect("keys"),
+        issuer: "i".to_owned(),
+        audience: "a".to_owned(),
+        tenant_claim: "tenant".to_owned(),
+        role_claim: "role".to_owned(),
+    });
+    let _ = VerificationKeys::parse(data);
+    let Ok(token) = std::str::from_utf8(data) else { return };
+    assert!(VERIFIER.principal(token).is_none(), "nobody signed it");
+    // Behind the signature.
+    let _ = serde_json::from_slice::<DistinctMembers>(data);
+}

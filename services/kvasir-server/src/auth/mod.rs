@@ -15,6 +15,8 @@ pub(crate) use authenticator::{AuthFailure, Authenticator};
 pub(crate) use principal::Principal;
 pub(crate) use tenants::Quota;
 pub use tenants::{NewAccessKey, NewToken};
+#[cfg(any(test, fuzzing))]
+pub use {jwt::fuzz as fuzz_web_token, tenants::fuzz as fuzz_tenants_file};
 
 #[cfg(test)]
 mod tests;

@@ -299,3 +299,14 @@ fn sha256(bytes: &[u8]) -> [u8; 32] {
     let digest = digest::digest(&digest::SHA256, bytes);
     digest.as_ref().try_into().unwrap_or_else(|_| unreachable!("SHA-256 has 32 bytes"))
 }
+
+/// Whatever file is taken, it lets nobody in by nothing, and by no short secret.
+#[cfg(any(test, fuzzing))]
+pub fn fuzz(text: &[u8]) {
+    if let Ok(tenants) = Tenants::parse(text) {
+        assert!(tenants.principal("").is_none() && tenants.access_key("").is_none());
+        assert!(
+            tenants.access_keys.values().all(|key| key.secret.expose().len() >= ACCESS_KEY_SECRET_BYTES_MIN)
+        );
+    }
+}

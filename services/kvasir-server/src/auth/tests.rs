@@ -250,7 +250,7 @@ fn damaged_tenants_files_never_panic_and_never_leak() {
     );
     let quota = "[tenant.team-a]\nrequests_per_second = 5\nstored_bytes = 1000\n";
     let (mut taken, mut refused) = (0, 0);
-    crate::mutation::of_texts(&[&token, &key, quota], 5_000, |text| match Tenants::parse(text) {
+    crate::mutation::of(&[&token, &key, quota], 5_000, |text| match Tenants::parse(text) {
         Ok(_) => taken += 1,
         Err(problem) => {
             refused += 1;
@@ -271,7 +271,7 @@ fn damaged_web_tokens_never_panic_and_never_pass() {
     let claims = json!({"iss": "https://issuer/", "aud": "kvasir", "exp": 4_000_000_000_u64, "tenant": "a", "role": "read"});
     let sound = signed(&key, "k1", &claims);
     let none = base64url(br#"{"alg":"none","kid":"k1"}"#);
-    crate::mutation::of_texts(&[&sound, &none], 2_000, |text| {
+    crate::mutation::of(&[&sound, &none], 2_000, |text| {
         let Ok(text) = std::str::from_utf8(text) else { return };
         let passes = authenticator.is_in_force(&text.to_owned().into(), &principal("a"));
         assert!(!passes || text == sound, "{text}");

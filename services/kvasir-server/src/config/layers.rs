@@ -99,15 +99,18 @@ fn edits(from: &str, to: &str) -> usize {
 
 fn file(config: &mut Config, path: &Path, mistakes: &mut Vec<Mistake>) {
     let place = path.display().to_string();
-    let text = match std::fs::read_to_string(path) {
-        Ok(text) => text,
-        Err(error) => return mistakes.push(Mistake::new(&place, &format!("cannot be read: {error}"))),
-    };
+    match std::fs::read_to_string(path) {
+        Ok(text) => file_text(config, &place, &text, mistakes),
+        Err(error) => mistakes.push(Mistake::new(&place, &format!("cannot be read: {error}"))),
+    }
+}
+
+fn file_text(config: &mut Config, place: &str, text: &str, mistakes: &mut Vec<Mistake>) {
     let table: toml::Table = match text.parse() {
         Ok(table) => table,
         Err(error) => {
-            let problem = format!("is no TOML: {}", toml_error::describe(&text, &error));
-            return mistakes.push(Mistake::new(&place, &problem));
+            let problem = format!("is no TOML: {}", toml_error::describe(text, &error));
+            return mistakes.push(Mistake::new(place, &problem));
         }
     };
     for (section, value) in table {
@@ -174,4 +177,18 @@ fn aws(config: &mut Config, env: &[(String, String)]) {
     config.store.session_token = value(&["AWS_SESSION_TOKEN"]).map(Into::into);
     let options = env.iter().filter(|(name, _)| name.starts_with("AWS_") && !name.contains("ENDPOINT"));
     config.store.options = options.map(|(name, value)| (name.to_lowercase(), value.clone().into())).collect();
+}
+
+/// What a file says is printed and read as the same.
+#[cfg(any(test, fuzzing))]
+pub fn fuzz_file(text: &str) {
+    let load = |text: &str| {
+        let (mut config, mut mistakes) = (Config::default(), Vec::new());
+        file_text(&mut config, "file", text, &mut mistakes);
+        config.check(&mut mistakes);
+        mistakes.is_empty().then(|| config.to_toml()).ok_or(mistakes)
+    };
+    if let Ok(printed) = load(text) {
+        assert_eq!(load(&printed).as_ref(), Ok(&printed));
+    }
 }

@@ -22,6 +22,8 @@ use url::Url;
 
 pub use hot::HotConfig;
 pub use layers::Layers;
+#[cfg(any(test, fuzzing))]
+pub use layers::fuzz_file;
 pub use renamed::{RENAMED as RENAMED_SETTINGS, Renamed as RenamedSetting};
 pub use setting::Setting;
 pub use settings::SETTINGS;

@@ -142,7 +142,7 @@ fn damaged_files_never_panic_and_never_leak() {
     let other = "[gc]\nttl = \"24h\"\ncapacity = \"1GiB\"\n[encryption]\nkeys = \"a:b:canary-5b1f\"\n[server]\nlisten = \"127.0.0.1:1\"\n";
     let file = tempfile::NamedTempFile::new().expect("a file");
     let (mut taken, mut refused) = (0, 0);
-    crate::mutation::of_texts(&[store, other], 1_500, |text| {
+    crate::mutation::of(&[store, other], 1_500, |text| {
         std::fs::write(file.path(), text).expect("writes");
         match (Layers { file: Some(file.path().into()), ..Layers::default() }).load() {
             Ok(config) => {

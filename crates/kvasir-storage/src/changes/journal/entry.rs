@@ -260,7 +260,7 @@ fn field<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
 }
 
 /// What is read of a batch is written and read as the same.
-#[cfg(fuzzing)]
+#[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz(entries: &[u8]) {
     let Some(batch) = decode_entries(entries) else { return };
     let written = encode(&batch);

@@ -24,7 +24,7 @@ use object_store::ObjectMeta;
 use uuid::Uuid;
 
 pub(crate) use self::entry::JournalEntry;
-#[cfg(fuzzing)]
+#[cfg(any(test, fuzzing))]
 pub(crate) use self::entry::fuzz;
 use self::log::Log;
 use super::{

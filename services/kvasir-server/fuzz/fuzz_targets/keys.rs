@@ -1,7 +1,7 @@
 //! Names of objects in the bucket, whoever wrote them there, and of frames on the disk.
 #![no_main]
 
-use kvasir_codec_fuzz as _;
+use kvasir_server_fuzz as _;
 use kvasir_store::layout::Layout;
 use libfuzzer_sys::fuzz_target;
 use object_store::path::Path;

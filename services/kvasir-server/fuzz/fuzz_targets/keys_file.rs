@@ -1,7 +1,7 @@
 //! Keys of encryption at rest, as a file and as a list in a variable.
 #![no_main]
 
-use kvasir_codec_fuzz as _;
+use kvasir_server_fuzz as _;
 use kvasir_store::seal::FileKeys;
 use libfuzzer_sys::fuzz_target;
 

@@ -2,7 +2,7 @@
 #![no_main]
 
 use kvasir_api::{ContextChange, ContextRequest, LookupRequest, UploadRequest};
-use kvasir_codec_fuzz as _;
+use kvasir_server_fuzz as _;
 use libfuzzer_sys::fuzz_target;
 
 fn same_again<T>(data: &[u8])

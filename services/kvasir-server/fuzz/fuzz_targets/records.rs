@@ -1,7 +1,7 @@
 //! Records of the bucket and rows of the index.
 #![no_main]
 
-use kvasir_codec_fuzz as _;
+use kvasir_server_fuzz as _;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
