@@ -22,6 +22,7 @@ mod rest;
 mod revoked;
 mod s3_front;
 mod salts;
+mod sequences;
 mod thinned;
 mod traces;
 mod uploads;

@@ -1,14 +1,31 @@
 //! What a revoked or expired credential had begun ends with it.
 
-use std::time::{Duration, Instant};
+use std::{
+    pin::pin,
+    time::{Duration, Instant, SystemTime},
+};
 
+use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair as _};
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use futures::StreamExt;
-use kvasir_api::{Role, routes};
-use kvasir_tests::{chunks, service::expect_problem};
-use reqwest::{Method, StatusCode};
+use jsonwebtoken::{Algorithm, EncodingKey, Header};
+use kvasir_api::{ObjectUrl, Role, UploadTicket, routes};
+use kvasir_server::{JwtConfig, NewAccessKey};
+use kvasir_tests::{
+    chunks,
+    s3::{Lacks, S3Server},
+    service::{Service, expect_problem},
+};
+use object_store::{path::Path, signer::Signer};
+use reqwest::{Method, StatusCode, header};
+use tempfile::TempDir;
 
-use crate::guarded::{Guarded, token};
+use crate::{
+    direct::announced,
+    guarded::{Guarded, token},
+    s3_front,
+};
 
 /// The reload interval, the look at bodies, and time for two busy cores.
 const SOON: Duration = Duration::from_secs(30);
@@ -57,5 +74,159 @@ async fn open_streams_and_uploads_end_soon_after_their_credential_and_no_others(
     tokio::time::timeout(SOON, told).await.expect("its stream of events goes on");
     let metrics = guarded.service.metrics().await;
     assert!(metrics.contains("kvasir_auth_refused_total{reason=\"ended\"} 2"), "{metrics}");
+    guarded.service.stop().await;
+}
+
+/// Bytes of a body that takes longer than any of these tests.
+const LARGE: usize = 32 << 20;
+/// How much longer than its `exp` a web token is good: clocks differ.
+const LEEWAY: Duration = Duration::from_secs(30);
+
+#[tokio::test]
+async fn what_a_web_token_began_ends_when_it_expires() {
+    let directory = TempDir::new().expect("a directory");
+    let pkcs8 = Ed25519KeyPair::generate_pkcs8(&aws_lc_rs::rand::SystemRandom::new()).expect("a key");
+    let pair = Ed25519KeyPair::from_pkcs8(pkcs8.as_ref()).expect("parses");
+    let x = BASE64_URL_SAFE_NO_PAD.encode(pair.public_key());
+    let jwks_file = directory.path().join("jwks.json");
+    let jwk = serde_json::json!({"kty": "OKP", "crv": "Ed25519", "alg": "EdDSA", "kid": "k", "x": x});
+    std::fs::write(&jwks_file, serde_json::json!({ "keys": [jwk] }).to_string()).expect("writes");
+    let guarded = Guarded::start_with("", None, |config| {
+        let (issuer, audience) = ("issuer".to_owned(), "kvasir".to_owned());
+        let (tenant_claim, role_claim) = ("tenant".to_owned(), "role".to_owned());
+        config.auth.jwt = Some(JwtConfig { jwks_file, issuer, audience, tenant_claim, role_claim });
+    })
+    .await;
+    let good_for = |time: Duration| {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("after 1970");
+        let exp = (now + time - LEEWAY).as_secs();
+        let claims =
+            serde_json::json!({"iss": "issuer", "aud": "kvasir", "exp": exp, "tenant": "a", "role": "write"});
+        let header = Header { kid: Some("k".to_owned()), ..Header::new(Algorithm::EdDSA) };
+        jsonwebtoken::encode(&header, &claims, &EncodingKey::from_ed_der(pkcs8.as_ref())).expect("signs")
+    };
+    let (short, long) = (good_for(Duration::from_secs(5)), good_for(Duration::from_secs(3_600)));
+    let url = format!("http://{}/v1/namespaces/n/objects/endless", guarded.service.address);
+    let upload = guarded.service.http.put(url).bearer_auth(&short).body(endless());
+    let upload = upload.header(header::CONTENT_LENGTH, LARGE).send();
+    let begun = Instant::now();
+    let events = guarded.send(&short, Method::GET, routes::EVENTS, "").await;
+    assert_eq!(events.status(), StatusCode::OK, "it is good for a while");
+    let mut events = events.bytes_stream();
+    let others = guarded.send(&long, Method::GET, routes::EVENTS, "").await.bytes_stream();
+    let answer = tokio::time::timeout(SOON, upload).await.expect("the upload ends");
+    expect_problem(answer.expect("an answer"), "unauthorized").await;
+    let ended = async { while let Some(Ok(_)) = events.next().await {} };
+    tokio::time::timeout(SOON, ended).await.expect("the stream of events ends");
+    assert!(begun.elapsed() > Duration::from_secs(3), "not before");
+    expect_problem(guarded.send(&short, Method::GET, routes::USAGE, "").await, "unauthorized").await;
+    let mut others = pin!(others);
+    let ends = async { while let Some(Ok(_)) = others.next().await {} };
+    let goes_on = tokio::time::timeout(Duration::from_secs(2), ends).await;
+    assert!(goes_on.is_err(), "the stream of a token that is good goes on");
+    guarded.service.stop().await;
+}
+
+#[tokio::test]
+async fn bodies_over_s3_end_soon_after_their_access_key_is_revoked() {
+    let directory = TempDir::new().expect("a directory");
+    let server = S3Server::start(Lacks::default()).await;
+    let file = directory.path().join("tenants.toml");
+    let key = |name: &str| NewAccessKey::generate(name, &"a".parse().expect("a name"), Role::Write);
+    let (revoked, kept) = (key("revoked"), key("kept"));
+    std::fs::write(&file, format!("{}{}", revoked.entry, kept.entry)).expect("writes");
+    let service = Service::start_with(server.config("s"), directory.path(), |config| {
+        config.server.s3_listen = Some(([127, 0, 0, 1], 0).into());
+        config.auth.tenants_file = Some(file.clone());
+    })
+    .await;
+    let address = service.s3().expect("it listens");
+    let url = async |key: &NewAccessKey, method: Method, name: &str| {
+        let client = s3_front::client(address, &key.id, &key.secret);
+        client.signed_url(method, &Path::from(name), Duration::from_secs(600)).await.expect("signs")
+    };
+    let large = Bytes::from(vec![7; LARGE]);
+    let put = service.http.put(url(&kept, Method::PUT, "large").await).body(large.clone()).send().await;
+    assert_eq!(put.expect("an answer").status(), StatusCode::OK);
+
+    let mut answers = Vec::new();
+    for key in [&revoked, &kept] {
+        let answer = service.http.get(url(key, Method::GET, "large").await).send().await.expect("an answer");
+        assert_eq!(answer.status(), StatusCode::OK);
+        answers.push(answer);
+    }
+    let upload = service.http.put(url(&revoked, Method::PUT, "endless").await).body(endless());
+    let upload = upload.header(header::CONTENT_LENGTH, LARGE).send();
+    let revoke = async {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        std::fs::write(&file, &kept.entry).expect("writes");
+    };
+    let begun = Instant::now();
+    let ((), answer) = tokio::join!(revoke, tokio::time::timeout(SOON, upload));
+    let answer = answer.expect("the upload ends").expect("an answer");
+    assert_eq!(answer.status(), StatusCode::UNAUTHORIZED);
+    assert!(answer.text().await.expect("text").contains("not valid any more"));
+    assert!(begun.elapsed() > Duration::from_secs(2), "not before");
+    let [cut, whole] = answers.try_into().expect("two");
+    let bytes = async |mut answer: reqwest::Response| {
+        let mut bytes = 0;
+        while let Ok(Some(part)) = answer.chunk().await {
+            bytes += part.len();
+        }
+        bytes
+    };
+    let cut = tokio::time::timeout(SOON, bytes(cut)).await.expect("the download ends");
+    assert!(cut < LARGE, "what was not sent by then is not sent");
+    assert_eq!(bytes(whole).await, LARGE, "another key's download goes on");
+    let refused =
+        service.http.get(url(&revoked, Method::GET, "large").await).send().await.expect("an answer");
+    assert_eq!(refused.status(), StatusCode::FORBIDDEN);
+    service.stop().await;
+}
+
+/// Presigned URLs are the store's word and outlive the credential, as the threat model says; no new ones are made, and what
+/// was announced is not committed.
+#[tokio::test]
+async fn no_url_is_signed_and_no_upload_committed_for_a_revoked_credential() {
+    let server = S3Server::start(Lacks::default()).await;
+    let (revoked, kept) = (token("a", Role::Write), token("a", Role::Write));
+    let entries = format!("{}{}", revoked.entry, kept.entry);
+    let guarded = Guarded::start_with(&entries, Some(server.config("d")), |_| {}).await;
+    let (model_id, root) = guarded.prepare(&kept.token).await;
+    let new = |n| chunks::chunk(root, &chunks::tokens(n, 256), 0, 256, 4_000);
+    let (stored, waiting) = (new(1), new(2));
+    let path = routes::chunk(&model_id, &stored.seq_hash);
+    let put = guarded.send(&kept.token, Method::PUT, &path, stored.bytes.clone()).await;
+    assert_eq!(put.status(), StatusCode::CREATED);
+    let url_path = routes::object_url(&model_id, &stored.seq_hash, &stored.object_digest);
+    let before: ObjectUrl =
+        guarded.send(&revoked.token, Method::GET, &url_path, "").await.json().await.expect("its JSON");
+    let announcement = serde_json::to_vec(&announced(model_id, &waiting)).expect("JSON");
+    let announce = guarded.send(&revoked.token, Method::POST, routes::UPLOADS, announcement.clone()).await;
+    let ticket: UploadTicket = announce.json().await.expect("its JSON");
+    let mut upload = guarded.service.http.put(&ticket.url).body(waiting.bytes.clone());
+    for (name, value) in &ticket.headers {
+        upload = upload.header(name, value);
+    }
+    assert!(upload.send().await.expect("an answer").status().is_success());
+
+    guarded.write_tenants(&kept.entry);
+    let begun = Instant::now();
+    while guarded.send(&revoked.token, Method::GET, &url_path, "").await.status() == StatusCode::OK {
+        assert!(begun.elapsed() < SOON, "URLs are still signed");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let commit = routes::upload_commit(&ticket.upload_id);
+    for (method, path, body) in [
+        (Method::GET, url_path.as_str(), Vec::new()),
+        (Method::POST, routes::UPLOADS, announcement),
+        (Method::POST, commit.as_str(), Vec::new()),
+    ] {
+        expect_problem(guarded.send(&revoked.token, method, path, body).await, "unauthorized").await;
+    }
+    let outlives = guarded.service.http.get(&before.url).send().await.expect("an answer");
+    assert_eq!(outlives.bytes().await.expect("reads"), stored.bytes, "by direct.url_ttl");
+    let committed = guarded.send(&kept.token, Method::POST, &commit, "").await;
+    assert_eq!(committed.status(), StatusCode::CREATED, "the tenant's other credentials may");
     guarded.service.stop().await;
 }

@@ -16,7 +16,7 @@ use object_store::{
 use reqwest::StatusCode;
 use tempfile::TempDir;
 
-fn client(address: SocketAddr, id: &str, secret: &str) -> AmazonS3 {
+pub(crate) fn client(address: SocketAddr, id: &str, secret: &str) -> AmazonS3 {
     let builder = AmazonS3Builder::new().with_endpoint(format!("http://{address}")).with_allow_http(true);
     let builder = builder.with_access_key_id(id).with_secret_access_key(secret).with_bucket_name("n");
     builder

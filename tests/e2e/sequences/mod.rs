@@ -1,0 +1,200 @@
+//! Sequences of requests that the served document names, drawn by a seed, while a reference in memory judges every answer: what was
+//! stored, removed, changed and listed so far is all that a tenant may see, and another one sees none of it.
+//!
+//! More by `KVASIR_TEST_SEQUENCES`, others by `KVASIR_TEST_SEQUENCES_FROM`.
+
+mod chunks;
+mod contexts;
+mod keys;
+mod registry;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use kvasir_api::{Role, routes};
+use kvasir_server::Layers;
+use kvasir_tests::faulty::Dice;
+use reqwest::{Method, Response, StatusCode};
+use serde_json::Value;
+
+use self::{chunks::Chunks, contexts::Contexts, keys::KeyValues, registry::Registry};
+use crate::bench::Bench;
+
+const SEQUENCES: u64 = 6;
+const STEPS: usize = 150;
+/// Of a thousand steps, those whose ids are of nothing, and those of the other tenant.
+const RANDOM_IDS: usize = 60;
+const STRANGERS: usize = 80;
+/// Not drawn: the stream of events has no end, and what a job counts has tests of its own.
+const LEFT_OUT: [&str; 4] = ["events", "start_job", "list_jobs", "get_job"];
+
+/// An operation of the document, with the statuses that it says of itself.
+struct Operation {
+    name: String,
+    method: Method,
+    path: String,
+    statuses: BTreeSet<String>,
+}
+
+fn operations(document: &Value) -> Vec<Operation> {
+    let mut all = Vec::new();
+    for (path, item) in document["paths"].as_object().expect("paths") {
+        for (method, spec) in item.as_object().expect("an item") {
+            let name = spec["operationId"].as_str().expect("a name").to_owned();
+            let statuses = spec["responses"].as_object().expect("responses").keys().cloned().collect();
+            let method = method.to_uppercase().parse().expect("a method");
+            all.push(Operation { name, method, path: path.clone(), statuses });
+        }
+    }
+    all.retain(|operation| !LEFT_OUT.contains(&operation.name.as_str()));
+    all
+}
+
+/// What a step asks, and of whom.
+struct Step<'a> {
+    bench: &'a Bench,
+    operation: &'a Operation,
+    /// Whether the ids are of nothing that is there.
+    is_random: bool,
+    /// Whether another tenant asks, for what is the first one's.
+    is_stranger: bool,
+    /// Steps before it.
+    at: usize,
+}
+
+impl Step<'_> {
+    fn now(&self) -> Duration {
+        Duration::from_secs(self.at as u64)
+    }
+
+    /// Whether what is asked for is to be found.
+    fn may_find(&self) -> bool {
+        !self.is_random && !self.is_stranger
+    }
+
+    /// Sends it with values for the parameters of its path, and looks whether the document knows the answer.
+    async fn send(&self, parameters: &[(&str, String)], query: &str, body: Vec<u8>) -> Response {
+        let mut path = self.operation.path.clone();
+        for (name, value) in parameters {
+            path = path.replace(&format!("{{{name}}}"), value);
+        }
+        assert!(!path.contains('{'), "no value for a parameter of {path}");
+        let tenant = if self.is_stranger { "other" } else { "own" };
+        let token = &self.bench.tokens[&(tenant, Role::Operator)];
+        let path = format!("{path}{query}");
+        let answer = self.bench.guarded.send(token, self.operation.method.clone(), &path, body).await;
+        let status = answer.status();
+        let is_known = self.operation.statuses.contains(status.as_str());
+        let class = format!("{}XX", status.as_u16() / 100);
+        let is_known = is_known
+            || self.operation.statuses.contains(&class)
+            || self.operation.statuses.contains("default");
+        assert!(is_known, "{status} is not in the document: {:?}", self.operation.statuses);
+        answer
+    }
+}
+
+/// The body of an answer, which has this status.
+async fn json<T: serde::de::DeserializeOwned>(answer: Response, status: StatusCode) -> T {
+    let (had, text) = (answer.status(), answer.text().await.expect("text"));
+    assert_eq!(had, status, "{text}");
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+/// An answer that says that the thing is not there.
+async fn nothing(answer: Response) {
+    let (status, text) = (answer.status(), answer.text().await.expect("text"));
+    assert_eq!(status, StatusCode::NOT_FOUND, "{text}");
+}
+
+/// What is there by now.
+struct Reference {
+    registry: Registry,
+    keys: KeyValues,
+    chunks: Chunks,
+    contexts: Contexts,
+}
+
+impl Reference {
+    async fn step(&mut self, step: &Step<'_>, dice: &mut Dice) {
+        match step.operation.name.as_str() {
+            "livez" | "readyz" | "metrics" | "openapi" | "get_config" => {
+                assert_eq!(step.send(&[], "", Vec::new()).await.status(), StatusCode::OK);
+            }
+            "report_load" => {
+                let body = br#"{"slo_ms": 1, "elapsed_ms": 1, "loaded_tokens": 1, "recomputed_tokens": 0}"#;
+                assert_eq!(step.send(&[], "", body.to_vec()).await.status(), StatusCode::NO_CONTENT);
+            }
+            name if name.contains("opaque") => self.keys.step(step, dice).await,
+            name if name.contains("context") => self.contexts.step(step, dice, &self.chunks).await,
+            name if name.contains("model") || name.contains("profile") || name.contains("namespace") => {
+                self.registry.step(step, dice).await;
+            }
+            // An operation that nobody judges ends the test.
+            _ => self.chunks.step(step, dice).await,
+        }
+    }
+}
+
+/// One sequence on a service of its own. Gives how many requests of each operation were judged.
+async fn sequence(seed: u64) -> BTreeMap<String, u64> {
+    let quiet = |config: &mut kvasir_server::Config| {
+        // Nothing but requests changes anything.
+        (config.journal.interval, config.gc.interval) = (Duration::ZERO, Duration::ZERO);
+    };
+    let bench = Bench::start_with("other", quiet).await;
+    bench.guarded.prepare(&bench.tokens[&("other", Role::Write)]).await;
+    let document = bench.guarded.service.get(routes::OPENAPI, &[]).await;
+    let operations = operations(&document.json().await.expect("its JSON"));
+    let mut dice = Dice::new(seed);
+    let mut reference = Reference {
+        registry: Registry::new(),
+        keys: KeyValues::default(),
+        chunks: Chunks::new(bench.model, bench.root),
+        contexts: Contexts::default(),
+    };
+    let mut judged = BTreeMap::new();
+    for at in 0..STEPS {
+        let operation = &operations[dice.below(operations.len())];
+        let (is_random, is_stranger) = (dice.chance(RANDOM_IDS), dice.chance(STRANGERS));
+        let step = Step { bench: &bench, operation, is_random, is_stranger, at };
+        // Said where the test fails.
+        let place = format!(
+            "seed {seed}, step {at}: {}, random: {is_random}, stranger: {is_stranger}",
+            operation.name
+        );
+        println!("{place}");
+        reference.step(&step, &mut dice).await;
+        *judged.entry(operation.name.clone()).or_insert(0) += 1;
+    }
+    reference.keys.all(&bench).await;
+    reference.contexts.all(&bench).await;
+    bench.guarded.service.stop().await;
+    judged
+}
+
+fn wanted(variable: &str, otherwise: u64) -> u64 {
+    let env = Layers::from_process().env;
+    let set = env.iter().find(|(name, _)| name == variable);
+    set.map_or(otherwise, |(_, value)| value.parse().expect("a number"))
+}
+
+#[tokio::test]
+async fn sequences_of_the_documents_operations_are_as_the_reference_says() {
+    let from = wanted("KVASIR_TEST_SEQUENCES_FROM", 0);
+    let mut judged: BTreeMap<String, u64> = BTreeMap::new();
+    for seed in from..from + wanted("KVASIR_TEST_SEQUENCES", SEQUENCES) {
+        for (name, count) in sequence(seed).await {
+            *judged.entry(name).or_default() += count;
+        }
+    }
+    println!("judged: {judged:?}");
+    // A draw that leaves operations out is of no use.
+    assert!(
+        judged.len() >= 36 && judged.values().all(|count| *count >= 3),
+        "{} operations: {judged:?}",
+        judged.len()
+    );
+}
