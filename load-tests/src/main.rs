@@ -1,8 +1,10 @@
 //! `kvasir-load`: scenarios of load and faults against the service, peers beside it, and what follows for larger ones.
 #![forbid(unsafe_code)]
 
+mod apart;
 mod arguments;
 mod cluster;
+mod hour;
 mod http;
 mod index_rows;
 mod link;
@@ -39,6 +41,8 @@ enum Command {
     Peers(peers::PeersArguments),
     ScaleOut(scale_out::ScaleArguments),
     Link(link::LinkArguments),
+    Hour(hour::HourArguments),
+    Apart(apart::ApartArguments),
     Project(projection::ProjectArguments),
     Report(render::ReportArguments),
     /// Measures single operations beside nginx and an S3 server, in alternating pairs.
@@ -119,6 +123,19 @@ async fn run_command(command: Command) -> Result<bool> {
             let links = Box::pin(link::measure(&arguments)).await?;
             report::write(&arguments.common.out, "link", &links, &links.page())?;
             say(&links.lines());
+            Ok(true)
+        }
+        Command::Hour(arguments) => {
+            let out = arguments.out();
+            let hour = tokio::task::spawn_blocking(move || hour::run(&arguments)).await??;
+            report::write(&out, "hour", &hour, &hour::page(&hour))?;
+            say(&hour.lines());
+            Ok(hour.passed())
+        }
+        Command::Apart(arguments) => {
+            let apart = Box::pin(apart::measure(&arguments)).await?;
+            report::write(&arguments.common.out, "apart", &apart, &apart.page())?;
+            say(&apart.lines());
             Ok(true)
         }
         Command::Report(arguments) => {

@@ -11,6 +11,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::{
+    apart::Apart,
+    hour::{self, Hour},
     link::Links,
     peers::Comparison,
     projection::Projection,
@@ -61,6 +63,10 @@ fn page_of(file: &Path) -> Result<String> {
             Ok(parsed::<Comparison>(&text)?.page())
         } else if has("calibration") {
             Ok(parsed::<Projection>(&text)?.page())
+        } else if has("hour_seconds") {
+            Ok(hour::page(&parsed::<Hour>(&text)?))
+        } else if has("tenants_apart") {
+            Ok(parsed::<Apart>(&text)?.page())
         } else if has("link_mbps") {
             Ok(parsed::<Scaling>(&text)?.page())
         } else if has("layers") {

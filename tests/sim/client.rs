@@ -174,10 +174,10 @@ impl Book {
     pub(crate) async fn store(&self, node: &Node, chunks: &[Chunk]) {
         for chunk in chunks {
             let put = self.model().put_begins(node.id, self.now(), chunk);
-            // One writer in two says what it sends, and one of eight of these sends less and stores nothing.
+            // One writer in two says what it sends, and one of four of these sends less and stores nothing.
             let writes = self.writes.replace(self.writes.get() + 1);
             let (object_digest, bytes) =
-                (chunk.object_digest, chunk.bytes.len() as u64 + u64::from(writes % 16 == 7));
+                (chunk.object_digest, chunk.bytes.len() as u64 + u64::from(writes % 8 == 7));
             let announced = (writes % 2 == 1).then_some(AnnouncedBody { object_digest, bytes });
             let answer = node.run(send(&node.storage, chunk, announced)).await;
             let object = answer.as_ref().and_then(|answer| answer.as_ref().ok()).copied();

@@ -128,7 +128,7 @@ fn profile(layers: usize) -> Result<Arc<Profile>> {
 
 impl Engine {
     /// Registers model and profile.
-    pub(crate) async fn connect(url: &str, token: Option<&str>, layers: usize) -> Result<Arc<Self>> {
+    pub(crate) async fn connect(url: &str, token: Option<&str>, layers: usize) -> Result<Self> {
         let mut builder =
             Kvasir::builder(url).model(spec(layers)).profile(profile(layers)?).namespace("load-test");
         if let Some(token) = token {
@@ -138,18 +138,21 @@ impl Engine {
         let builder = builder.recompute_model(RecomputeModel::from_seconds(10.0, 0.1, 0.0));
         let kvasir = builder.connect().await?;
         let zero = || AtomicU64::new(0);
-        Ok(Arc::new(Self { kvasir, layers, asked: zero(), loaded: zero(), stored_bytes: zero() }))
+        Ok(Self { kvasir, layers, asked: zero(), loaded: zero(), stored_bytes: zero() })
     }
 
-    /// What replays came to, by name.
-    pub(crate) fn figures(&self, name: &str) -> Vec<(String, f64)> {
-        let of = |count: &AtomicU64| count.load(Ordering::Relaxed) as f64;
-        let asked = of(&self.asked).max(1.0);
+    /// What the replays of several came to, by name.
+    pub(crate) fn figures(engines: &[Self], name: &str) -> Vec<(String, f64)> {
+        let of = |count: fn(&Self) -> &AtomicU64| {
+            engines.iter().map(|engine| count(engine).load(Ordering::Relaxed) as f64).sum::<f64>()
+        };
+        let asked = of(|engine| &engine.asked);
+        let layers = engines.first().map_or(1, |engine| engine.layers);
         vec![
-            (format!("{name}.tokens"), of(&self.asked)),
-            (format!("{name}.tokens_loaded_share"), of(&self.loaded) / asked),
-            (format!("{name}.stored_mb"), of(&self.stored_bytes) / 1e6),
-            (format!("{name}.cache_scale"), (ELEMENTS_8B / (self.layers * 2 * HEADS * DIM)) as f64),
+            (format!("{name}.tokens"), asked),
+            (format!("{name}.tokens_loaded_share"), of(|engine| &engine.loaded) / asked.max(1.0)),
+            (format!("{name}.stored_mb"), of(|engine| &engine.stored_bytes) / 1e6),
+            (format!("{name}.cache_scale"), (ELEMENTS_8B / (layers * 2 * HEADS * DIM)) as f64),
         ]
     }
 

@@ -42,14 +42,15 @@ pub(crate) struct TraceWindow {
 pub(crate) struct Replay {
     pub(crate) name: String,
     pub(crate) facts: TraceFacts,
-    engine: Arc<Engine>,
+    /// One for each replica.
+    engines: Arc<[Engine]>,
     prompts: Arc<[Prompt]>,
     block_tokens: usize,
     acknowledged: Arc<Mutex<Vec<u64>>>,
 }
 
 impl Replay {
-    /// Of a trace's part, against the first replica.
+    /// Of a trace's part, against all replicas in turn.
     pub(crate) async fn of(
         name: &str,
         spec: &TraceSpec,
@@ -59,9 +60,23 @@ impl Replay {
     ) -> Result<Self> {
         let (prompts, facts) = trace::prompts(spec, file, seconds, speed, seed)?;
         let token = endpoints.tokens.first().map(String::as_str);
-        let engine = Engine::connect(&endpoints.urls[0], token, spec.layers).await?;
-        let (prompts, block_tokens) = (prompts.into(), spec.block_tokens);
-        Ok(Self { name: name.to_owned(), facts, engine, prompts, block_tokens, acknowledged: Arc::default() })
+        let mut engines = Vec::new();
+        for url in &endpoints.urls {
+            engines.push(Engine::connect(url, token, spec.layers).await?);
+        }
+        let (engines, prompts, block_tokens) = (engines.into(), prompts.into(), spec.block_tokens);
+        Ok(Self {
+            name: name.to_owned(),
+            facts,
+            engines,
+            prompts,
+            block_tokens,
+            acknowledged: Arc::default(),
+        })
+    }
+
+    fn engine(&self, number: u64) -> &Engine {
+        &self.engines[number as usize % self.engines.len()]
     }
 
     /// When the prompts are due.
@@ -71,14 +86,15 @@ impl Replay {
 
     /// What is stored of a prompt is loaded and checked, the rest stored.
     pub(crate) async fn prompt(&self, number: u64) -> Result<Completion, Failure> {
-        let done = self.engine.prompt(self.prompts[number as usize].tokens(self.block_tokens)).await?;
+        let done =
+            self.engine(number).prompt(self.prompts[number as usize].tokens(self.block_tokens)).await?;
         self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner).push(number);
         Ok(done)
     }
 
     /// What it came to, by name.
     pub(crate) fn figures(&self) -> Vec<(String, f64)> {
-        self.engine.figures(&self.name)
+        Engine::figures(&self.engines, &self.name)
     }
 
     /// Loads what was acknowledged, or an even sample of it, once more.
@@ -87,14 +103,16 @@ impl Replay {
         durability.acknowledged += numbers.len() as u64;
         let checked = numbers.len().min(CHECKED_MAX);
         let check = |nth: usize| {
-            let prompt = &self.prompts[numbers[nth * numbers.len() / checked] as usize];
+            let number = numbers[nth * numbers.len() / checked];
+            // Another replica than the one that stored it, where there is one.
+            let (prompt, engine) = (&self.prompts[number as usize], self.engine(number + 1));
             async move {
                 let tokens = prompt.tokens(self.block_tokens);
-                let mut last = self.engine.check(&tokens).await;
+                let mut last = engine.check(&tokens).await;
                 for _ in 1..CHECK_ATTEMPTS {
                     if last.as_ref().is_err_and(|failure| !failure.wrong) {
                         tokio::time::sleep(CHECK_PAUSE).await;
-                        last = self.engine.check(&tokens).await;
+                        last = engine.check(&tokens).await;
                     }
                 }
                 last

@@ -51,8 +51,10 @@ pub(crate) struct TraceFacts {
     pub(crate) tokens: u64,
 }
 
-/// Requests of the trace that stands in where no file is given.
-const SYNTHETIC_REQUESTS: usize = 3_000;
+/// Requests a second of the trace that stands in where no file is given: as many as in Mooncake's conversation trace.
+const SYNTHETIC_RATE: f64 = 3.34;
+/// More of them than fill the time on average.
+const SYNTHETIC_SPARE: f64 = 1.2;
 
 /// The prompts of `seconds` of the trace in `file`, `speed` times as fast. Without a file: a synthetic trace of the same
 /// format, so that the scenario runs anywhere.
@@ -63,15 +65,15 @@ pub(crate) fn prompts(
     speed: f64,
     seed: u64,
 ) -> Result<(Vec<Prompt>, TraceFacts)> {
+    let until = spec.from_seconds + seconds * speed;
     let (source, reader): (String, Box<dyn BufRead>) = match file {
         Some(path) => (path.file_name().unwrap_or_default().to_string_lossy().into_owned(), open(path)?),
-        None => (format!("synthetic, seed {seed}"), Box::new(synthetic(spec, seed)?)),
+        None => (format!("synthetic, seed {seed}"), Box::new(synthetic(spec, until, seed)?)),
     };
     let format: TraceFormat = spec.format.parse()?;
     let format = if file.is_none() { TraceFormat::Bailian } else { format };
     let mut reader = TraceReader::new(reader, format, BadLine::Fail);
     let (mut request, mut prompts) = (Request::default(), Vec::new());
-    let until = spec.from_seconds + seconds * speed;
     while reader.read(&mut request)? {
         let at = request.at.as_micros() as f64 * 1e-6;
         if at >= until {
@@ -102,11 +104,12 @@ fn open(path: &Path) -> Result<Box<dyn BufRead>> {
     })
 }
 
-fn synthetic(spec: &TraceSpec, seed: u64) -> Result<Cursor<Vec<u8>>> {
+fn synthetic(spec: &TraceSpec, seconds: f64, seed: u64) -> Result<Cursor<Vec<u8>>> {
     let mut rows = Vec::new();
+    let requests = (seconds * SYNTHETIC_RATE * SYNTHETIC_SPARE) as usize + 100;
     let scale = 64.0 / spec.block_tokens as f64;
-    let block_tokens = spec.block_tokens as u64;
-    SyntheticTrace { seed, requests: SYNTHETIC_REQUESTS, scale, block_tokens, ..SyntheticTrace::default() }
+    let (rate, block_tokens) = (SYNTHETIC_RATE, spec.block_tokens as u64);
+    SyntheticTrace { seed, requests, rate, scale, block_tokens, ..SyntheticTrace::default() }
         .write(&mut rows)?;
     Ok(Cursor::new(rows))
 }

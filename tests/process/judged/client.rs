@@ -1,8 +1,11 @@
 //! A client: stores, removes, looks up, reads, names and pins, and has the model judge every answer.
 
-use std::{cell::RefCell, time::Duration};
+use std::{
+    cell::RefCell,
+    time::{Duration, Instant},
+};
 
-use kvasir_api::{Context, ContextRequest, LookupRequest, LookupResponse, StoredChunk, routes};
+use kvasir_api::{Context, ContextRequest, LookupResponse, StoredChunk, routes};
 use kvasir_tests::{
     chunks::Chunk,
     faulty::Dice,
@@ -152,22 +155,15 @@ impl<'a> Client<'a> {
         fresh: bool,
     ) {
         let history = self.history;
-        let request = LookupRequest {
-            model_id: history.model_id,
-            namespace: history.namespace.parse().expect("a name"),
-            tokens: Some(tokens.to_vec()),
-            block_hashes: None,
-            chunk_ids: None,
-            fresh,
-            direct: false,
-        };
-        let begun = history.now();
+        let request = history.lookup_of(tokens, fresh);
+        let (begun, asked) = (history.now(), Instant::now());
         let body = serde_json::to_vec(&request).expect("serialises");
         let answer = api.try_send(Method::POST, routes::LOOKUP, body.clone()).await;
         let Some(answer) = self.expect::<LookupResponse>(life, answer).await else { return };
         let chain = TokenChain::new(history.root, tokens);
         let (by, at, answer, chain) = (life, history.since(begun), &answer, &chain);
-        let lookup = Lookup { by, at, fresh, reached: true, chain, tokens, answer };
+        let reached = self.group.reached_the_store(asked);
+        let lookup = Lookup { by, at, fresh, reached, chain, tokens, answer };
         let judged = history.model.borrow_mut().lookup(lookup);
         if let Err(wrong) = judged {
             let stored = self.group.stored(chunks).await;

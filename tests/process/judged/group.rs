@@ -1,4 +1,4 @@
-//! Replicas, what befalls them, and what is in their store.
+//! Replicas, and what is in their store.
 
 use std::{
     cell::{Cell, RefCell},
@@ -7,34 +7,25 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use futures::TryStreamExt;
 use kvasir_store::{OpenStore, StoreConfig, layout::Key, observe::NoObserver, seal::FileKeys};
 use kvasir_tests::{
     chunks::Chunk,
-    faulty::Dice,
     model::Replica,
     process::{Process, Start},
+    proxy::FaultProxy,
     service::Api,
 };
 use kvasir_types::{ObjectDigest, SeqHash};
-use tokio::time::sleep;
 
+use super::settings::Settings;
 use crate::SERVER;
 
-const REPLICAS: usize = 3;
-/// As in the flags.
-pub(super) const TOMBSTONE_RETENTION: Duration = Duration::from_secs(60);
-pub(super) const TTL: Duration = Duration::from_secs(20);
-pub(super) const GRACE: Duration = Duration::from_secs(2);
-const FLAGS: [&str; 10] = [
-    "--gc.interval=500ms",
-    "--gc.grace=2s",
-    "--gc.tombstone_retention=1m",
-    "--gc.ttl=20s",
-    "--gc.actions_per_second=0",
+pub(super) const REPLICAS: usize = 3;
+const FLAGS: [&str; 5] = [
     // URLs must not outlive what they name.
     "--direct.enabled=false",
     "--journal.interval=200ms",
@@ -42,33 +33,36 @@ const FLAGS: [&str; 10] = [
     "--lookup.negative_ttl=1s",
     "--s3.listen=127.0.0.1:0",
 ];
-/// Removals leave the log before.
-const LONG_AWAY: Duration = Duration::from_secs(63);
 
 /// The entry of a wrapping key for every tenant; the last one of a file wraps what is new.
-fn key(n: usize) -> String {
+pub(super) fn key(n: usize) -> String {
     format!("[[key]]\ntenant = \"*\"\nid = \"k{n}\"\nkey = \"{:064x}\"\n", n + 1)
 }
 
 /// The replica of one place.
-struct Member {
+pub(super) struct Member {
     life: Replica,
-    process: Process,
-    disk: PathBuf,
+    pub(super) process: Process,
+    pub(super) disk: PathBuf,
     s3: SocketAddr,
 }
 
 pub(super) struct Group<'a> {
     store: &'a StoreConfig,
+    /// The store as the replicas reach it, and what disturbs the way; none where there is no network between.
+    way: Option<(StoreConfig, FaultProxy)>,
+    settings: Cell<Settings>,
     /// Keys of encryption at rest, where tenants are sealed.
-    keys: Option<PathBuf>,
+    pub(super) keys: Option<PathBuf>,
     directory: &'a Path,
     members: RefCell<[Option<Member>; REPLICAS]>,
     /// Disks that nobody uses, and since when.
-    away: RefCell<Vec<(PathBuf, Instant)>>,
+    pub(super) away: RefCell<Vec<(PathBuf, Instant)>>,
     lives: Cell<Replica>,
     disks: Cell<u64>,
-    mishaps: RefCell<BTreeMap<&'static str, u64>>,
+    pub(super) mishaps: RefCell<BTreeMap<&'static str, u64>>,
+    /// When the store was out of reach, or may have been.
+    pub(super) troubles: RefCell<Vec<(Instant, Instant)>>,
 }
 
 impl<'a> Group<'a> {
@@ -77,8 +71,19 @@ impl<'a> Group<'a> {
         if let Some(file) = &keys {
             std::fs::write(file, key(0)).expect("writes");
         }
+        let way = match &store.endpoint {
+            Some(endpoint) => {
+                let upstream = endpoint.trim_start_matches("http://").parse().expect("an address");
+                let proxy = FaultProxy::start(upstream, 1, 0).await;
+                let endpoint = Some(format!("http://{}", proxy.address));
+                Some((StoreConfig { endpoint, ..store.clone() }, proxy))
+            }
+            None => None,
+        };
         let this = Self {
             store,
+            way,
+            settings: Cell::new(Settings::FIRST),
             keys,
             directory,
             members: RefCell::default(),
@@ -86,6 +91,7 @@ impl<'a> Group<'a> {
             lives: Cell::default(),
             disks: Cell::default(),
             mishaps: RefCell::default(),
+            troubles: RefCell::default(),
         };
         for place in 0..REPLICAS {
             this.begin(place, this.empty_disk()).await;
@@ -93,22 +99,52 @@ impl<'a> Group<'a> {
         this
     }
 
-    fn empty_disk(&self) -> PathBuf {
+    /// Starts every replica again under other settings.
+    pub(super) async fn restart(&self, settings: Settings) {
+        self.settings.set(settings);
+        for place in 0..REPLICAS {
+            self.drain(place).await;
+        }
+    }
+
+    /// Ends a replica in order, and starts it on its disk.
+    pub(super) async fn drain(&self, place: usize) {
+        let Member { mut process, disk, .. } = self.end(place);
+        process.terminate();
+        let status = process.wait().await;
+        assert!(status.success(), "{status}: {}", process.log());
+        self.begin(place, disk).await;
+    }
+
+    /// The proxy, where there is one and this history is to have trouble.
+    pub(super) fn proxy(&self) -> Option<&FaultProxy> {
+        self.way.as_ref().map(|(_, proxy)| proxy).filter(|_| self.settings.get().has_trouble)
+    }
+
+    /// Whether every replica reached the store all the time since a moment.
+    pub(super) fn reached_the_store(&self, since: Instant) -> bool {
+        self.troubles.borrow().iter().all(|(_, until)| *until < since)
+    }
+
+    pub(super) fn empty_disk(&self) -> PathBuf {
         self.disks.set(self.disks.get() + 1);
         self.directory.join(self.disks.get().to_string())
     }
 
-    async fn begin(&self, place: usize, disk: PathBuf) {
+    pub(super) async fn begin(&self, place: usize, disk: PathBuf) {
         let keys = self.keys.as_ref().map(|file| format!("--encryption.keys_file={}", file.display()));
-        let flags: Vec<_> = FLAGS.into_iter().chain(keys.as_deref()).collect();
-        let process = Start::new(SERVER, self.store, &disk).flags(&flags).start().await;
+        let settings = self.settings.get().flags();
+        let flags: Vec<_> =
+            FLAGS.into_iter().chain(settings.iter().map(String::as_str)).chain(keys.as_deref()).collect();
+        let store = self.way.as_ref().map_or(self.store, |(way, _)| way);
+        let process = Start::new(SERVER, store, &disk).flags(&flags).start().await;
         process.ready().await;
         let s3 = process.s3_address().await;
         self.lives.set(self.lives.get() + 1);
         self.members.borrow_mut()[place] = Some(Member { life: self.lives.get(), process, disk, s3 });
     }
 
-    fn end(&self, place: usize) -> Member {
+    pub(super) fn end(&self, place: usize) -> Member {
         self.members.borrow_mut()[place].take().expect("one mishap at a time")
     }
 
@@ -147,62 +183,6 @@ impl<'a> Group<'a> {
             }
         }
         found
-    }
-
-    /// How often each mishap was.
-    pub(super) fn mishaps(&self) -> BTreeMap<&'static str, u64> {
-        self.mishaps.borrow().clone()
-    }
-
-    /// Mishaps, one after the other, for `time`.
-    pub(super) async fn suffer(&self, dice: &mut Dice, time: Duration) {
-        let begun = Instant::now();
-        while begun.elapsed() < time {
-            let pause = Duration::from_millis(300 + dice.below(2_000) as u64);
-            sleep(pause.min(time.saturating_sub(begun.elapsed()))).await;
-            let what = self.mishap(dice).await;
-            *self.mishaps.borrow_mut().entry(what).or_default() += 1;
-        }
-    }
-
-    async fn mishap(&self, dice: &mut Dice) -> &'static str {
-        if let Some(file) = self.keys.as_ref().filter(|_| dice.chance(200)) {
-            // Replicas take it in within seconds, and one after the other: some still wrap under the key before.
-            let text = std::fs::read_to_string(file).expect("reads");
-            let next = key(text.matches("[[key]]").count());
-            std::fs::write(file, text + &next).expect("writes");
-            return "wrapping key rotated";
-        }
-        let place = dice.below(REPLICAS);
-        let Member { mut process, disk, .. } = self.end(place);
-        match dice.below(5) {
-            0 => {
-                process.kill();
-                self.begin(place, disk).await;
-                "killed"
-            }
-            1 => {
-                process.kill();
-                self.begin(place, self.empty_disk()).await;
-                "killed and wiped"
-            }
-            2 => {
-                process.terminate();
-                let status = process.wait().await;
-                assert!(status.success(), "{status}: {}", process.log());
-                self.begin(place, disk).await;
-                "drained"
-            }
-            _ => {
-                process.kill();
-                self.away.borrow_mut().push((disk, Instant::now()));
-                let long_away = |(_, since): &mut (PathBuf, Instant)| since.elapsed() > LONG_AWAY;
-                let back = self.away.borrow_mut().extract_if(.., long_away).next();
-                let what = if back.is_some() { "back after the logs' retention" } else { "gone for long" };
-                self.begin(place, back.map_or_else(|| self.empty_disk(), |(disk, _)| disk)).await;
-                what
-            }
-        }
     }
 
     fn open(&self) -> OpenStore {

@@ -6,6 +6,10 @@
 mod client;
 mod group;
 mod keys;
+mod mishaps;
+mod quota;
+mod rotation;
+mod settings;
 
 use std::{
     cell::{Cell, RefCell},
@@ -14,11 +18,12 @@ use std::{
 };
 
 use futures::future::join_all;
+use kvasir_api::LookupRequest;
 use kvasir_store::StoreConfig;
 use kvasir_tests::{
     chunks::{self, Chunk},
     faulty::Dice,
-    model::{Bounds, Interval, Keys, Model, Outcome},
+    model::{Interval, Keys, Model, Outcome},
     s3::S3Server,
     servers::RealServer,
 };
@@ -27,8 +32,9 @@ use tempfile::TempDir;
 
 use self::{
     client::Client,
-    group::{GRACE, Group, TOMBSTONE_RETENTION, TTL},
+    group::Group,
     keys::KeyClient,
+    settings::{NEGATIVE_TTL, Settings},
 };
 use crate::{file_store, wanted};
 
@@ -38,15 +44,6 @@ const HISTORY: Duration = Duration::from_secs(150);
 const CLIENTS: u64 = 4;
 const KEY_CLIENTS: u64 = 3;
 const CONTEXTS: u64 = 8;
-/// How long a request whose answer did not arrive may still take effect: the store answers at once.
-const UNKNOWN: Duration = Duration::from_secs(5);
-/// Twice what the replicas are told.
-const NEGATIVE_TTL: Duration = Duration::from_secs(2);
-/// A third of the default bound: the store is there all the time, and the processors are shared with other tests.
-const REMOVAL_BOUND: Duration = Duration::from_secs(10);
-/// The store's dates are whole seconds.
-const DATES: Duration = Duration::from_secs(2);
-
 /// What is asked for and answered in one history.
 struct History {
     begun: Instant,
@@ -64,15 +61,9 @@ struct History {
 }
 
 impl History {
-    fn new(n: u64, namespace: String, (model_id, root): (ModelId, RootHash)) -> Self {
-        let bounds = Bounds {
-            unknown: UNKNOWN,
-            negative_ttl: NEGATIVE_TTL,
-            removal: Some(REMOVAL_BOUND),
-            tombstone: TOMBSTONE_RETENTION - DATES,
-            ttl: Some(TTL - DATES),
-        };
-        let (model, keys) = (Model::new(bounds), Keys::new(bounds, GRACE - DATES));
+    fn new(n: u64, settings: &Settings, namespace: String, (model_id, root): (ModelId, RootHash)) -> Self {
+        let bounds = settings.bounds();
+        let (model, keys) = (Model::new(bounds), Keys::new(bounds, settings.meeting_grace()));
         let mut dice = Dice::new(n);
         let contexts = (0..CONTEXTS).map(|i| {
             // Ends of contexts are no ends of blocks, and pairs share a beginning.
@@ -106,6 +97,18 @@ impl History {
         Interval { begun, ended: self.now() }
     }
 
+    fn lookup_of(&self, tokens: &[u32], fresh: bool) -> LookupRequest {
+        LookupRequest {
+            model_id: self.model_id,
+            namespace: self.namespace.parse().expect("a name"),
+            tokens: Some(tokens.to_vec()),
+            block_hashes: None,
+            chunk_ids: None,
+            fresh,
+            direct: false,
+        }
+    }
+
     fn count_key(&self, outcome: Outcome, is_s3: bool) {
         let outcome = match outcome {
             Outcome::Acknowledged => "acknowledged",
@@ -126,6 +129,7 @@ impl History {
         };
         tokio::join!(join_all(clients), join_all(of_keys), mishaps);
         // What one acknowledged, all find.
+        group.recover().await;
         tokio::time::sleep(NEGATIVE_TTL).await;
         for (life, api) in group.live() {
             let reader = Client::new(self, group, life);
@@ -155,10 +159,19 @@ async fn three_replicas(name: &str, store: &StoreConfig, is_sealed: bool) {
     let (begun, mut dice, mut judged) = (Instant::now(), Dice::new(seed), BTreeMap::new());
     let (mut histories, mut puts) = (0, BTreeMap::new());
     while let Some(left) = time.checked_sub(begun.elapsed()).filter(|left| *left > Duration::from_secs(5)) {
+        let mut settings = Settings::FIRST;
+        if histories > 0 {
+            settings = Settings::draw(&mut dice);
+            println!("{name}: {settings:?}");
+            group.restart(settings).await;
+        }
         let namespace = format!("history-{histories}");
         let registered = group.live()[0].1.prepare(&namespace).await;
-        let history = History::new(histories, namespace, registered);
+        let history = History::new(histories, &settings, namespace, registered);
         history.run(&group, &mut dice, left.min(HISTORY)).await;
+        if histories > 0 {
+            rotation::rotate(&history, &group, settings.may_evict()).await;
+        }
         for (what, count) in history.model.borrow().judged() {
             *judged.entry(*what).or_insert(0) += count;
         }

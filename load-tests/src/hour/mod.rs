@@ -1,0 +1,246 @@
+//! `kvasir-load hour`: groups of replicas that the model of the promises judges, and conversations beside them, for an hour; what they
+//! use, and one report. `tests/hour/run` builds what it needs.
+
+mod conversation;
+mod page;
+mod sample;
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result, ensure};
+use clap::Args;
+use serde::{Deserialize, Serialize};
+
+use self::sample::{Sample, growth};
+use crate::{
+    process::usage::{self, Machine},
+    say,
+};
+
+pub(crate) use self::page::page;
+
+/// The judged tests, by what they are over.
+const JUDGED: [(&str, &str); 4] = [
+    ("files", "judged::over_files"),
+    ("sealed S3", "judged::over_s3"),
+    ("MinIO", "judged::over_real_servers"),
+    ("quota", "judged::quota::quota_edges"),
+];
+const CONVERSATION: &str = "conversation";
+const SAMPLE_PAUSE: Duration = Duration::from_secs(2);
+/// Growth from the second quarter to the last that is noise: histories differ in size, and replicas are young.
+const GROWTH_MAX: f64 = 1.5;
+/// A shorter run is all beginning: its growth says nothing.
+const GROWTH_SECONDS_MIN: f64 = 600.0;
+/// How long a run may take beyond its time: the last history, what is owed, and the end of every replica.
+const OVERTIME: Duration = Duration::from_secs(600);
+
+/// Runs judged replicas and conversations beside each other. Ends with 1 where an answer was wrong or something grew.
+#[derive(Debug, Args)]
+pub(crate) struct HourArguments {
+    /// The executable of the test `process`.
+    #[arg(long)]
+    judge: PathBuf,
+    /// The `kvasir` binary of the conversations.
+    #[arg(long, default_value = "target/release/kvasir")]
+    kvasir: PathBuf,
+    /// The trace of the conversations (JSON lines, or these through zstd); a synthetic one otherwise.
+    #[arg(long)]
+    trace: Option<PathBuf>,
+    /// How long.
+    #[arg(long, default_value_t = 60.0)]
+    minutes: f64,
+    /// Seed of all that is random.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Folder for hour.json, hour.html, the logs, and the page of the conversations.
+    #[arg(long, default_value = "target/hour")]
+    out: PathBuf,
+    /// Leaves out what needs MinIO, which `tests/servers/run` starts.
+    #[arg(long)]
+    without_minio: bool,
+}
+
+impl HourArguments {
+    pub(crate) fn out(&self) -> PathBuf {
+        self.out.clone()
+    }
+}
+
+/// One of the runs.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct HourRun {
+    name: String,
+    /// What it said of itself at the end.
+    said: Vec<String>,
+    passed: bool,
+    samples: Vec<Sample>,
+}
+
+/// The whole hour.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Hour {
+    hour_seconds: f64,
+    seed: u64,
+    machine: Machine,
+    runs: Vec<HourRun>,
+    /// How busy the machine was, its other work included, at each sample's time.
+    busy: Vec<(f64, f64)>,
+    wrong: Vec<String>,
+}
+
+impl Hour {
+    pub(crate) fn passed(&self) -> bool {
+        self.wrong.is_empty()
+    }
+
+    /// In a few lines.
+    pub(crate) fn lines(&self) -> String {
+        let mut lines: Vec<String> = self
+            .runs
+            .iter()
+            .flat_map(|run| run.said.iter().map(|said| format!("{}: {said}", run.name)))
+            .collect();
+        lines.extend(self.wrong.iter().map(|wrong| format!("WRONG {wrong}")));
+        lines.push(format!("{:.0} s: {} wrong", self.hour_seconds, self.wrong.len()));
+        lines.join("\n")
+    }
+}
+
+/// A run under way; ended with this value.
+struct Started {
+    name: &'static str,
+    folder: PathBuf,
+    child: Child,
+    passed: Option<bool>,
+    samples: Vec<Sample>,
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        if self.passed.is_none() {
+            // Its replicas end with it: their handles are in it, or their pipes.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+impl Started {
+    fn new(name: &'static str, out: &Path, mut command: Command) -> Result<Self> {
+        let folder = folder_of(out, name);
+        let log = File::create(folder.join("log"))?;
+        command.env("TMPDIR", folder.join("tmp")).stdin(Stdio::null());
+        command.stdout(log.try_clone()?).stderr(log);
+        let child = command.spawn().with_context(|| format!("{name} cannot be started"))?;
+        Ok(Self { name, folder, child, passed: None, samples: Vec::new() })
+    }
+
+    /// Samples it; says whether it runs on.
+    fn look(&mut self, at_s: f64) -> Result<bool> {
+        if self.passed.is_none() {
+            self.samples.push(Sample::take(self.child.id(), &self.folder.join("tmp"), at_s));
+            self.passed = self.child.try_wait()?.map(|status| status.success());
+        }
+        Ok(self.passed.is_none())
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.folder.join("log")).unwrap_or_default()
+    }
+}
+
+fn folder_of(out: &Path, name: &str) -> PathBuf {
+    out.join(name.replace(' ', "-"))
+}
+
+/// Runs all of them. Blocks the thread.
+pub(crate) fn run(arguments: &HourArguments) -> Result<Hour> {
+    let seconds = arguments.minutes * 60.0;
+    ensure!(seconds >= 30.0, "half a minute at least");
+    let out = std::path::absolute(&arguments.out)?;
+    let machine = usage::machine();
+    let mut started = Vec::new();
+    for name in JUDGED.iter().map(|(name, _)| *name).chain([CONVERSATION]) {
+        let folder = folder_of(&out, name);
+        if folder.exists() {
+            fs::remove_dir_all(&folder)?;
+        }
+        fs::create_dir_all(folder.join("tmp"))?;
+    }
+    for (name, test) in JUDGED.iter().filter(|(name, _)| *name != "MinIO" || !arguments.without_minio) {
+        let mut command = Command::new(&arguments.judge);
+        command.args(["--nocapture", "--exact", test]);
+        command.env("KVASIR_TEST_PROCESS_SECONDS", format!("{}", seconds as u64));
+        command.env("KVASIR_TEST_PROCESS_SEED", arguments.seed.to_string());
+        started.push(Started::new(name, &out, command)?);
+    }
+    let folder = folder_of(&out, CONVERSATION);
+    let scenario = folder.join("conversation.toml");
+    fs::write(&scenario, toml::to_string(&conversation::scenario(seconds, arguments.seed)?)?)?;
+    let mut command = Command::new(std::env::current_exe()?);
+    command.arg("run").arg(scenario).arg("--out").arg(&folder).arg("--kvasir").arg(&arguments.kvasir);
+    if let Some(trace) = &arguments.trace {
+        command.arg("--trace").arg(format!("{CONVERSATION}={}", trace.display()));
+    }
+    started.push(Started::new(CONVERSATION, &out, command)?);
+    watch(started, seconds, arguments.seed, machine)
+}
+
+fn watch(mut started: Vec<Started>, seconds: f64, seed: u64, machine: Machine) -> Result<Hour> {
+    let (begun, mut busy) = (Instant::now(), Vec::new());
+    let (mut before, mut wrong) = (sample::processor_ticks(), Vec::new());
+    loop {
+        crate::process::pause(SAMPLE_PAUSE);
+        let at_s = begun.elapsed().as_secs_f64();
+        let now = sample::processor_ticks();
+        busy.push((at_s, sample::busy_share(before, now)));
+        before = now;
+        let mut runs_on = false;
+        for run in &mut started {
+            runs_on |= run.look(at_s)?;
+        }
+        if !runs_on {
+            break;
+        }
+        if at_s > seconds + OVERTIME.as_secs_f64() {
+            wrong.extend(
+                started
+                    .iter()
+                    .filter(|run| run.passed.is_none())
+                    .map(|run| format!("{} does not end", run.name)),
+            );
+            break;
+        }
+    }
+    let hour_seconds = begun.elapsed().as_secs_f64();
+    let mut runs = Vec::new();
+    for mut run in started {
+        let passed = run.passed == Some(true);
+        if !passed {
+            let log = run.folder.join("log");
+            wrong.push(format!(
+                "{}: the judge found a wrong answer, or a bound was missed; see {}",
+                run.name,
+                log.display()
+            ));
+        }
+        if seconds >= GROWTH_SECONDS_MIN && run.name != CONVERSATION {
+            for (what, grew) in growth(&run.samples) {
+                if grew > GROWTH_MAX {
+                    wrong.push(format!("{}: {what} grew to {grew:.2} times", run.name));
+                }
+            }
+        }
+        let said = page::said(&run.log(), run.name == CONVERSATION);
+        let samples = std::mem::take(&mut run.samples);
+        runs.push(HourRun { name: run.name.to_owned(), said, passed, samples });
+    }
+    say(&format!("watched for {hour_seconds:.0} s"));
+    Ok(Hour { hour_seconds, seed, machine, runs, busy, wrong })
+}

@@ -1,0 +1,221 @@
+//! A tenant at the edge of its quota, on two replicas that are killed: it stores until it is refused, removes, and stores again.
+//! What lies in the bucket stays within the quota and the documented overshoot, what was acknowledged is there, room that was made
+//! is given, and its neighbour is never refused.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::{BTreeMap, BTreeSet},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use kvasir_api::Role;
+use kvasir_server::NewToken;
+use kvasir_store::StoreConfig;
+use kvasir_tests::{
+    faulty::Dice,
+    process::{Process, Start},
+    service::Api,
+};
+use reqwest::{Method, Response, StatusCode};
+use tempfile::TempDir;
+use tokio::time::sleep;
+
+use crate::{SERVER, file_store, wanted};
+
+const SECONDS: u64 = 12;
+const REPLICAS: usize = 2;
+const QUOTA_BYTES: u64 = 1_500_000;
+const OBJECT_BYTES_MAX: usize = 20_000;
+/// Between two objects of a writer.
+const PAUSE: Duration = Duration::from_millis(20);
+/// When each replica has heard of the other's, or has counted after a kill: 2.25 pauses of the journal, a pass of the collector, and a
+/// second for busy processors.
+const LAG: Duration = Duration::from_millis(2 * 225 + 300 + 1_000);
+/// How long room may take that was made: the collector has to come twice.
+const ROOM: Duration = Duration::from_secs(20);
+const FLAGS: [&str; 4] =
+    ["--gc.interval=300ms", "--gc.grace=0s", "--journal.interval=100ms", "--direct.enabled=false"];
+
+/// The bounded tenant, as it is known to itself.
+struct Tenant<'a> {
+    token: &'a str,
+    replicas: &'a RefCell<[Option<Process>; REPLICAS]>,
+    /// What was acknowledged and not removed since, by key.
+    owed: RefCell<BTreeMap<String, Vec<u8>>>,
+    /// What may lie there and is owed to nobody: requests that were not answered.
+    leftover: RefCell<BTreeSet<String>>,
+    counts: RefCell<BTreeMap<&'static str, u64>>,
+    is_over: Cell<bool>,
+}
+
+impl Tenant<'_> {
+    fn count(&self, what: &'static str) {
+        *self.counts.borrow_mut().entry(what).or_default() += 1;
+    }
+
+    fn api(&self, replica: usize) -> Option<Api> {
+        self.replicas.borrow()[replica].as_ref().map(|process| process.api().clone())
+    }
+
+    async fn send(&self, api: &Api, method: Method, key: &str, body: Vec<u8>) -> Option<Response> {
+        let url = format!("http://{}/v1/namespaces/n/objects/{key}", api.address);
+        api.http.request(method, url).bearer_auth(self.token).body(body).send().await.ok()
+    }
+
+    /// Stores at one replica, and removes at it what was stored where it is refused.
+    async fn write(&self, replica: usize, mut dice: Dice) {
+        let mut n = 0;
+        while !self.is_over.get() {
+            sleep(PAUSE).await;
+            let Some(api) = self.api(replica) else { continue };
+            n += 1;
+            let key = format!("{replica}-{n}");
+            let body = vec![n as u8; 1 + dice.below(OBJECT_BYTES_MAX)];
+            let status = self.send(&api, Method::PUT, &key, body.clone()).await.map(|answer| answer.status());
+            match status.map(|status| status.as_u16()) {
+                Some(201) => {
+                    self.count("stored");
+                    self.owed.borrow_mut().insert(key, body);
+                }
+                Some(507) => {
+                    self.count("refused");
+                    self.remove_some(&api, &mut dice).await;
+                }
+                // The replica was killed.
+                None => {
+                    self.count("unknown");
+                    self.leftover.borrow_mut().insert(key);
+                }
+                Some(other) => panic!("{other}"),
+            }
+        }
+    }
+
+    async fn remove_some(&self, api: &Api, dice: &mut Dice) {
+        let mut keys: BTreeSet<String> =
+            self.owed.borrow().keys().filter(|_| dice.below(3) == 0).cloned().collect();
+        // Whatever becomes of the requests, these are owed no more.
+        self.owed.borrow_mut().retain(|key, _| !keys.contains(key));
+        keys.append(&mut self.leftover.borrow_mut());
+        for key in keys {
+            self.count("removed");
+            self.remove(api, key).await;
+        }
+    }
+
+    async fn remove(&self, api: &Api, key: String) {
+        let answer = self.send(api, Method::DELETE, &key, Vec::new()).await;
+        if !answer.is_some_and(|answer| matches!(answer.status().as_u16(), 204 | 404)) {
+            self.leftover.borrow_mut().insert(key);
+        }
+    }
+}
+
+/// Bytes of what lies below a folder, and is no file that is being written.
+fn bytes_below(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let bytes = entries.map(|entry| match entry.file_type() {
+        Ok(kind) if kind.is_dir() => bytes_below(&entry.path()),
+        _ => entry.metadata().map_or(0, |meta| meta.len()),
+    });
+    bytes.sum()
+}
+
+async fn start(store: &StoreConfig, disk: &Path, tenants: &str) -> Process {
+    let process = Start::new(SERVER, store, disk).flags(&FLAGS).flags(&[tenants]).start().await;
+    process.ready().await;
+    process
+}
+
+#[tokio::test]
+async fn quota_edges() {
+    let directory = TempDir::new().expect("a directory");
+    let store = file_store(directory.path());
+    let made = |tenant: &str| NewToken::generate(tenant, &tenant.parse().expect("a name"), Role::Write);
+    let (bounded, neighbour) = (made("bounded"), made("neighbour"));
+    let entries =
+        format!("{}{}[tenant.bounded]\nstored_bytes = {QUOTA_BYTES}\n", bounded.entry, neighbour.entry);
+    let tenants = directory.path().join("tenants.toml");
+    std::fs::write(&tenants, entries).expect("writes");
+    let flag = format!("--auth.tenants_file={}", tenants.display());
+    let disks: Vec<PathBuf> = (0..REPLICAS).map(|n| directory.path().join(n.to_string())).collect();
+    let replicas = RefCell::new([None, None]);
+    for (place, disk) in disks.iter().enumerate() {
+        let process = start(&store, disk, &flag).await;
+        replicas.borrow_mut()[place] = Some(process);
+    }
+    let new = |token| Tenant {
+        token,
+        replicas: &replicas,
+        owed: RefCell::default(),
+        leftover: RefCell::default(),
+        counts: RefCell::default(),
+        is_over: Cell::new(false),
+    };
+    let (tenant, other) = (new(&bounded.token), new(&neighbour.token));
+    let time = Duration::from_secs(wanted("KVASIR_TEST_PROCESS_SECONDS", SECONDS));
+    let mut dice = Dice::new(wanted("KVASIR_TEST_PROCESS_SEED", 1));
+    let (begun, folder) = (Instant::now(), directory.path().join("store/2/t/bounded"));
+    let (writers, neighbours) = ([dice.number(), dice.number()], dice.number());
+    let kills = async {
+        while begun.elapsed() < time {
+            sleep(Duration::from_millis(1_500 + dice.below(2_000) as u64)).await;
+            let place = dice.below(REPLICAS);
+            let process = replicas.borrow_mut()[place].take();
+            process.expect("one at a time").kill();
+            tenant.count("killed");
+            let process = start(&store, &disks[place], &flag).await;
+            replicas.borrow_mut()[place] = Some(process);
+        }
+        tenant.is_over.set(true);
+        other.is_over.set(true);
+    };
+    let most = Cell::new(0);
+    let look = async {
+        while !tenant.is_over.get() {
+            sleep(Duration::from_millis(200)).await;
+            let bytes = bytes_below(&folder);
+            // The highest rate at which one writer can be: an object a pause.
+            let overshoot =
+                REPLICAS as u64 * (LAG.as_millis() / PAUSE.as_millis()) as u64 * OBJECT_BYTES_MAX as u64 / 2;
+            assert!(bytes <= QUOTA_BYTES + overshoot, "{bytes} in the bucket, {:?}", tenant.counts.borrow());
+            let before = most.get();
+            most.set(bytes.max(before));
+        }
+    };
+    let [a, b] = writers.map(Dice::new);
+    tokio::join!(tenant.write(0, a), tenant.write(1, b), other.write(0, Dice::new(neighbours)), kills, look);
+
+    let api = tenant.api(0).expect("it runs");
+    for (key, bytes) in tenant.owed.take() {
+        let found = tenant.send(&api, Method::GET, &key, Vec::new()).await.expect("an answer");
+        assert_eq!(found.status(), StatusCode::OK, "{key}");
+        assert_eq!(found.bytes().await.expect("a body"), bytes, "{key}");
+        tenant.remove(&api, key).await;
+    }
+    // All that it has is gone, and then there is room for as much as before.
+    for key in tenant.leftover.take() {
+        tenant.remove(&api, key).await;
+    }
+    assert_eq!(tenant.leftover.take(), BTreeSet::new(), "both replicas run");
+    let begun = Instant::now();
+    let half = vec![7; QUOTA_BYTES as usize / 2];
+    while tenant.send(&api, Method::PUT, "half", half.clone()).await.expect("an answer").status()
+        != StatusCode::CREATED
+    {
+        assert!(begun.elapsed() < ROOM, "no room: {} bytes are there", bytes_below(&folder));
+        sleep(Duration::from_millis(200)).await;
+    }
+    let (counts, others) = (tenant.counts.borrow(), other.counts.borrow());
+    println!(
+        "quota of {QUOTA_BYTES} bytes: at most {} lay there; {counts:?}; neighbour {others:?}",
+        most.get()
+    );
+    let least = [("stored", 50), ("refused", 3), ("removed", 20), ("killed", 2)];
+    assert!(
+        least.iter().all(|(what, least)| counts.get(what).is_some_and(|count| count >= least)),
+        "{counts:?}"
+    );
+    assert!(!others.contains_key("refused") && others.contains_key("stored"), "{others:?}");
+}

@@ -1,0 +1,69 @@
+//! At the end of a history its salt rotates and nothing of before is kept: every replica comes to the new root, finds nothing that the
+//! old one led to, and finds what is stored under the new one.
+
+use std::time::{Duration, Instant};
+
+use kvasir_api::{NamespaceRequest, NamespaceResponse, NamespaceRotation, routes};
+use kvasir_tests::{chunks, service::Api};
+use kvasir_types::RootHash;
+use reqwest::{Method, StatusCode};
+use tokio::time::sleep;
+
+use super::{History, group::Group};
+
+/// The replicas ask for salts every 5 s; the rest is for busy machines.
+const KNOWN_TO_ALL: Duration = Duration::from_secs(20);
+/// Chunks of a context that is stored under the new root.
+const CHUNK_TOKENS: usize = 256;
+
+/// Where the collector `may_evict` at any time, nothing new need be found.
+pub(super) async fn rotate(history: &History, group: &Group<'_>, may_evict: bool) {
+    let (first, second) = (&group.live()[0].1, &group.live()[1].1);
+    let rotation = NamespaceRotation {
+        namespace: history.namespace.parse().expect("a name"),
+        model_id: history.model_id,
+        keep_s: Some(0),
+    };
+    let body = serde_json::to_vec(&rotation).expect("serialises");
+    let answer = first.send(Method::POST, routes::NAMESPACE_ROTATION, body).await;
+    assert_eq!(answer.status(), StatusCode::OK, "{}", group.log(group.live()[0].0));
+    let NamespaceResponse { root } = answer.json().await.expect("its JSON");
+    assert_ne!(root, history.root);
+    let begun = Instant::now();
+    for (life, api) in group.live() {
+        while root_of(history, &api).await != root || matched(history, &api).await > 0 {
+            assert!(begun.elapsed() < KNOWN_TO_ALL, "{}", group.log(life));
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+    if may_evict {
+        return;
+    }
+    let (tokens, _) = &history.contexts[0];
+    for chunk in chunks::context(root, tokens, CHUNK_TOKENS, 40) {
+        let stored = second.put(&history.model_id, &chunk).await;
+        assert!(stored.status().is_success(), "{}", stored.status());
+    }
+    for (life, api) in group.live() {
+        // Misses are remembered for a while.
+        while matched(history, &api).await < tokens.len() as u64 / CHUNK_TOKENS as u64 * CHUNK_TOKENS as u64 {
+            assert!(begun.elapsed() < KNOWN_TO_ALL, "stored under the new root: {}", group.log(life));
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+}
+
+async fn root_of(history: &History, api: &Api) -> RootHash {
+    let namespace = history.namespace.parse().expect("a name");
+    let request = NamespaceRequest { namespace, model_id: history.model_id };
+    let body = serde_json::to_vec(&request).expect("serialises");
+    let answer = api.send(Method::POST, routes::NAMESPACES, body).await;
+    let NamespaceResponse { root } = answer.json().await.expect("its JSON");
+    root
+}
+
+/// Tokens of the first context that are found.
+async fn matched(history: &History, api: &Api) -> u64 {
+    let request = history.lookup_of(&history.contexts[0].0, true);
+    api.lookup(&request).await.matched_tokens
+}

@@ -1,0 +1,105 @@
+//! The collector's settings, other ones for each history, and what is promised under them.
+
+use std::time::Duration;
+
+use kvasir_tests::{faulty::Dice, model::Bounds};
+
+/// How long a request whose answer did not arrive may still take effect: the store answers at once.
+const UNKNOWN: Duration = Duration::from_secs(5);
+/// Twice what the replicas are told.
+pub(super) const NEGATIVE_TTL: Duration = Duration::from_secs(2);
+/// A third of the default bound: the store is there all the time, and the processors are shared with other tests.
+const REMOVAL_BOUND: Duration = Duration::from_secs(10);
+/// The default bound, where the store is away at times.
+const REMOVAL_BOUND_IN_TROUBLE: Duration = Duration::from_secs(30);
+/// The store's dates are whole seconds.
+const DATES: Duration = Duration::from_secs(2);
+/// Longer than removals are in the logs under any of the settings.
+pub(super) const LONG_AWAY: Duration = Duration::from_secs(98);
+
+/// What all replicas are told for one history.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Settings {
+    pub(super) grace: Duration,
+    pub(super) tombstone_retention: Duration,
+    /// Zero: nothing is too old.
+    ttl: Duration,
+    /// Zero: no limit.
+    capacity_bytes: u64,
+    eviction: &'static str,
+    actions_per_second: u64,
+    interval: Duration,
+    /// Whether the way to the store is disturbed at times.
+    pub(super) has_trouble: bool,
+}
+
+impl Settings {
+    /// Of the first history of a run.
+    pub(super) const FIRST: Self = Self {
+        grace: Duration::from_secs(2),
+        tombstone_retention: Duration::from_secs(60),
+        ttl: Duration::from_secs(20),
+        capacity_bytes: 0,
+        eviction: "adaptive",
+        actions_per_second: 0,
+        interval: Duration::from_millis(500),
+        has_trouble: false,
+    };
+
+    pub(super) fn draw(dice: &mut Dice) -> Self {
+        let mut seconds = |among: &[u64]| Duration::from_secs(among[dice.below(among.len())]);
+        let (grace, tombstone_retention) = (seconds(&[0, 1, 2, 5]), seconds(&[60, 75, 90]));
+        let ttl = seconds(&[0, 8, 20, 60]);
+        Self {
+            grace,
+            tombstone_retention,
+            ttl,
+            // A few contexts; what they are beyond it goes at any age.
+            capacity_bytes: [0, 0, 40_000, 200_000][dice.below(4)],
+            eviction: ["adaptive", "adaptive-cost", "lru"][dice.below(3)],
+            actions_per_second: [0, 5, 100][dice.below(3)],
+            interval: Duration::from_millis([100, 500, 3_000][dice.below(3)]),
+            has_trouble: dice.below(3) > 0,
+        }
+    }
+
+    pub(super) fn flags(&self) -> Vec<String> {
+        let text = |name: &str, value: &dyn std::fmt::Display| format!("--gc.{name}={value}");
+        let ms = |name: &str, time: Duration| format!("--gc.{name}={}ms", time.as_millis());
+        let mut flags = vec![
+            ms("grace", self.grace),
+            ms("tombstone_retention", self.tombstone_retention),
+            ms("ttl", self.ttl),
+            ms("interval", self.interval),
+            text("capacity", &format!("{}B", self.capacity_bytes)),
+            text("eviction", &self.eviction),
+            text("actions_per_second", &self.actions_per_second),
+        ];
+        if self.has_trouble {
+            // Impatient, so that a request that stalls does not take the rest of the history.
+            flags.extend(["--store.request_timeout=700ms".to_owned(), "--store.retry_timeout=5s".to_owned()]);
+        }
+        flags
+    }
+
+    /// Whether the collector may take what is not old.
+    pub(super) fn may_evict(&self) -> bool {
+        self.capacity_bytes > 0
+    }
+
+    pub(super) fn bounds(&self) -> Bounds {
+        let by_age = (!self.ttl.is_zero()).then(|| self.ttl.saturating_sub(DATES));
+        Bounds {
+            unknown: UNKNOWN,
+            negative_ttl: NEGATIVE_TTL,
+            removal: Some(if self.has_trouble { REMOVAL_BOUND_IN_TROUBLE } else { REMOVAL_BOUND }),
+            tombstone: self.tombstone_retention - DATES,
+            ttl: if self.may_evict() { Some(Duration::ZERO) } else { by_age },
+        }
+    }
+
+    /// When two values of one key that met may have lost one of them.
+    pub(super) fn meeting_grace(&self) -> Duration {
+        self.grace.saturating_sub(DATES)
+    }
+}
