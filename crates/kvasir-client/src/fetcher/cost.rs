@@ -45,9 +45,15 @@ impl RecomputeModel {
 
     /// This model on a device that gives the load only `share` (0–1] of its time.
     #[must_use]
-    pub fn with_gpu_share(mut self, share: f64) -> Self {
+    pub fn with_gpu_share(self, share: f64) -> Self {
+        self.with_gpu_speed(share.min(1.0))
+    }
+
+    /// This model on a device that is `speed` times as fast.
+    #[must_use]
+    pub fn with_gpu_speed(mut self, speed: f64) -> Self {
         for term in &mut self.prior {
-            *term /= share.clamp(1e-3, 1.0);
+            *term /= speed.clamp(1e-3, 1e3);
         }
         self
     }

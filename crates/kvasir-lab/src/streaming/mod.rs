@@ -15,7 +15,7 @@ pub use ladder::{Engine, Ladder};
 pub use oracle::oracle;
 pub use published::published_rule;
 pub use simulation::{Simulation, Trace};
-pub use spec::{LinkRate, LoadSpec, Outcome, Sharing, SimulationConfig};
+pub use spec::{LinkRate, LoadSpec, Noise, Outcome, Sharing, SimulationConfig};
 
 #[cfg(test)]
 mod tests;

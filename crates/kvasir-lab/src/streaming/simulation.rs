@@ -11,6 +11,8 @@ use kvasir_client::tuning::{
     ChunkFetchState, Fetcher, FetcherAction, FetcherEvent, InvalidPlan, Neighbours, RequestId,
 };
 use kvasir_types::Level;
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
 
 use super::spec::{LoadSpec, Outcome, Sharing, SimulationConfig, quality};
 
@@ -66,6 +68,7 @@ pub struct Simulation {
     /// Whose chunk the GPU computes, and until when.
     gpu: Option<(usize, usize, Duration)>,
     trace: Trace,
+    dice: ChaCha8Rng,
 }
 
 impl Simulation {
@@ -74,8 +77,10 @@ impl Simulation {
     /// # Errors
     /// [`InvalidPlan`] for a plan that the core refuses.
     pub fn run(config: SimulationConfig, loads: Vec<LoadSpec>) -> Result<(Vec<Outcome>, Trace), InvalidPlan> {
+        let dice = ChaCha8Rng::seed_from_u64(config.noise.seed);
         let mut simulation = Self {
             config,
+            dice,
             now: Duration::ZERO,
             queue: BinaryHeap::new(),
             sequence: 0,
@@ -117,6 +122,17 @@ impl Simulation {
     fn at(&mut self, time: Duration, event: SimEvent) {
         self.sequence += 1;
         self.queue.push(Reverse((time.max(self.now), self.sequence, event)));
+    }
+
+    /// How late something is that a busy machine does.
+    fn lateness(&mut self) -> Duration {
+        self.config.noise.late.mul_f64(self.dice.random_range(0.0..1.0))
+    }
+
+    /// How long a prefill takes that takes `mean` on an even GPU: log-normal, the sum of twelve uniform draws for a normal one.
+    fn prefill_time(&mut self, mean: Duration) -> Duration {
+        let normal = (0..12).map(|_| self.dice.random_range(0.0..1.0)).sum::<f64>() - 6.0;
+        mean.mul_f64((self.config.noise.gpu * normal).exp())
     }
 
     fn handle(&mut self, event: SimEvent) {
@@ -217,7 +233,7 @@ impl Simulation {
                     self.start_gpu();
                 }
                 FetcherAction::WakeAt(at) => {
-                    let at = self.loads[load].arrival + at;
+                    let at = self.loads[load].arrival + at + self.lateness();
                     self.loads[load].wake = Some(at);
                     self.at(at, SimEvent::Wake { load });
                 }
@@ -230,7 +246,8 @@ impl Simulation {
         let plan = &self.loads[load].fetcher.plan().chunks[chunk];
         let took = self.config.decode.predict(plan.tokens.len(), plan.bytes_at(level));
         self.decoder_free = self.decoder_free.max(self.now) + took;
-        self.at(self.decoder_free, SimEvent::Decoded { load, chunk, took });
+        let told = self.decoder_free + self.lateness();
+        self.at(told, SimEvent::Decoded { load, chunk, took });
     }
 
     /// Starts the first text chunk whose whole prefix is there.
@@ -246,7 +263,8 @@ impl Simulation {
             let Some(&chunk) = running.texts.iter().min() else { continue };
             if running.resolved.iter().take(chunk).all(|&done| done) {
                 running.texts.retain(|&c| c != chunk);
-                let took = self.config.recompute.predict(running.fetcher.plan().chunks[chunk].tokens);
+                let mean = self.config.recompute.predict(running.fetcher.plan().chunks[chunk].tokens);
+                let took = self.prefill_time(mean);
                 self.gpu = Some((load, chunk, self.now + took));
                 return self.at(self.now + took, SimEvent::Computed { load, chunk, took });
             }

@@ -64,6 +64,19 @@ pub struct SimulationConfig {
     pub decode: DecodeModel,
     /// How loads share the link.
     pub sharing: Sharing,
+    /// How far the machine is from what it promises.
+    pub noise: Noise,
+}
+
+/// What makes times of computing and waking other than they were meant to be. One seed gives one sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Noise {
+    /// Standard deviation of the logarithm of true prefill times: each is drawn anew.
+    pub gpu: f64,
+    /// Decodes and wake-ups are late by up to this, uniformly.
+    pub late: Duration,
+    /// The seed.
+    pub seed: u64,
 }
 
 /// How the bytes of several loads take turns on the link.

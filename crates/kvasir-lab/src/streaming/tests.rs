@@ -22,6 +22,7 @@ fn simulation(engine: &Engine, link: LinkRate) -> SimulationConfig {
         first_byte: Duration::from_millis(2),
         recompute: engine.recompute.clone(),
         decode: DecodeModel::from_seconds(engine.decode_per_token, 0.0),
+        noise: Noise::default(),
         sharing: Sharing::RoundRobin,
     }
 }

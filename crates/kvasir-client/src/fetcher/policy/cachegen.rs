@@ -25,19 +25,28 @@ pub struct CacheGen {
     sharing: Vec<u32>,
     /// As published: nothing is ever given up.
     patient: bool,
+    /// Requests in flight beyond the first.
+    ahead: usize,
 }
 
 impl CacheGen {
     /// Algorithm 1 for one request of a batch: with `N_c` requests that contain chunk index `c`, a configuration
     /// of that chunk costs `N_c` times one request's.
     pub const fn batched(sharing: Vec<u32>) -> Self {
-        Self { sharing, patient: false }
+        Self { sharing, patient: false, ahead: 0 }
     }
 
     /// As published: a load that cannot beat recompute goes on.
     #[must_use]
     pub fn without_giving_up(mut self) -> Self {
         self.patient = true;
+        self
+    }
+
+    /// With up to `depth` requests in flight, which hides round trips; the published algorithm has one.
+    #[must_use]
+    pub fn pipelined(mut self, depth: usize) -> Self {
+        self.ahead = depth.saturating_sub(1);
         self
     }
 
@@ -80,7 +89,7 @@ impl Policy for CacheGen {
         else {
             return PolicyStep::Wait { until: None };
         };
-        if view.in_flight > 0 {
+        if view.in_flight > self.ahead {
             return PolicyStep::Wait { until: None };
         }
         if self.recompute(view) <= view.remaining() {

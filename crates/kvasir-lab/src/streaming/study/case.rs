@@ -9,7 +9,8 @@ use rand_chacha::ChaCha8Rng;
 
 use super::{StreamStudy, StudyPolicy};
 use crate::streaming::{
-    Batch, Batcher, Ladder, LoadSpec, Outcome, Simulation, SimulationConfig, Trace, oracle, published_rule,
+    Batch, Batcher, Ladder, LoadSpec, Noise, Outcome, Simulation, SimulationConfig, Trace, oracle,
+    published_rule,
 };
 
 /// A link, and the contexts that are loaded over it at the same time. Drawn once, and the same for every policy,
@@ -32,9 +33,10 @@ impl StreamStudy {
         let simulation = SimulationConfig {
             link: self.bandwidth.draw(set, &mut rng),
             first_byte: self.first_byte,
-            recompute: self.engine.recompute.clone(),
+            recompute: self.engine.recompute.clone().with_gpu_speed(self.gpu_truth),
             decode: DecodeModel::from_seconds(self.engine.decode_per_token, 0.0),
             sharing: self.sharing,
+            noise: Noise { gpu: self.gpu_jitter, late: self.late, seed },
         };
         let mut length = || rng.random_range(self.tokens.0..=self.tokens.1);
         let lengths = (0..self.concurrent).map(|_| length()).collect();

@@ -14,7 +14,7 @@ pub use figures::{Cost, Curve, Figures, HeatCell, SweepRow};
 pub use policy::StudyPolicy;
 pub use rows::{COUNTED_VIOLATIONS, StreamReport, StreamRow, Summary};
 
-use super::{Engine, Ladder, Outcome, Sharing};
+use super::{Engine, Ladder, Noise, Outcome, Sharing};
 
 /// LongChat's context lengths in the paper (9.2–9.6 K tokens).
 pub const LONGCHAT_TOKENS: (u64, u64) = (9_200, 9_600);
@@ -49,6 +49,12 @@ pub struct StreamStudy {
     pub batch: (Duration, usize),
     /// From request to first byte.
     pub first_byte: Duration,
+    /// True speed of the GPU as a share of what the loads believe at first.
+    pub gpu_truth: f64,
+    /// See [`Noise::gpu`].
+    pub gpu_jitter: f64,
+    /// See [`Noise::late`].
+    pub late: Duration,
     /// How they share the link.
     pub sharing: Sharing,
     /// One seed gives one result.
@@ -70,6 +76,9 @@ impl StreamStudy {
             spread: Duration::ZERO,
             batch: BATCH,
             first_byte: Duration::from_millis(2),
+            gpu_truth: 1.0,
+            gpu_jitter: 0.0,
+            late: Duration::ZERO,
             sharing: Sharing::RoundRobin,
             seed: 1,
         }

@@ -9,6 +9,8 @@ use kvasir_types::Level;
 
 use crate::streaming::{Foresight, Ladder, LinkRate};
 
+/// Requests in flight of `cachegen-pipelined`.
+const DEPTH: usize = 3;
 /// How far `progressive-foresight` sees.
 const FORESIGHT: Duration = Duration::from_millis(100);
 
@@ -23,6 +25,8 @@ pub enum StudyPolicy {
     Fixed,
     /// Algorithm 1 with the last chunk's throughput (A).
     CacheGen,
+    /// Algorithm 1 with as many requests in flight as Kvasir's policy has, where round trips are long.
+    CacheGenPipelined,
     /// Algorithm 1 with the harmonic mean of 20 samples (B).
     CacheGenHarmonic,
     /// The rule of CacheGen's own simulation, which knows each chunk's bandwidth beforehand
@@ -41,11 +45,12 @@ pub enum StudyPolicy {
 
 impl StudyPolicy {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Text,
         Self::Int8,
         Self::Fixed,
         Self::CacheGen,
+        Self::CacheGenPipelined,
         Self::CacheGenHarmonic,
         Self::CacheGenPublished,
         Self::Progressive,
@@ -61,6 +66,7 @@ impl StudyPolicy {
             Self::Int8 => "int8",
             Self::Fixed => "fixed",
             Self::CacheGen => "cachegen",
+            Self::CacheGenPipelined => "cachegen-pipelined",
             Self::CacheGenHarmonic => "cachegen-harmonic",
             Self::CacheGenPublished => "cachegen-published",
             Self::Progressive => "progressive",
@@ -72,7 +78,7 @@ impl StudyPolicy {
 
     /// Whether requests wait for others to be served with.
     pub(super) const fn is_batched(self) -> bool {
-        matches!(self, Self::CacheGen | Self::CacheGenHarmonic)
+        matches!(self, Self::CacheGen | Self::CacheGenPipelined | Self::CacheGenHarmonic)
     }
 
     /// The policies of an argument: `all` or names separated by commas.
@@ -92,13 +98,16 @@ impl StudyPolicy {
         link: &LinkRate,
     ) -> (Box<dyn Policy>, EstimatorKind) {
         let second_finest = Level(ladder.bits.len().saturating_sub(2) as u8);
-        let cachegen = |sharing| Box::new(CacheGen::batched(sharing).without_giving_up());
+        let cachegen = |sharing| CacheGen::batched(sharing).without_giving_up();
         match self {
             Self::Text => (Box::new(AllText), EstimatorKind::Harmonic),
             Self::Int8 => (Box::new(Fixed::new(Level(0)).without_giving_up()), EstimatorKind::Harmonic),
             Self::Fixed => (Box::new(Fixed::new(second_finest).without_giving_up()), EstimatorKind::Harmonic),
-            Self::CacheGen => (cachegen(sharing), EstimatorKind::LastChunk),
-            Self::CacheGenHarmonic => (cachegen(sharing), EstimatorKind::Harmonic),
+            Self::CacheGen => (Box::new(cachegen(sharing)), EstimatorKind::LastChunk),
+            Self::CacheGenPipelined => {
+                (Box::new(cachegen(sharing).pipelined(DEPTH)), EstimatorKind::LastChunk)
+            }
+            Self::CacheGenHarmonic => (Box::new(cachegen(sharing)), EstimatorKind::Harmonic),
             Self::ProgressiveSparing => (Box::new(Progressive::sparing()), EstimatorKind::Harmonic),
             Self::ProgressiveForesight => {
                 let policy = Foresight::new(Box::new(Progressive::new()), link.clone(), FORESIGHT);

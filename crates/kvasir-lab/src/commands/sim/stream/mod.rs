@@ -42,6 +42,21 @@ pub(crate) struct StreamArguments {
     /// Prefill speed: `published` (0.2 s a chunk, CacheGen's simulation) or `data-sheet` (half of the A40's peak).
     #[arg(long, default_value = "published", value_parser = engine)]
     engine: Engine,
+    /// True speed of the GPU, as a share of what the loads believe at first.
+    #[arg(long, value_name = "SHARE", default_value_t = 1.0, value_parser = share)]
+    gpu_truth: f64,
+    /// Spread of true prefill times: standard deviation of their logarithm.
+    #[arg(long, value_name = "SIGMA", default_value_t = 0.0, value_parser = spread)]
+    gpu_jitter: f64,
+    /// Round trip: from a request to its first byte, in milliseconds.
+    #[arg(long, value_name = "MS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(..=10_000))]
+    rtt_ms: u64,
+    /// Decodes and timers are late by up to so many milliseconds, as on a busy machine.
+    #[arg(long, value_name = "MS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=10_000))]
+    jitter_ms: u64,
+    /// Means that bandwidth series are scaled to, in Gb/s.
+    #[arg(long, value_name = "LO-HI", default_value = "0.2-10", value_parser = scale)]
+    scale: (f64, f64),
     /// One seed gives one result.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -81,6 +96,23 @@ fn engine(text: &str) -> Result<Engine, String> {
         "published" => Ok(Engine::mistral_7b_a40()),
         "data-sheet" => Ok(Engine::mistral_7b_a40_data_sheet()),
         _ => Err("published or data-sheet".to_owned()),
+    }
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let share: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;
+    if (0.01..=100.0).contains(&share) { Ok(share) } else { Err("not within 0.01 and 100".to_owned()) }
+}
+
+fn spread(text: &str) -> Result<f64, String> {
+    let sigma: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;
+    if (0.0..=3.0).contains(&sigma) { Ok(sigma) } else { Err("not within 0 and 3".to_owned()) }
+}
+
+fn scale(text: &str) -> Result<(f64, f64), String> {
+    match Bandwidth::parse_random(&format!("random:{text}")) {
+        Ok(Bandwidth::Random(low, high)) => Ok((low, high)),
+        _ => Err("write LO-HI in Gb/s, e.g. 0.2-10, with 0 < LO <= HI".to_owned()),
     }
 }
 
@@ -132,6 +164,12 @@ pub(crate) fn run(arguments: &StreamArguments) -> CliResult {
     study.concurrent = usize::from(arguments.concurrent);
     study.spread = Duration::from_millis(arguments.spread);
     study.batch = (Duration::from_millis(arguments.window), usize::from(arguments.batch));
+    if let Bandwidth::Series(_, means) = &mut study.bandwidth {
+        *means = Some(arguments.scale);
+    }
+    study.first_byte = Duration::from_millis(arguments.rtt_ms);
+    (study.gpu_truth, study.gpu_jitter) = (arguments.gpu_truth, arguments.gpu_jitter);
+    study.late = Duration::from_millis(arguments.jitter_ms);
     study.engine = arguments.engine.clone();
     study.seed = arguments.seed;
     let report = study.run();
@@ -265,6 +303,8 @@ mod tests {
     #[test]
     fn arguments_are_checked() {
         assert!(policies("all").is_ok() && policies("cachegen,progressive").is_ok());
+        assert!([share("0"), share("x"), spread("-1"), spread("NaN")].iter().all(Result::is_err));
+        assert!(scale("2-1").is_err() && scale("0.2-10") == Ok((0.2, 10.0)));
         assert!(policies("nonesuch").is_err() && engine("h200").is_err());
         let read = |text| bandwidth(&links(text).unwrap());
         assert!(read("builtin").is_ok() && read("random:1-2").is_ok() && read("/no/such/file").is_err());
