@@ -61,7 +61,11 @@ impl Fetcher {
         }
         match event {
             FetcherEvent::Start => self.started = true,
-            FetcherEvent::Tick => self.wake = None,
+            FetcherEvent::Tick => {
+                if let Some(late) = self.wake.take().and_then(|at| now.checked_sub(at)) {
+                    self.state.on_late_wake(late);
+                }
+            }
             _ => {}
         }
         self.state.apply_event(event, now, &mut actions);
@@ -117,10 +121,11 @@ impl Fetcher {
 
     fn follow_policy(&mut self, now: Duration, actions: &mut Vec<FetcherAction>) {
         // Each step settles a chunk or sends a request, so a well-behaved policy waits within this many.
+        let overlapped = self.state.config.text_mode == TextMode::Overlapped;
         let steps_max = self.state.chunks.len() * (kvasir_types::LEVELS_MAX + 2) + 1;
         for _ in 0..steps_max {
-            let hedged = |c: &ChunkFetchState| matches!(c.status, ChunkStatus::Hedged { .. });
-            if self.state.chunks.iter().all(|c| c.is_settled() && !hedged(c)) {
+            let computing = |c: &ChunkFetchState| overlapped && c.is_computing();
+            if self.state.chunks.iter().all(|c| c.is_settled() && !computing(c)) {
                 return;
             }
             match self.policy.next(&self.state.view(now)) {
@@ -162,14 +167,21 @@ impl Fetcher {
                 possible
             }
             PolicyStep::Hedge { chunk } => {
+                let computing = Some(ChunkStatus::Text { done: false });
                 let possible = self.state.chunks.get(chunk).is_some_and(|c| !c.is_settled())
-                    && self.state.held(chunk).is_none();
+                    || self.state.status(chunk) == computing;
+                let possible = possible && self.state.held(chunk).is_none();
                 if possible {
                     self.state.hedge(chunk, now, actions);
                 }
                 possible
             }
             PolicyStep::Finish { chunk } => {
+                let hedged = matches!(self.state.status(chunk), Some(ChunkStatus::Hedged { .. }));
+                if hedged && self.state.held(chunk).is_some() {
+                    self.state.withdraw(chunk, now, actions);
+                    return true;
+                }
                 let possible = self.state.chunks.get(chunk).is_some_and(|c| !c.is_settled())
                     && self.state.held(chunk).is_some();
                 if possible {

@@ -8,6 +8,14 @@ use kvasir_types::TokenRange;
 const FEATURES: usize = 3;
 /// How much an observation is trusted against the prior: the prior weighs as much as this many.
 const PRIOR_WEIGHT: f64 = 1.0;
+/// Variance of what the three terms are wrong by together: that a GPU is slower than believed is more likely than that one term is.
+const PRIOR_COMMON: f64 = 36.0;
+/// Spread of an engine's prefill times that nobody has measured: standard deviation of their logarithm.
+const SPREAD_PRIOR: f64 = 0.3;
+/// Share of the spread seen so far that each new observation leaves in force.
+const SPREAD_KEEP: f64 = 0.7;
+/// Standard deviations above the expected time that 99 of 100 prefills stay below.
+const RISK_DEVIATIONS: f64 = 2.33;
 /// Share of the past that each new observation leaves in force, so that the fit follows a GPU's load.
 const FORGETTING: f64 = 0.98;
 
@@ -22,18 +30,28 @@ pub struct RecomputeModel {
     prior: [f64; FEATURES],
     factors: [f64; FEATURES],
     covariance: [[f64; FEATURES]; FEATURES],
+    /// Mean square of the logarithm of observed over predicted times.
+    spread: f64,
+    observed: bool,
     gpus: u32,
 }
 
 impl RecomputeModel {
     /// From seconds per request, per token, and per pair of tokens.
     pub fn from_seconds(per_request: f64, per_token: f64, per_pair: f64) -> Self {
-        let mut covariance = [[0.0; FEATURES]; FEATURES];
+        let mut covariance = [[PRIOR_COMMON; FEATURES]; FEATURES];
         for (i, row) in covariance.iter_mut().enumerate() {
-            row[i] = 1.0 / PRIOR_WEIGHT;
+            row[i] += 1.0 / PRIOR_WEIGHT;
         }
         let prior = [per_request.max(0.0), per_token.max(1e-12), per_pair.max(0.0)];
-        Self { prior, factors: [1.0; FEATURES], covariance, gpus: 1 }
+        Self {
+            prior,
+            factors: [1.0; FEATURES],
+            covariance,
+            spread: SPREAD_PRIOR * SPREAD_PRIOR,
+            observed: false,
+            gpus: 1,
+        }
     }
 
     /// From the model and the device: `2 × parameters` FLOPs a token, `4 × layers × hidden` a token pair
@@ -86,12 +104,28 @@ impl RecomputeModel {
         Duration::try_from_secs_f64(seconds.clamp(0.0, 86_400.0)).unwrap_or_default()
     }
 
+    /// How many times longer than [`predict`](Self::predict) says a prefill may take (at least 1): 99 of 100 take no longer, by
+    /// the spread of the errors so far, later ones counting more; by an assumed spread before there are any.
+    pub fn caution(&self) -> f64 {
+        (RISK_DEVIATIONS * self.spread.sqrt()).exp()
+    }
+
     /// Learns from one prefill that took `took`.
     pub fn observe(&mut self, tokens: TokenRange, took: Duration) {
         let seconds = took.as_secs_f64();
         if tokens.is_empty() || seconds <= 0.0 {
             return;
         }
+        let before = self.predict(tokens);
+        self.fit(tokens, seconds);
+        // The first one tells how fast the GPU is, those after it how evenly it computes.
+        let expected = if self.observed { before } else { self.predict(tokens) };
+        self.observed = true;
+        let error = (seconds / expected.as_secs_f64().max(1e-9)).ln().clamp(-3.0, 3.0);
+        self.spread = SPREAD_KEEP * self.spread + (1.0 - SPREAD_KEEP) * error * error;
+    }
+
+    fn fit(&mut self, tokens: TokenRange, seconds: f64) {
         // Relative least squares: divide features and target by the observed time.
         let x = self.features(tokens).map(|f| f / seconds);
         let mut px = [0.0; FEATURES];
@@ -174,6 +208,32 @@ mod tests {
             let (a, b) = (model.predict(tokens).as_secs_f64(), truth.predict(tokens).as_secs_f64());
             assert!((a / b - 1.0).abs() < 0.05, "{tokens:?}: {a} against {b}");
         }
+    }
+
+    #[test]
+    fn one_prefill_tells_how_fast_the_gpu_is() {
+        for speed in [0.25, 0.5, 2.0] {
+            let mut model = RecomputeModel::from_seconds(2e-3, 1e-4, 1e-9);
+            let truth = model.clone().with_gpu_speed(speed);
+            model.observe(range(0, 1536), truth.predict(range(0, 1536)));
+            let next = range(1536, 3072);
+            let ratio = model.predict(next).as_secs_f64() / truth.predict(next).as_secs_f64();
+            assert!((0.75..1.3).contains(&ratio), "{speed}: {ratio}");
+        }
+    }
+
+    #[test]
+    fn caution_follows_the_spread_of_the_errors() {
+        let mut model = RecomputeModel::from_seconds(2e-3, 1e-4, 1e-9);
+        let (tokens, unknown) = (range(0, 1536), model.caution());
+        assert!((1.5..2.5).contains(&unknown), "{unknown}");
+        let even = model.predict(tokens);
+        (0..20).for_each(|_| model.observe(tokens, even));
+        assert!((1.0..1.1).contains(&model.caution()), "{}", model.caution());
+        for i in 0..20 {
+            model.observe(tokens, if i % 2 == 0 { even * 3 } else { even });
+        }
+        assert!(model.caution() > unknown, "{}", model.caution());
     }
 
     #[test]

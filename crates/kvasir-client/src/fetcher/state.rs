@@ -15,6 +15,12 @@ use super::{
 
 /// What an overdue text chunk is taken to need still.
 const OVERDUE_MIN: Duration = Duration::from_millis(2);
+/// From this multiple of its predicted time on a prefill is overdue.
+const OVERDUE_FROM: f64 = 1.05;
+/// What an overdue prefill is taken to need still, as a share of what it took so far, where its quantile is over.
+const OVERDUE_MORE: f64 = 0.25;
+/// Share of the lateness seen that the next wake-up leaves in force.
+const JITTER_KEEP: f64 = 0.9;
 
 /// The state of a load, apart from its policy.
 #[derive(Debug)]
@@ -27,6 +33,8 @@ pub(super) struct LoadState {
     pub(super) rates: ChunkRates,
     pub(super) next_request: u64,
     text_started: Duration,
+    /// The latest wake-up's lateness, or what is left of an earlier one's.
+    jitter: Duration,
     deferred: Duration,
     neighbours: Neighbours,
 }
@@ -41,6 +49,7 @@ impl LoadState {
             requests: BTreeMap::new(),
             next_request: 0,
             text_started: Duration::ZERO,
+            jitter: Duration::ZERO,
             deferred: Duration::ZERO,
             neighbours: Neighbours::default(),
             plan,
@@ -114,8 +123,12 @@ impl LoadState {
         self.compute(chunk, ChunkStatus::Text { done: false }, now, actions);
     }
 
-    /// Computes a chunk whose base is not here, and goes on reading it.
+    /// Computes a chunk whose base is not here, and reads it, too.
     pub(super) fn hedge(&mut self, chunk: usize, now: Duration, actions: &mut Vec<FetcherAction>) {
+        if self.chunks[chunk].is_computing() {
+            self.chunks[chunk].status = ChunkStatus::Hedged { reading: false };
+            return;
+        }
         let reading = matches!(self.chunks[chunk].status, ChunkStatus::Fetching { .. });
         self.compute(chunk, ChunkStatus::Hedged { reading }, now, actions);
     }
@@ -134,8 +147,15 @@ impl LoadState {
         actions.push(FetcherAction::Recompute { chunk });
     }
 
-    /// The base of a hedged chunk came before the GPU was done with it.
-    pub(super) fn withdraw_if_here(&mut self, chunk: usize, now: Duration, actions: &mut Vec<FetcherAction>) {
+    /// Decodes a hedged chunk whose base is here, where the GPU is expected to be done with it too late.
+    pub(super) fn withdraw_if_late(&mut self, chunk: usize, now: Duration, actions: &mut Vec<FetcherAction>) {
+        if now + self.text_backlog(now) > self.plan.deadline() {
+            self.withdraw(chunk, now, actions);
+        }
+    }
+
+    /// Decodes a hedged chunk whose base is here: the GPU is not waited for any longer.
+    pub(super) fn withdraw(&mut self, chunk: usize, now: Duration, actions: &mut Vec<FetcherAction>) {
         if let Some(level) = self.held(chunk)
             && matches!(self.chunks[chunk].status, ChunkStatus::Hedged { .. })
         {
@@ -169,6 +189,8 @@ impl LoadState {
             in_flight: self.requests.len(),
             in_flight_bytes: pending,
             text_backlog: self.text_backlog(now),
+            overdue: self.overdue(now),
+            jitter: self.jitter,
             text_mode: self.config.text_mode,
             neighbours: self.neighbours,
             recompute: &self.config.recompute,
@@ -180,13 +202,32 @@ impl LoadState {
         let waiting = self.chunks.iter().zip(&self.plan.chunks);
         let waiting = waiting.filter(|(c, _)| c.is_computing());
         let total: Duration = waiting.map(|(_, p)| self.config.recompute.predict(p.tokens)).sum();
-        let running = match self.config.text_mode {
-            TextMode::Overlapped => now.saturating_sub(self.text_started),
-            TextMode::Deferred => Duration::ZERO,
+        if self.config.text_mode == TextMode::Deferred {
+            return self.deferred + total;
+        }
+        let running = now.saturating_sub(self.text_started);
+        // What is overdue may need all that one in a hundred needs, and where that is over, more than a little.
+        let total = if self.overdue(now) > 1.0 {
+            total.mul_f64(self.config.recompute.caution()).max(running.mul_f64(1.0 + OVERDUE_MORE))
+        } else {
+            total
         };
-        // Overdue is not done: others may be on the GPU before it.
-        let pending = total.saturating_sub(running).max(total.min(OVERDUE_MIN));
-        self.deferred + pending
+        self.deferred + total.saturating_sub(running).max(total.min(OVERDUE_MIN))
+    }
+
+    /// How many times longer than predicted the GPU takes already for what it computes now, beyond what is told apart.
+    fn overdue(&self, now: Duration) -> f64 {
+        let pairs = self.chunks.iter().zip(&self.plan.chunks);
+        let Some((_, first)) = pairs.filter(|(c, _)| c.is_computing()).next() else { return 1.0 };
+        let predicted = self.config.recompute.predict(first.tokens).as_secs_f64().max(1e-6);
+        let ratio = now.saturating_sub(self.text_started).as_secs_f64() / predicted;
+        let runs = self.config.text_mode == TextMode::Overlapped;
+        if runs && ratio > OVERDUE_FROM { ratio } else { 1.0 }
+    }
+
+    /// A wake-up came so much later than it was asked for.
+    pub(super) fn on_late_wake(&mut self, late: Duration) {
+        self.jitter = late.max(self.jitter.mul_f64(JITTER_KEEP));
     }
 
     /// Bytes of bases that are not here yet.

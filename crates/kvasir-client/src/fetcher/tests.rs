@@ -354,6 +354,45 @@ fn what_would_be_computed_late_goes_on_being_read() {
     assert_eq!(fetcher.text_ranges(), [TokenRange { start: 0, end: 1536 }]);
 }
 
+/// One chunk of 60 ms on the GPU, 200 ms in all. The GPU stalls; what the link brought meanwhile is decoded at the last moment.
+#[test]
+fn what_the_gpu_is_late_with_is_read_and_decoded_in_time() {
+    let config = config(60e-3 / 1536.0);
+    let mut fetcher = Fetcher::new(plan(&[vec![1_000_000]], ms(200), None), policy(2), config).unwrap();
+    let (mut now, mut read, mut ended) = (0, None, None);
+    let mut actions = fetcher.on(FetcherEvent::Start, ms(0));
+    assert!(actions.contains(&FetcherAction::Recompute { chunk: 0 }), "text loses nothing, and fits");
+    while !fetcher.is_done() {
+        let mut wake = None;
+        for action in std::mem::take(&mut actions) {
+            match action {
+                FetcherAction::Fetch { request, .. } => read = Some((now, request)),
+                FetcherAction::Withdraw { .. } => ended = Some(now),
+                FetcherAction::Decode { .. } => {
+                    actions.extend(fetcher.on(FetcherEvent::Decoded { chunk: 0, took: ms(1) }, ms(now + 1)));
+                }
+                FetcherAction::WakeAt(at) => wake = Some(at.as_millis() as u64),
+                _ => {}
+            }
+        }
+        if fetcher.is_done() {
+            break;
+        }
+        if let Some((_, request)) = read.filter(|_| ended.is_none() && now < 100) {
+            now = 100;
+            actions.extend(fetcher.on(FetcherEvent::Bytes { request, bytes: 1_000_000 }, ms(now)));
+            actions.extend(fetcher.on(FetcherEvent::Completed { request }, ms(now)));
+            continue;
+        }
+        now = wake.expect("it looks again").max(now + 1);
+        assert!(now < 250, "it waits for the GPU");
+        actions.extend(fetcher.on(FetcherEvent::Tick, ms(now)));
+    }
+    let (read, ended) = (read.expect("it is read").0, ended.expect("the GPU is not waited for"));
+    assert!((63..100).contains(&read), "once it is overdue: {read}");
+    assert!((150..200).contains(&ended), "as late as the deadline allows: {ended}");
+}
+
 #[test]
 fn impossible_plans_are_refused() {
     for bad in [vec![], vec![0], vec![5, 4]] {

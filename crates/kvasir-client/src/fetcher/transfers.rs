@@ -45,7 +45,7 @@ impl LoadState {
         }
         let requests = &self.requests;
         self.rates.on_link_change(&self.meter, |chunk| requests.values().any(|r| r.chunk == chunk));
-        self.withdraw_if_here(chunk, now, actions);
+        self.withdraw_if_late(chunk, now, actions);
     }
 
     /// Bytes were here already.
@@ -61,7 +61,7 @@ impl LoadState {
         let state = &mut self.chunks[chunk];
         state.have_bytes += bytes.min(request.end - state.have_bytes);
         state.fetched = Some(now);
-        self.withdraw_if_here(chunk, now, actions);
+        self.withdraw_if_late(chunk, now, actions);
     }
 
     pub(super) fn on_end(
@@ -75,6 +75,10 @@ impl LoadState {
         self.meter_transfer(&request, now);
         let chunk = request.chunk;
         match self.chunks[chunk].status {
+            // Here, and held against the GPU's being late.
+            ChunkStatus::Hedged { .. } if self.held(chunk).is_some() => {
+                self.chunks[chunk].status = ChunkStatus::Hedged { reading: false };
+            }
             // The GPU has it anyway.
             ChunkStatus::Hedged { .. } => self.chunks[chunk].status = ChunkStatus::Text { done: false },
             ChunkStatus::Fetching { level } => {

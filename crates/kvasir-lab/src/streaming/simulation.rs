@@ -129,12 +129,6 @@ impl Simulation {
         self.config.noise.late.mul_f64(self.dice.random_range(0.0..1.0))
     }
 
-    /// How long a prefill takes that takes `mean` on an even GPU: log-normal, the sum of twelve uniform draws for a normal one.
-    fn prefill_time(&mut self, mean: Duration) -> Duration {
-        let normal = (0..12).map(|_| self.dice.random_range(0.0..1.0)).sum::<f64>() - 6.0;
-        mean.mul_f64((self.config.noise.gpu * normal).exp())
-    }
-
     fn handle(&mut self, event: SimEvent) {
         match event {
             SimEvent::Arrival { load } => {
@@ -264,7 +258,7 @@ impl Simulation {
             if running.resolved.iter().take(chunk).all(|&done| done) {
                 running.texts.retain(|&c| c != chunk);
                 let mean = self.config.recompute.predict(running.fetcher.plan().chunks[chunk].tokens);
-                let took = self.prefill_time(mean);
+                let took = self.config.noise.prefill(mean, &mut self.dice);
                 self.gpu = Some((load, chunk, self.now + took));
                 return self.at(self.now + took, SimEvent::Computed { load, chunk, took });
             }

@@ -6,6 +6,8 @@ use kvasir_client::tuning::{DecodeModel, FetchPlan, FetcherConfig, Policy, Recom
 use kvasir_types::Level;
 
 use kvasir_replay::link::BandwidthSeries;
+use rand::RngExt;
+use rand_chacha::ChaCha8Rng;
 
 /// Bytes are delivered in pieces of about this long on the wire.
 const PIECE: Duration = Duration::from_millis(2);
@@ -77,6 +79,14 @@ pub struct Noise {
     pub late: Duration,
     /// The seed.
     pub seed: u64,
+}
+
+impl Noise {
+    /// How long a prefill takes that takes `mean` on an even GPU: log-normal; the sum of twelve uniform draws is the normal one.
+    pub(super) fn prefill(&self, mean: Duration, dice: &mut ChaCha8Rng) -> Duration {
+        let normal = (0..12).map(|_| dice.random_range(0.0..1.0)).sum::<f64>() - 6.0;
+        mean.mul_f64((self.gpu * normal).exp())
+    }
 }
 
 /// How the bytes of several loads take turns on the link.

@@ -146,6 +146,20 @@ fn a_study_is_reproducible_and_complete() {
     }
 }
 
+/// A GPU that is slower than believed costs no deadlines that another could keep, where it is found out in time.
+#[test]
+fn a_slower_gpu_is_noticed() {
+    let study = StreamStudy {
+        policies: vec![StudyPolicy::CacheGen, StudyPolicy::Progressive],
+        ladders: vec![Ladder::paper()],
+        gpu_truth: 0.7,
+        ..StreamStudy::paper(Bandwidth::Random(0.1, 10.0), 40, vec![Duration::from_millis(500)])
+    };
+    let rows = study.run().rows;
+    assert!(rows[0].avoidable_violation_rate > 0.2, "it matters: {:?}", rows[0]);
+    assert!(rows[1].avoidable_violation_rate < 0.06 && rows[1].quality > rows[0].quality, "{:?}", rows[1]);
+}
+
 /// Requests wait for their batch under CacheGen's policies, which counts for their TTFT, and under no other.
 #[test]
 fn requests_are_served_in_batches() {

@@ -63,9 +63,11 @@ impl<'a> Forecast<'a> {
         self.view.plan.chunks[chunk].bytes_at(Level::BASE).saturating_sub(self.view.chunks[chunk].have_bytes)
     }
 
-    /// Time to compute a chunk from text on a GPU that the neighbours use as much.
+    /// Time to compute a chunk from text on a GPU that the neighbours use as much, and that is as late as with what it computes now.
     pub(super) fn compute_time(&self, chunk: usize) -> Duration {
-        self.view.recompute.predict(self.view.plan.chunks[chunk].tokens) * (1 + self.view.neighbours.loads)
+        let alone =
+            self.view.recompute.predict(self.view.plan.chunks[chunk].tokens).mul_f64(self.view.overdue);
+        alone * (1 + self.view.neighbours.loads)
     }
 
     /// Time to compute all open chunks, after the text chunks decided before.
@@ -85,7 +87,8 @@ impl<'a> Forecast<'a> {
 
     /// Whether a chunk's base would be here in time if it had the link to itself.
     pub(super) fn arrives(&self, chunk: usize) -> bool {
-        self.base_time(chunk, 1.0) <= self.left_time()
+        let latency = if self.is_idle(chunk) { self.view.first_byte } else { Duration::ZERO };
+        latency + self.base_time(chunk, 1.0) <= self.left_time()
     }
 
     /// Whether loads with less slack come first: their bases and then this load's own are expected in time, cautiously,
@@ -105,9 +108,12 @@ impl<'a> Forecast<'a> {
         self.wait() + link + self.decode_time(last)
     }
 
-    /// Latency before the next new request's bytes: none while others flow.
+    /// Latency before the next new request's bytes: what the bases that flow do not cover.
     pub(super) fn wait(&self) -> Duration {
-        if self.view.in_flight == 0 { self.view.first_byte } else { Duration::ZERO }
+        if self.view.in_flight == 0 {
+            return self.view.first_byte;
+        }
+        self.view.first_byte.saturating_sub(self.bases_in_flight())
     }
 
     /// For an engine that computes after the load: how many of the missing chunks, from the front, to leave to

@@ -49,6 +49,10 @@ pub struct PolicyView<'a> {
     pub in_flight_bytes: u64,
     /// Predicted time until the text chunks decided so far are computed.
     pub text_backlog: Duration,
+    /// How many times longer than predicted the GPU takes already for what it computes now (at least 1).
+    pub overdue: f64,
+    /// How late this machine has been with timers.
+    pub jitter: Duration,
     /// Whether that happens beside the fetching or after it.
     pub text_mode: TextMode,
     /// Loads that share the link and the GPU.

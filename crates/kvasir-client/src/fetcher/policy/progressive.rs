@@ -5,17 +5,19 @@ use std::time::Duration;
 use kvasir_types::Level;
 
 use super::{
-    ChunkFetchState, ChunkStatus, Policy, PolicyStep, PolicyView, base_reads::BaseReads, forecast::Forecast,
-    split::Split,
+    ChunkFetchState, ChunkStatus, PlannedChunk, Policy, PolicyStep, PolicyView, base_reads::BaseReads,
+    forecast::Forecast, split::Split,
 };
 use crate::fetcher::TextMode;
 
-/// Requests in flight: enough that the next one's round trip hides behind the bytes of those before.
-const DEPTH: usize = 3;
-/// Share of the SLO kept free before the deadline for timer and hand-over jitter.
-const MARGIN: f64 = 0.02;
-/// Without any word from the link, the first chunk is computed after this share of the SLO.
-const PATIENCE: f64 = 0.05;
+/// Fewest and most requests in flight: enough that the next one's round trip hides behind the bytes of those before.
+const DEPTH: (usize, usize) = (3, 16);
+/// Least share of the SLO kept free before the deadline for timer and hand-over jitter, and the largest, whatever was measured.
+const MARGIN: (f64, f64) = (0.02, 0.25);
+/// Of the lateness that was measured, so much is kept free.
+const MARGIN_JITTERS: u32 = 2;
+/// Where the GPU is for others, the link has this share of the SLO to say a word before the first chunk is computed.
+const PATIENCE_SPARING: f64 = 0.05;
 /// Bounds of how long silence goes unnoticed, a sixteenth of the SLO between them.
 const RELOOK: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
 /// The split is computed anew when a chunk changes, and otherwise this often in an SLO.
@@ -47,6 +49,8 @@ const GPU_PRICE_SPARING: f64 = 1e3;
 pub struct Progressive {
     base_reads: BaseReads,
     gpu_price: f64,
+    /// How long a silent link is waited for before the GPU begins, as a share of the SLO.
+    patience: f64,
     /// The split in force, when it was made, and for how many open and missing chunks.
     split: (Split, Option<(Duration, usize, usize)>),
 }
@@ -60,16 +64,16 @@ impl Default for Progressive {
 impl Progressive {
     /// The policy for an engine that waits for this load: idle GPU time is spent on quality, as text loses nothing.
     pub const fn new() -> Self {
-        Self::with_price(GPU_PRICE)
+        Self::priced(GPU_PRICE, 0.0)
     }
 
     /// The policy for a GPU that others wait for too: only what the deadline needs is computed.
     pub const fn sparing() -> Self {
-        Self::with_price(GPU_PRICE_SPARING)
+        Self::priced(GPU_PRICE_SPARING, PATIENCE_SPARING)
     }
 
-    const fn with_price(gpu_price: f64) -> Self {
-        Self { base_reads: BaseReads::new(), gpu_price, split: (Split::given(Vec::new()), None) }
+    const fn priced(gpu_price: f64, patience: f64) -> Self {
+        Self { base_reads: BaseReads::new(), gpu_price, patience, split: (Split::given(Vec::new()), None) }
     }
 
     /// What the GPU is to do now, or from when on it must be looked at again.
@@ -102,9 +106,38 @@ impl Progressive {
         })
     }
 
+    /// Requests in flight that cover a round trip.
+    fn depth(plan: &Forecast<'_>) -> usize {
+        let view = plan.view;
+        let base =
+            |chunk: &PlannedChunk| view.chunk_rate.map(|rate| rate.time_for(chunk.bytes_at(Level::BASE)));
+        let shortest = view.plan.chunks.iter().filter_map(base).min().unwrap_or(view.first_byte);
+        let covering = view.first_byte.as_secs_f64() / shortest.as_secs_f64().max(1e-6);
+        (DEPTH.0 + covering as usize).min(DEPTH.1)
+    }
+
+    /// What the GPU computes and is late with is read, too, and decoded at the last moment at which that is in time.
+    fn rescue(plan: &Forecast<'_>, link_is_free: bool) -> Result<PolicyStep, Option<Duration>> {
+        let view = plan.view;
+        let Some(chunk) = view.chunks.iter().position(ChunkFetchState::is_computing) else {
+            return Err(None);
+        };
+        let latest = plan.stop.saturating_sub(plan.decode_time(chunk));
+        match (view.chunks[chunk].status, plan.held(chunk)) {
+            (ChunkStatus::Hedged { .. }, Some(_)) if view.now >= latest => Ok(PolicyStep::Finish { chunk }),
+            (ChunkStatus::Hedged { .. }, Some(_)) => Err(Some(latest)),
+            (ChunkStatus::Hedged { reading: false }, None) if link_is_free => {
+                Ok(PolicyStep::Fetch { chunk, level: Level::BASE })
+            }
+            (ChunkStatus::Text { .. }, None) if view.overdue > 1.0 => Ok(PolicyStep::Hedge { chunk }),
+            _ => Err(None),
+        }
+    }
+
     fn split(&mut self, plan: &Forecast<'_>) -> Split {
         let view = plan.view;
-        if plan.compute_all() <= plan.left_time() && view.text_backlog.is_zero() {
+        let compute_all = plan.compute_all().mul_f64(view.recompute.caution());
+        if compute_all <= plan.left_time() && view.text_backlog.is_zero() {
             // Text loses nothing and fits.
             return Split::given(view.open().map(|(i, ..)| i).collect());
         }
@@ -112,7 +145,7 @@ impl Progressive {
             return Split::default();
         }
         if view.chunk_rate.is_none() {
-            let patience = view.plan.slo.mul_f64(PATIENCE);
+            let patience = view.plan.slo.mul_f64(self.patience);
             let first = plan.missing.first().filter(|_| view.now >= patience).copied();
             return Split::given(first.into_iter().collect());
         }
@@ -129,7 +162,8 @@ impl Progressive {
     fn wait(view: &PolicyView<'_>, until: Option<Duration>) -> PolicyStep {
         // Silence sends no events; the forecast worsens all the same.
         let again = view.now + (view.plan.slo / 16).clamp(RELOOK.0, RELOOK.1);
-        let waits = view.in_flight > 0 || until.is_some();
+        let computing = view.chunks.iter().any(ChunkFetchState::is_computing);
+        let waits = view.in_flight > 0 || until.is_some() || computing;
         PolicyStep::Wait { until: [until, Some(again)].into_iter().flatten().min().filter(|_| waits) }
     }
 
@@ -157,7 +191,9 @@ impl Policy for Progressive {
     }
 
     fn next(&mut self, view: &PolicyView<'_>) -> PolicyStep {
-        let plan = Forecast::of(view, view.plan.slo.mul_f64(MARGIN));
+        let least = view.plan.slo.mul_f64(MARGIN.0);
+        let margin = least.max(view.jitter * MARGIN_JITTERS).min(view.plan.slo.mul_f64(MARGIN.1));
+        let plan = Forecast::of(view, margin);
         let split = self.split(&plan);
         let mut until = Some(plan.stop).filter(|&stop| view.now < stop);
         match Self::text(&plan, &split) {
@@ -171,10 +207,16 @@ impl Policy for Progressive {
             split.texts.contains(&i) && (self.base_reads.is_slow(i) || split.is_hopeless(&plan, i))
         };
         let bases_done = plan.missing.iter().all(|&i| given_up(i));
+        if view.text_mode == TextMode::Overlapped {
+            match Self::rescue(&plan, bases_done) {
+                Ok(step) => return step,
+                Err(again) => until = [until, again].into_iter().flatten().min(),
+            }
+        }
         if let Some(step) = Self::finish(&plan, bases_done) {
             return step;
         }
-        if view.in_flight < DEPTH {
+        if view.in_flight < Self::depth(&plan) {
             if let Some(chunk) = self.base_reads.next(&plan, &split) {
                 if plan.yields() || !self.base_reads.may_begin(&plan) {
                     return Self::wait(view, until);
@@ -198,9 +240,11 @@ impl Policy for Progressive {
                 return PolicyStep::Fetch { chunk, level: Level::BASE };
             }
             // Nothing else is to be had: what the GPU will have late may yet come sooner.
-            let hedged = |c: &ChunkFetchState| c.status == ChunkStatus::Hedged { reading: false };
+            let hedged = |&i: &usize| {
+                view.chunks[i].status == ChunkStatus::Hedged { reading: false } && plan.held(i).is_none()
+            };
             if view.in_flight == 0
-                && let Some(chunk) = view.chunks.iter().position(hedged)
+                && let Some(chunk) = (0..view.chunks.len()).find(hedged)
             {
                 return PolicyStep::Fetch { chunk, level: Level::BASE };
             }

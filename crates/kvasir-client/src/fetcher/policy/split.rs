@@ -14,6 +14,21 @@ const EXHAUSTIVE: usize = 8;
 /// of the loss that the bases alone would leave.
 const GATE_PRICE: f64 = 0.05;
 
+/// How many times longer than expected link and GPU are taken to need.
+#[derive(Debug, Clone, Copy)]
+struct Caution {
+    link: f64,
+    gpu: f64,
+}
+
+impl Caution {
+    const NONE: Self = Self { link: 1.0, gpu: 1.0 };
+
+    fn halved(self) -> Self {
+        Self { link: f64::midpoint(self.link, 1.0), gpu: f64::midpoint(self.gpu, 1.0) }
+    }
+}
+
 /// A split of the open chunks between GPU and link.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Split {
@@ -37,18 +52,18 @@ impl Split {
         let open: Vec<usize> = plan.view.open().map(|(i, ..)| i).collect();
         let left = plan.left_time();
         let candidates = candidates(plan, &open);
-        let split = |caution: f64| {
+        let split = |caution: Caution| {
             let open = &open;
             candidates.iter().map(move |texts| Self::of(plan, open, texts, caution, gpu_price))
         };
-        let caution = plan.view.caution;
-        for caution in [caution, f64::midpoint(caution, 1.0), 1.0] {
+        let full = Caution { link: plan.view.caution, gpu: plan.view.recompute.caution() };
+        for caution in [full, full.halved(), Caution::NONE] {
             let in_time = split(caution).filter(|s| s.time <= left);
             if let Some(best) = in_time.min_by(|a, b| a.cost.total_cmp(&b.cost)) {
                 return best;
             }
         }
-        split(1.0).min_by_key(|s| s.time).unwrap_or_default()
+        split(Caution::NONE).min_by_key(|s| s.time).unwrap_or_default()
     }
 
     /// Whether the GPU computes a chunk whose base would be late even with the link to itself.
@@ -58,7 +73,7 @@ impl Split {
 
     /// GPU and link side by side: a text chunk waits for every chunk before it; what it waits for comes first
     /// on the link.
-    fn of(plan: &Forecast<'_>, open: &[usize], texts: &[usize], caution: f64, gpu_price: f64) -> Self {
+    fn of(plan: &Forecast<'_>, open: &[usize], texts: &[usize], caution: Caution, gpu_price: f64) -> Self {
         let last_text = texts.last().copied();
         let (mut link, mut gpu, mut computing) = (plan.wait(), plan.view.text_backlog, Duration::ZERO);
         let mut last_link = None;
@@ -73,13 +88,13 @@ impl Split {
             if next_text.peek() == Some(&i) {
                 next_text.next();
                 let compute = plan.compute_time(i);
-                gpu = gpu.max(link) + compute;
+                gpu = gpu.max(link) + compute.mul_f64(caution.gpu);
                 computing += compute;
                 continue;
             }
             let held = plan.held(i);
             if held.is_none() {
-                link += plan.base_time(i, caution);
+                link += plan.base_time(i, caution.link);
                 last_link = Some(i);
                 gates += usize::from(last_text.is_some_and(|text| i < text));
             }

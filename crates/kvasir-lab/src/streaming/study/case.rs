@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use kvasir_client::tuning::{DecodeModel, FetchPlan, FetcherConfig, TextMode};
-use kvasir_types::CHUNK_TOKENS_DEFAULT;
+use kvasir_client::tuning::{DecodeModel, FetchPlan, FetcherConfig, RecomputeModel, TextMode};
+use kvasir_types::{CHUNK_TOKENS_DEFAULT, TokenRange};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -12,6 +12,9 @@ use crate::streaming::{
     Batch, Batcher, Ladder, LoadSpec, Noise, Outcome, Simulation, SimulationConfig, Trace, oracle,
     published_rule,
 };
+
+/// What was seen before a load is drawn apart from what it will see.
+const PREFILLS_SEED: u64 = 0x5eed;
 
 /// A link, and the contexts that are loaded over it at the same time. Drawn once, and the same for every policy,
 /// ladder and SLO.
@@ -81,6 +84,7 @@ impl StreamStudy {
         let eight_bits = Ladder::int8();
         let ladder = if policy == StudyPolicy::Int8 { &eight_bits } else { ladder };
         let starts = self.starts(policy, case);
+        let recompute = self.believed(case);
         let loads =
             starts.iter().zip(&case.lengths).zip(&case.arrivals).map(|((start, &tokens), &arrival)| {
                 let (built, estimator) = policy.build(ladder, start.sharing.clone(), &case.simulation.link);
@@ -92,7 +96,7 @@ impl StreamStudy {
                     policy: built,
                     config: FetcherConfig {
                         estimator,
-                        recompute: self.engine.recompute.clone(),
+                        recompute: recompute.clone(),
                         decode: case.simulation.decode.clone(),
                         text_mode: TextMode::Overlapped,
                     },
@@ -104,6 +108,20 @@ impl StreamStudy {
             outcome.ttft += start.at - arrival;
         }
         (outcomes, trace)
+    }
+
+    /// What the client believes of the GPU after the prefills that it saw: chunks of one context, from the front, again and again.
+    fn believed(&self, case: &Case) -> RecomputeModel {
+        let (truth, noise) = (&case.simulation.recompute, case.simulation.noise);
+        let mut model = self.engine.recompute.clone();
+        let mut dice = ChaCha8Rng::seed_from_u64(noise.seed ^ PREFILLS_SEED);
+        let size = CHUNK_TOKENS_DEFAULT as u64;
+        let chunks = (self.tokens.0 / size).max(1);
+        for start in (0..chunks).cycle().take(self.prefills).map(|i| i * size) {
+            let tokens = TokenRange { start, end: start + size };
+            model.observe(tokens, noise.prefill(truth.predict(tokens), &mut dice));
+        }
+        model
     }
 
     /// When each request is begun: at once, or, by CacheGen's policies, with its batch.

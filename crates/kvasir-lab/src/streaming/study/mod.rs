@@ -14,7 +14,7 @@ pub use figures::{Cost, Curve, Figures, HeatCell, SweepRow};
 pub use policy::StudyPolicy;
 pub use rows::{COUNTED_VIOLATIONS, StreamReport, StreamRow, Summary};
 
-use super::{Engine, Ladder, Noise, Outcome, Sharing};
+use super::{Engine, Ladder, Outcome, Sharing};
 
 /// LongChat's context lengths in the paper (9.2–9.6 K tokens).
 pub const LONGCHAT_TOKENS: (u64, u64) = (9_200, 9_600);
@@ -51,9 +51,11 @@ pub struct StreamStudy {
     pub first_byte: Duration,
     /// True speed of the GPU as a share of what the loads believe at first.
     pub gpu_truth: f64,
-    /// See [`Noise::gpu`].
+    /// See [`Noise::gpu`](super::Noise::gpu).
     pub gpu_jitter: f64,
-    /// See [`Noise::late`].
+    /// Prefills of a chunk that the client saw before, as it sees those of its engine: 0 is its first load.
+    pub prefills: usize,
+    /// See [`Noise::late`](super::Noise::late).
     pub late: Duration,
     /// How they share the link.
     pub sharing: Sharing,
@@ -78,6 +80,7 @@ impl StreamStudy {
             first_byte: Duration::from_millis(2),
             gpu_truth: 1.0,
             gpu_jitter: 0.0,
+            prefills: 0,
             late: Duration::ZERO,
             sharing: Sharing::RoundRobin,
             seed: 1,

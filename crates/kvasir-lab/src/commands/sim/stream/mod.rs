@@ -48,6 +48,9 @@ pub(crate) struct StreamArguments {
     /// Spread of true prefill times: standard deviation of their logarithm.
     #[arg(long, value_name = "SIGMA", default_value_t = 0.0, value_parser = spread)]
     gpu_jitter: f64,
+    /// Prefills of the engine that the client saw before each load: 0 is a client's first load, which only believes.
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1_000))]
+    prefills: u32,
     /// Round trip: from a request to its first byte, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(..=10_000))]
     rtt_ms: u64,
@@ -169,6 +172,7 @@ pub(crate) fn run(arguments: &StreamArguments) -> CliResult {
     }
     study.first_byte = Duration::from_millis(arguments.rtt_ms);
     (study.gpu_truth, study.gpu_jitter) = (arguments.gpu_truth, arguments.gpu_jitter);
+    study.prefills = arguments.prefills as usize;
     study.late = Duration::from_millis(arguments.jitter_ms);
     study.engine = arguments.engine.clone();
     study.seed = arguments.seed;
