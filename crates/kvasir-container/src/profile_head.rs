@@ -223,14 +223,14 @@ mod tests {
 
     #[test]
     fn the_head_is_what_was_written_and_no_prefix_of_it_is_a_head() {
-        let mut bytes = file(2, STARTER_RECIPE.as_bytes(), b"caf\xc3\xa9");
+        let mut bytes = file(2, STARTER_RECIPE.as_bytes(), b"\xc3\xa9cu");
         let length = bytes.len();
         assert!(length <= PROFILE_HEAD_BYTES_MAX);
         bytes.extend(b"rest");
         let (head, rest) = ProfileHead::read(&bytes).expect("a head");
         assert_eq!((rest, head.bytes, head.exact_tokens, head.scope_count), (&b"rest"[..], 999, 4, 1));
         assert_eq!((head.model_id, head.tokens, head.held_out_tokens), (ModelId::from([7; 32]), 100, 20));
-        assert_eq!((head.note.as_str(), head.origin()), ("café", ProfileOrigin::FirstSave));
+        assert_eq!((head.note.as_str(), head.origin()), ("écu", ProfileOrigin::FirstSave));
         let level = ProfileLevel { kl: Some(0.5), bits_per_element: 0.0, nmse: 0.25 };
         assert_eq!(head.levels, [level, ProfileLevel { kl: None, bits_per_element: 1.0, ..level }]);
         for end in 0..length {
