@@ -217,8 +217,8 @@ impl LoadState {
 
     /// How many times longer than predicted the GPU takes already for what it computes now, beyond what is told apart.
     fn overdue(&self, now: Duration) -> f64 {
-        let pairs = self.chunks.iter().zip(&self.plan.chunks);
-        let Some((_, first)) = pairs.filter(|(c, _)| c.is_computing()).next() else { return 1.0 };
+        let mut pairs = self.chunks.iter().zip(&self.plan.chunks);
+        let Some((_, first)) = pairs.find(|(c, _)| c.is_computing()) else { return 1.0 };
         let predicted = self.config.recompute.predict(first.tokens).as_secs_f64().max(1e-6);
         let ratio = now.saturating_sub(self.text_started).as_secs_f64() / predicted;
         let runs = self.config.text_mode == TextMode::Overlapped;
