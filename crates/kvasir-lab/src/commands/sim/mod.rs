@@ -18,7 +18,7 @@ pub(crate) enum SimCommand {
     /// Compare the policies on recorded, generated and mixed traces.
     EvictStudy(evict_study::StudyArguments),
     /// Stream contexts over recorded or random links under every policy.
-    Stream(stream::StreamArguments),
+    Stream(Box<stream::StreamArguments>),
 }
 
 /// Runs a simulation.
