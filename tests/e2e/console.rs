@@ -56,16 +56,12 @@ async fn the_page_needs_no_credential_and_has_nothing_from_elsewhere() {
     let http = reqwest::Client::builder().redirect(redirect::Policy::none()).build().expect("a client");
     let start =
         http.get(format!("http://{}{}", service.address, routes::CONSOLE)).send().await.expect("an answer");
-    assert_eq!(
-        (start.status(), &start.headers()["location"].to_str()),
-        (StatusCode::PERMANENT_REDIRECT, &Ok("/console/"))
-    );
+    assert_eq!(start.status(), StatusCode::PERMANENT_REDIRECT);
+    assert_eq!(start.headers()["location"], "/console/");
     has_policy(&start);
     let index = service.get(routes::CONSOLE_FILES, &[]).await;
-    assert_eq!(
-        (index.status(), index.headers()["content-type"].to_str()),
-        (StatusCode::OK, Ok("text/html; charset=utf-8"))
-    );
+    assert_eq!(index.status(), StatusCode::OK);
+    assert_eq!(index.headers()["content-type"], "text/html; charset=utf-8");
     assert_eq!(index.headers()["cache-control"], "no-cache");
     has_policy(&index);
     let etag = index.headers()["etag"].to_str().expect("text").to_owned();
@@ -84,10 +80,8 @@ async fn the_page_needs_no_credential_and_has_nothing_from_elsewhere() {
         has_policy(&answer);
     }
     let unchanged = service.get(routes::CONSOLE_FILES, &[("if-none-match", &etag)]).await;
-    assert_eq!(
-        (unchanged.status(), &unchanged.headers()["etag"].to_str()),
-        (StatusCode::NOT_MODIFIED, &Ok(&etag[..]))
-    );
+    assert_eq!(unchanged.status(), StatusCode::NOT_MODIFIED);
+    assert_eq!(unchanged.headers()["etag"], etag);
     has_policy(&unchanged);
     assert!(unchanged.bytes().await.expect("reads").is_empty());
     let head = service.send(Method::HEAD, routes::CONSOLE_FILES, "").await;
