@@ -3,6 +3,8 @@
 //!
 //! More by `KVASIR_TEST_SEQUENCES`, others by `KVASIR_TEST_SEQUENCES_FROM`.
 
+#![allow(clippy::print_stdout, reason = "a failed sequence says which step it was")]
+
 mod chunks;
 mod contexts;
 mod keys;
