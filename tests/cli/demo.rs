@@ -1,12 +1,31 @@
 //! The demo as a new user runs it. No test looks at its times: they are this machine's.
 
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::TcpStream,
+    process::{Command, Stdio},
+};
+
 use crate::{empty_bench, exit};
 
 #[test]
-fn the_demo_runs_the_whole_path() {
+fn the_demo_runs_the_whole_path_and_shows_it_in_the_console() {
     let bench = empty_bench();
     // A generous budget: in an unoptimised build on a busy machine, decoding alone takes longer than the default.
-    let text = bench.ok("demo --json --out report --slo-ms 60000 --link-mbps 200");
+    let line = "demo --json --serve --out report --slo-ms 60000 --link-mbps 200";
+    let mut demo = bench.command(bench.binary(), line);
+    let mut demo = demo.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
+    let mut notes = BufReader::new(demo.stderr.take().expect("piped")).lines().map_while(Result::ok);
+    let address = |note: String| note.split_once("console: http://").map(|(_, rest)| rest.to_owned());
+    let console = notes.find_map(address).expect("it says where the console is");
+    let host = console.split('/').next().expect("an address");
+    assert!(get(host, "/console/").contains("<title>"), "the page");
+    assert!(get(host, "/v1/loads").contains("\"slo_ms\":60000"), "the load that the page replays");
+    let id = demo.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &id]).status().expect("kill is there").success());
+    let ended = demo.wait_with_output().expect("it ends");
+    assert!(ended.status.success(), "{:?}", ended.status);
+    let text = String::from_utf8(ended.stdout).expect("text");
     let outcome: serde_json::Value = serde_json::from_str(&text).expect("one JSON document on stdout");
     let number =
         |pointer: &str| outcome.pointer(pointer).and_then(serde_json::Value::as_f64).unwrap_or(f64::NAN);
@@ -30,6 +49,15 @@ fn the_demo_runs_the_whole_path() {
         serde_json::from_slice::<serde_json::Value>(&bench.read("report/demo.json")).expect("JSON"),
         outcome
     );
+}
+
+fn get(host: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(host).expect("the service listens");
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("text");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{path}: {answer}");
+    answer
 }
 
 #[test]

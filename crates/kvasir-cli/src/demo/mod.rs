@@ -26,6 +26,7 @@ use clap::Args;
 use kvasir_engine::{Model, PagedKv, Sampling};
 
 use kvasir_replay::link::{BandwidthSeries, LinkOptions, SeriesError};
+use kvasir_server::shutdown_signal;
 use kvasir_types::Level;
 use tokio::runtime::Runtime;
 use url::Url;
@@ -63,6 +64,9 @@ pub(crate) struct DemoArguments {
     /// Print the result as one JSON document on stdout.
     #[arg(long)]
     json: bool,
+    /// Afterwards go on serving the demo's data, with the console, until Ctrl-C.
+    #[arg(long, conflicts_with = "url")]
+    serve: bool,
     /// Folder for the report and the figures.
     #[arg(long, value_name = "DIR", default_value = "kvasir-demo")]
     out: PathBuf,
@@ -99,7 +103,15 @@ pub(crate) fn run(arguments: &DemoArguments) -> CliResult {
             "Name another with --out.",
         )
     })?;
-    let (outcome, evidence) = measure(arguments)?;
+    let link = LinkOptions { delay: LINK_DELAY, ..LinkOptions::down(series(arguments)?) };
+    let runtime = runtime()?;
+    let folder = tempfile::tempdir().map_err(CliError::internal)?;
+    let service = match &arguments.url {
+        Some(url) => Service::running(&runtime, url)?,
+        None => Service::start(&runtime, folder.path())?,
+    };
+    note(&format!("service at http://{}", service.address));
+    let (outcome, evidence) = measure(arguments, &link, &runtime, &service)?;
     let json = serde_json::to_vec_pretty(&outcome).map_err(CliError::internal)?;
     write_file(&arguments.out.join("demo.json"), &json)?;
     let report = arguments.out.join("report.html");
@@ -110,24 +122,25 @@ pub(crate) fn run(arguments: &DemoArguments) -> CliResult {
         print(&report::table(&outcome, &evidence))?
     }
     note(&format!("report: {}", report.display()));
-    Ok(())
+    if arguments.serve {
+        note(&format!("console: http://{}/console/ shows this run's data; Ctrl-C ends it", service.address));
+        runtime.block_on(shutdown_signal());
+    }
+    service.stop(&runtime)
 }
 
-fn measure(arguments: &DemoArguments) -> CliResult<(Outcome, Evidence)> {
-    let link = LinkOptions { delay: LINK_DELAY, ..LinkOptions::down(series(arguments)?) };
+fn measure(
+    arguments: &DemoArguments,
+    link: &LinkOptions,
+    runtime: &Runtime,
+    service: &Service,
+) -> CliResult<(Outcome, Evidence)> {
     let model = shipped::model()?;
     let coder = Coder::shipped(&model)?;
-    let runtime = runtime()?;
     let text = text::tokens(&model)?;
     let passages = text::passages(&text, model.config().context)?;
     let tokens = passages[0].context;
 
-    let folder = tempfile::tempdir().map_err(CliError::internal)?;
-    let service = match &arguments.url {
-        Some(url) => Service::running(&runtime, url)?,
-        None => Service::start(&runtime, folder.path())?,
-    };
-    note(&format!("service at http://{}", service.address));
     let login = Login { credential: &arguments.credential, coder: &coder, model: &model };
 
     let step = Step::start("computing the KV cache");
@@ -141,36 +154,34 @@ fn measure(arguments: &DemoArguments) -> CliResult<(Outcome, Evidence)> {
     let slo = Duration::from_millis(slo_ms);
 
     let step = Step::start("encoding and storing over HTTP");
-    let engine = path::connect(&runtime, service.address, &login)?;
-    let stored = path::store(&runtime, &engine, tokens, &exact)?;
-    service.settle(&runtime);
+    let engine = path::connect(runtime, service.address, &login)?;
+    let stored = path::store(runtime, &engine, tokens, &exact)?;
+    service.settle(runtime);
     step.done(&format!("{} chunks, {} new", stored.chunks.len(), bytes(stored.bytes())));
-    let mut costs =
-        Costs::measure(&runtime, &engine, (&model, tokens), recompute, coder.profile.top_level())?;
+    let mut costs = Costs::measure(runtime, &engine, (&model, tokens), recompute, coder.profile.top_level())?;
     // Only the tokens are left; the exact cache is kept aside for the comparison.
     drop(engine);
 
     let step = Step::start("looking up, streaming back, decoding");
-    let shaped = path::shape(&runtime, service.address, &link)?;
-    let engine = path::connect(&runtime, shaped.address(), &login)?;
+    let shaped = path::shape(runtime, service.address, link)?;
+    let engine = path::connect(runtime, shaped.address(), &login)?;
     let below_top = Level(coder.profile.top_level().0.saturating_sub(1));
     shaped.restart();
-    costs.learn_rate(&runtime, &engine, (&model, tokens), below_top)?;
-    let loaded = path::load(&runtime, &shaped, &engine, &model, tokens, (slo, &costs))?;
+    costs.learn_rate(runtime, &engine, (&model, tokens), below_top)?;
+    let loaded = path::load(runtime, &shaped, &engine, &model, tokens, (slo, &costs))?;
     step.done(&format!(
         "{} fetched, first token after {} ms",
         bytes(loaded.report.bytes),
         loaded.ttft.as_millis()
     ));
 
-    let baselines = Baselines::run(&runtime, &link, (&model, &exact), tokens, recompute)?;
+    let baselines = Baselines::run(runtime, link, (&model, &exact), tokens, recompute)?;
     let comparison = compare(&model, &coder, &passages, &loaded)?;
     let texts = (generate(&model, &exact, tokens)?, generate(&model, &loaded.kv, tokens)?);
-    service.stop(&runtime)?;
     summarise(Findings {
         slo_ms,
         model: &model,
-        link: &link,
+        link,
         tokens: tokens.len(),
         // Of a running service the chunks may have been there: what counts is their size, not what was sent now.
         stored_bytes: loaded.level_bytes.iter().filter_map(|chunk| chunk.last()).sum(),
