@@ -149,15 +149,22 @@ fn a_study_is_reproducible_and_complete() {
 /// A GPU that is slower than believed costs no deadlines that another could keep, where it is found out in time.
 #[test]
 fn a_slower_gpu_is_noticed() {
+    let links = Bandwidth::Series(BandwidthSeries::all_builtin(), Some(SERIES_MEAN_GBPS));
     let study = StreamStudy {
         policies: vec![StudyPolicy::CacheGen, StudyPolicy::Progressive],
         ladders: vec![Ladder::paper()],
-        gpu_truth: 0.7,
-        ..StreamStudy::paper(Bandwidth::Random(0.1, 10.0), 40, vec![Duration::from_millis(500)])
+        gpu_truth: 0.25,
+        ..StreamStudy::paper(links, 15, vec![Duration::from_millis(500)])
     };
     let rows = study.run().rows;
-    assert!(rows[0].avoidable_violation_rate > 0.2, "it matters: {:?}", rows[0]);
-    assert!(rows[1].avoidable_violation_rate < 0.06 && rows[1].quality > rows[0].quality, "{:?}", rows[1]);
+    let mean = |policy: &str, value: fn(&StreamRow) -> f64| {
+        let own: Vec<_> = rows.iter().filter(|row| row.policy == policy).map(value).collect();
+        own.iter().sum::<f64>() / own.len() as f64
+    };
+    let avoidable = |policy| mean(policy, |row| row.avoidable_violation_rate);
+    assert!(avoidable("cachegen") > 0.2, "it matters: {}", avoidable("cachegen"));
+    assert!(avoidable("progressive") < 0.05, "{}", avoidable("progressive"));
+    assert!(mean("progressive", |row| row.quality) > mean("cachegen", |row| row.quality));
 }
 
 /// Requests wait for their batch under CacheGen's policies, which counts for their TTFT, and under no other.
