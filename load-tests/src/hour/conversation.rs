@@ -4,9 +4,12 @@ use anyhow::{Context as _, Result};
 use kvasir_tests::faulty::Dice;
 
 use super::CONVERSATION;
-use crate::scenario::{
-    fault::{Fault, FaultSpec},
-    spec::Scenario,
+use crate::{
+    scenario::{
+        fault::{Fault, FaultSpec},
+        spec::Scenario,
+    },
+    traffic::arrivals::Arrivals,
 };
 
 const REPLICAS: usize = 3;
@@ -38,10 +41,13 @@ patience_seconds = 120
 trace = { format = "mooncake", block_tokens = 512, layers = 1 }
 "#;
 
-pub(super) fn scenario(seconds: f64, seed: u64) -> Result<Scenario> {
+pub(super) fn scenario(seconds: f64, speed: f64, seed: u64) -> Result<Scenario> {
     let mut scenario: Scenario =
         toml::from_str(SCENARIO).with_context(|| format!("the scenario {CONVERSATION}"))?;
     (scenario.seconds, scenario.seed) = (seconds, seed);
+    for load in &mut scenario.load {
+        load.arrivals = Arrivals::Trace { speed };
+    }
     scenario.fault = faults(seconds, &mut Dice::new(seed));
     Ok(scenario)
 }
@@ -74,7 +80,7 @@ mod tests {
 
     #[test]
     fn a_seed_is_one_schedule_and_ends_before_the_hour() {
-        let of = |seed| toml::to_string(&scenario(600.0, seed).unwrap()).unwrap();
+        let of = |seed| toml::to_string(&scenario(600.0, 1.0, seed).unwrap()).unwrap();
         assert_eq!(of(1), of(1));
         assert_ne!(of(1), of(2));
         let scenario: Scenario = toml::from_str(&of(1)).unwrap();

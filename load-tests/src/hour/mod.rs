@@ -55,6 +55,9 @@ pub(crate) struct HourArguments {
     /// How long.
     #[arg(long, default_value_t = 60.0)]
     minutes: f64,
+    /// How many times as fast as in its trace the conversations come: less on a machine that has other work.
+    #[arg(long, default_value_t = 1.0)]
+    speed: f64,
     /// Seed of all that is random.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -182,7 +185,10 @@ pub(crate) fn run(arguments: &HourArguments) -> Result<Hour> {
     }
     let folder = folder_of(&out, CONVERSATION);
     let scenario = folder.join("conversation.toml");
-    fs::write(&scenario, toml::to_string(&conversation::scenario(seconds, arguments.seed)?)?)?;
+    fs::write(
+        &scenario,
+        toml::to_string(&conversation::scenario(seconds, arguments.speed, arguments.seed)?)?,
+    )?;
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("run").arg(scenario).arg("--out").arg(&folder).arg("--kvasir").arg(&arguments.kvasir);
     if let Some(trace) = &arguments.trace {
