@@ -46,14 +46,16 @@ pub(crate) fn usage_of(ids: &[u32]) -> Usage {
     })
 }
 
-/// A process and its descendants.
+/// A process and its descendants, whichever of its threads started them.
 pub(crate) fn family(id: u32) -> Vec<u32> {
     let mut all = vec![id];
     let mut at = 0;
     while at < all.len() {
-        let path = format!("/proc/{0}/task/{0}/children", all[at]);
-        let children = fs::read_to_string(path).unwrap_or_default();
-        all.extend(children.split_whitespace().filter_map(|id| id.parse::<u32>().ok()));
+        let threads = fs::read_dir(format!("/proc/{}/task", all[at])).into_iter().flatten().flatten();
+        for thread in threads {
+            let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+            all.extend(children.split_whitespace().filter_map(|id| id.parse::<u32>().ok()));
+        }
         at += 1;
     }
     all
@@ -109,5 +111,29 @@ pub(crate) fn machine() -> Machine {
         commit: if changed { format!("{commit}, changed") } else { commit },
         load_average: load.split(' ').next().and_then(|text| text.parse().ok()).unwrap_or(0.0),
         unix_time: since_1970.map_or(0, |time: Duration| time.as_secs()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_of_any_thread_is_family() {
+        let (tell, told) = std::sync::mpsc::channel::<()>();
+        let (tell_id, told_id) = std::sync::mpsc::channel();
+        // It stays: children of a thread that ended are the main thread's.
+        let thread = std::thread::spawn(move || {
+            let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+            tell_id.send(child.id()).unwrap();
+            told.recv().unwrap();
+            child.kill().unwrap();
+            child.wait().unwrap();
+        });
+        let child = told_id.recv().unwrap();
+        let family = family(std::process::id());
+        tell.send(()).unwrap();
+        thread.join().unwrap();
+        assert!(family.contains(&child), "{family:?}");
     }
 }

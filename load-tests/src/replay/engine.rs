@@ -14,6 +14,7 @@ use anyhow::Result;
 use kvasir_client::{
     Deadline, Error, Kvasir, Session,
     pages::{BlockTable, PageRef, PageRows, PageStore, Rows},
+    report::LoadError,
     tuning::{LoadOptions, RecomputeModel},
 };
 use kvasir_codec::{KvBuffer, KvSource, Profile};
@@ -210,7 +211,11 @@ impl Engine {
         }
         if report.loaded_tokens() < matched || rows < matched * (self.layers * 2 * HEADS) as u64 {
             let why = match report.failures.first() {
-                Some(failure) => format!(": {}", failure.error),
+                Some(failure) => match &failure.error {
+                    LoadError::Read(error) => format!(": {}", cause(error)),
+                    LoadError::Damaged { .. } => ": damaged".to_owned(),
+                    _ => ": no object of these tokens".to_owned(),
+                },
                 None if report.gave_up => format!(": given up, {} s are allowed", SLO.as_secs()),
                 None => String::new(),
             };
