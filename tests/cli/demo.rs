@@ -20,7 +20,7 @@ fn the_demo_runs_the_whole_path_and_shows_it_in_the_console() {
     let console = notes.find_map(address).expect("it says where the console is");
     let host = console.split('/').next().expect("an address");
     assert!(get(host, "/console/").contains("<title>"), "the page");
-    assert!(get(host, "/v1/loads").contains("\"slo_ms\":60000"), "the load that the page replays");
+    assert!(get(host, "/v1/loads").contains("\"loaded_tokens\":896"), "the load that the page replays");
     let id = demo.id().to_string();
     assert!(Command::new("kill").args(["-INT", &id]).status().expect("kill is there").success());
     let ended = demo.wait_with_output().expect("it ends");
