@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use kvasir_api::{Role, routes};
+use kvasir_api::{LoadList, PlanResponse, Role, routes};
 use kvasir_server::Layers;
 use kvasir_tests::faulty::Dice;
 use reqwest::{Method, Response, StatusCode};
@@ -29,8 +29,9 @@ const STEPS: usize = 150;
 /// Of a thousand steps, those whose ids are of nothing, and those of the other tenant.
 const RANDOM_IDS: usize = 60;
 const STRANGERS: usize = 80;
-/// Not drawn: the stream of events has no end, and what a job counts has tests of its own.
-const LEFT_OUT: [&str; 4] = ["events", "start_job", "list_jobs", "get_job"];
+/// Not drawn: the stream of events has no end; what a job counts, and what the whole replica does, have tests of their own.
+const LEFT_OUT: [&str; 7] =
+    ["events", "start_job", "list_jobs", "get_job", "cancel_job", "get_series", "list_audited_calls"];
 
 /// An operation of the document, with the statuses that it says of itself.
 struct Operation {
@@ -113,6 +114,8 @@ async fn nothing(answer: Response) {
 
 /// What is there by now.
 struct Reference {
+    /// Loads that each tenant reported: the first, and the stranger.
+    reported: [usize; 2],
     registry: Registry,
     keys: KeyValues,
     chunks: Chunks,
@@ -122,12 +125,23 @@ struct Reference {
 impl Reference {
     async fn step(&mut self, step: &Step<'_>, dice: &mut Dice) {
         match step.operation.name.as_str() {
-            "livez" | "readyz" | "metrics" | "openapi" | "get_config" => {
+            "livez" | "readyz" | "metrics" | "openapi" | "get_config" | "list_plan_options" => {
                 assert_eq!(step.send(&[], "", Vec::new()).await.status(), StatusCode::OK);
             }
             "report_load" => {
                 let body = br#"{"slo_ms": 1, "elapsed_ms": 1, "loaded_tokens": 1, "recomputed_tokens": 0}"#;
                 assert_eq!(step.send(&[], "", body.to_vec()).await.status(), StatusCode::NO_CONTENT);
+                self.reported[usize::from(step.is_stranger)] += 1;
+            }
+            "list_loads" => {
+                let listed: LoadList = json(step.send(&[], "", Vec::new()).await, StatusCode::OK).await;
+                assert_eq!(listed.loads.len(), self.reported[usize::from(step.is_stranger)]);
+            }
+            "plan" => {
+                let answer = step.send(&[], "", br#"{"model": "llama-3-8b", "tokens": 1000}"#.to_vec()).await;
+                let plan: PlanResponse = json(answer, StatusCode::OK).await;
+                // 32 layers of 8 heads of 128, keys and values, two bytes each.
+                assert_eq!(plan.bytes.fp16, 1_000 * 131_072);
             }
             name if name.contains("opaque") => self.keys.step(step, dice).await,
             name if name.contains("context") => self.contexts.step(step, dice, &self.chunks).await,
@@ -152,6 +166,7 @@ async fn sequence(seed: u64) -> BTreeMap<String, u64> {
     let operations = operations(&document.json().await.expect("its JSON"));
     let mut dice = Dice::new(seed);
     let mut reference = Reference {
+        reported: [0; 2],
         registry: Registry::new(),
         keys: KeyValues::default(),
         chunks: Chunks::new(bench.model, bench.root),

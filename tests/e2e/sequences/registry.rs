@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvasir_api::{NamespaceResponse, ProfileList, RegisteredModel};
+use kvasir_api::{ModelList, NamespaceResponse, ProfileLevels, ProfileList, RegisteredModel};
 use kvasir_tests::{chunks, faulty::Dice};
 use kvasir_types::{ModelId, ModelSpec, ProfileHash, RootHash};
 use reqwest::StatusCode;
@@ -49,6 +49,14 @@ impl Registry {
                 let registered: RegisteredModel = json(answer, status).await;
                 assert_eq!((registered.model_id, registered.created), (spec.model_id(), is_new));
             }
+            "list_models" => {
+                let listed: ModelList = json(step.send(&[], "", Vec::new()).await, StatusCode::OK).await;
+                let listed: BTreeSet<_> = listed.models.iter().map(|info| info.model_id).collect();
+                // The bench registered a model of its own, too.
+                let drawn = (0..MODELS).map(|n| self::spec(n).model_id());
+                let expected: BTreeSet<_> = of.models.keys().copied().collect();
+                assert_eq!(drawn.filter(|id| listed.contains(id)).collect::<BTreeSet<_>>(), expected);
+            }
             "get_model" => {
                 let answer = step.send(&path, "", Vec::new()).await;
                 match of.models.get(&model) {
@@ -70,6 +78,14 @@ impl Registry {
                     return nothing(answer).await;
                 }
                 assert_eq!(answer.bytes().await.expect("reads"), profile[..]);
+            }
+            "get_profile_levels" => {
+                let answer = step.send(&path, "", Vec::new()).await;
+                if !of.profiles.get(&model).is_some_and(|profiles| profiles.contains(&profile)) {
+                    return nothing(answer).await;
+                }
+                let told: ProfileLevels = json(answer, StatusCode::OK).await;
+                assert!(told.levels.is_empty(), "what is stored here is no profile");
             }
             "list_profiles" => {
                 let answer = step.send(&path, "", Vec::new()).await;
