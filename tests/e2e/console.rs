@@ -236,14 +236,15 @@ async fn a_job_is_cancelled_between_two_objects() {
     let job: Value =
         bench.answer(OPERATOR, Method::POST, routes::JOBS, &slow).await.json().await.expect("its JSON");
     let path = routes::job(&job["job_id"].as_str().expect("an id").parse().expect("a UUID"));
+    let cancel = format!("{path}/cancel");
     let begun = Instant::now();
     while bench.json(OPERATOR, &path).await["counts"]["objects"] != 1 {
         assert!(begun.elapsed() < Duration::from_secs(30), "it does not say how far it is");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    assert_eq!(bench.answer(ADMIN, Method::DELETE, &path, &Value::Null).await.status(), 403);
+    assert_eq!(bench.answer(ADMIN, Method::POST, &cancel, &Value::Null).await.status(), 403);
     assert_eq!(bench.json(OPERATOR, &path).await["state"], "running");
-    assert_eq!(bench.answer(OPERATOR, Method::DELETE, &path, &Value::Null).await.status(), 202);
+    assert_eq!(bench.answer(OPERATOR, Method::POST, &cancel, &Value::Null).await.status(), 202);
     let ended = loop {
         let job = bench.json(OPERATOR, &path).await;
         if job["state"] != "running" {
@@ -255,12 +256,12 @@ async fn a_job_is_cancelled_between_two_objects() {
     assert_eq!((&ended["state"], &ended["counts"]["objects"]), (&json!("cancelled"), &json!(1)), "{ended}");
     // It is over: nothing changes, and another one may run.
     let again: Value =
-        bench.answer(OPERATOR, Method::DELETE, &path, &Value::Null).await.json().await.expect("its JSON");
+        bench.answer(OPERATOR, Method::POST, &cancel, &Value::Null).await.json().await.expect("its JSON");
     assert_eq!(again, ended);
     let dry = json!({"kind": "scrub", "dry_run": true});
     assert_eq!(bench.answer(OPERATOR, Method::POST, routes::JOBS, &dry).await.status(), 202);
-    let unknown = routes::job(&uuid::Uuid::now_v7());
-    assert_eq!(bench.answer(OPERATOR, Method::DELETE, &unknown, &Value::Null).await.status(), 404);
+    let unknown = format!("{}/cancel", routes::job(&uuid::Uuid::now_v7()));
+    assert_eq!(bench.answer(OPERATOR, Method::POST, &unknown, &Value::Null).await.status(), 404);
     bench.guarded.service.stop().await;
 }
 

@@ -73,8 +73,10 @@ pub const SERIES: &str = "/v1/series";
 pub const LOADS: &str = "/v1/loads";
 /// `POST` a [`JobRequest`](crate::JobRequest); `GET` lists. For operators.
 pub const JOBS: &str = "/v1/admin/jobs";
-/// `GET` a [`Job`](crate::Job); `DELETE` cancels it.
+/// `GET` a [`Job`](crate::Job).
 pub const JOB: &str = "/v1/admin/jobs/{job_id}";
+/// `POST` has a job stop.
+pub const JOB_CANCEL: &str = "/v1/admin/jobs/{job_id}/cancel";
 /// `GET` an [`AuditList`](crate::AuditList). For admins, of their tenant; for operators, of all.
 pub const AUDIT: &str = "/v1/admin/audit";
 /// `GET`: the OpenAPI document.
@@ -125,6 +127,7 @@ pub const ALL: &[&str] = &[
     LOADS,
     JOBS,
     JOB,
+    JOB_CANCEL,
     AUDIT,
     OPENAPI,
 ];

@@ -50,7 +50,7 @@ export default function Jobs() {
     jobs.reload();
   };
   const cancel = async () => {
-    await call("DELETE", `/v1/admin/jobs/${encodeURIComponent(cancelling?.job_id ?? "")}`);
+    await call("POST", `/v1/admin/jobs/${encodeURIComponent(cancelling?.job_id ?? "")}/cancel`);
     say("The job stops at its next safe point.");
     jobs.reload();
   };

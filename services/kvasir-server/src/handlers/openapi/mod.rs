@@ -69,7 +69,8 @@ pub(crate) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(v1::series::get))
         .routes(routes!(v1::loads::report, v1::loads::list))
         .routes(routes!(v1::admin::start_job, v1::admin::list_jobs))
-        .routes(routes!(v1::admin::get_job, v1::admin::cancel_job))
+        .routes(routes!(v1::admin::get_job))
+        .routes(routes!(v1::admin::cancel_job))
         .routes(routes!(v1::admin::audit))
 }
 

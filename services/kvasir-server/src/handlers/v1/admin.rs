@@ -86,7 +86,7 @@ pub(in crate::handlers) async fn audit(
 }
 
 /// Has a job stop at its next safe point. What it did stays done; one that is over stays as it is.
-#[utoipa::path(delete, path = routes::JOB, operation_id = "cancel_job", tag = "admin",
+#[utoipa::path(post, path = routes::JOB_CANCEL, operation_id = "cancel_job", tag = "admin",
     params(("job_id" = uuid::Uuid, Path, description = "the job")),
     responses((status = 202, description = "asked to stop: it is `cancelled` once it has", body = Job)))]
 pub(in crate::handlers) async fn cancel_job(
