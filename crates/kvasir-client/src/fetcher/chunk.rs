@@ -8,7 +8,8 @@ use kvasir_types::Level;
 ///
 /// ```text
 /// Idle ⇄ Fetching      either ──► Decoding, Hedged or Text
-/// Hedged               ──► Decoding (read first) or Text (computed first, or its read failed)
+/// Text (not done)      ──► Hedged, where the GPU is late with it
+/// Hedged               ──► Decoding (read, and the GPU would be late) or Text (computed first, or its read failed)
 /// Decoding             ──► Ready, or Text (failed)
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -31,12 +32,12 @@ pub enum ChunkStatus {
         /// The level.
         level: Level,
     },
-    /// Being computed from text, and read at the coarsest level too: whichever is there first counts.
+    /// Being computed from text, and read at the coarsest level too. What was read is decoded where the GPU would be late.
     Hedged {
         /// Whether a request is in flight.
         reading: bool,
     },
-    /// To be computed from text; final. `done` once it was computed or taken over by the engine.
+    /// To be computed from text. `done`, which is final, once it was computed or taken over by the engine.
     Text {
         /// Whether it is resolved.
         done: bool,

@@ -104,12 +104,14 @@ pub enum PolicyStep {
         /// The chunk.
         chunk: usize,
     },
-    /// Compute an open chunk from text that is predicted to be late so, and go on reading it: whichever is there first.
+    /// Compute an open chunk from text that is predicted to be late so, and go on reading it; or read one, too, that is being
+    /// computed and late.
     Hedge {
         /// The chunk.
         chunk: usize,
     },
-    /// Decode an open chunk at the best level its bytes suffice for. A request for it is cancelled.
+    /// Decode an open chunk, or a hedged one, at the best level its bytes suffice for. A request for it is cancelled, and the
+    /// GPU is not waited for.
     Finish {
         /// The chunk.
         chunk: usize,

@@ -37,7 +37,8 @@ const GPU_PRICE_SPARING: f64 = 1e3;
 /// 3. Bases come one after the other once the pipe is full. A chunk whose own transfer crawls while others are
 ///    missing comes last: it goes to the GPU when it cannot arrive in time, as late as that allows. What the GPU is to
 ///    do last is read all the same while the link has nothing else to do: an idle link would not tell that it
-///    recovered. A chunk that even the GPU would bring too late is computed *and* read; whichever is there first counts.
+///    recovered. A chunk that even the GPU would bring too late is computed *and* read, and so is one that the GPU is late
+///    with: what was read is decoded at the last moment that is in time.
 /// 4. A chunk is decoded as soon as none of its refinements fits any more; at the stop time (deadline less the
 ///    decoding still to be done) refinements in flight are cancelled and everything is decoded as it is.
 ///
