@@ -13,9 +13,9 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
-use kvasir_api::{LookupRequest, MEDIA_CHUNK, routes};
+use kvasir_api::{MEDIA_CHUNK, routes};
 use kvasir_plot::{Page, number};
-use kvasir_tests::{chunks, faulty::Dice};
+use kvasir_tests::{chunks, faulty::Dice, service::lookup_request};
 use reqwest::{Method, header};
 use serde::{Deserialize, Serialize};
 
@@ -151,17 +151,8 @@ impl Ask {
         Self { method: Method::GET, path, body: Vec::new() }
     }
 
-    fn lookup(of: &Tenant, tokens: Vec<u32>) -> Result<Self> {
-        let (namespace, tokens) = ("n".parse()?, Some(tokens));
-        let request = LookupRequest {
-            model_id: of.model_id,
-            namespace,
-            tokens,
-            block_hashes: None,
-            chunk_ids: None,
-            fresh: true,
-            direct: false,
-        };
+    fn lookup(of: &Tenant, tokens: &[u32]) -> Result<Self> {
+        let request = lookup_request(of.model_id, "n", tokens, true);
         Ok(Self {
             method: Method::POST,
             path: routes::LOOKUP.to_owned(),
@@ -210,7 +201,7 @@ pub(crate) async fn measure(arguments: &ApartArguments) -> Result<Apart> {
     for (name, ask) in [
         (
             "lookup of tokens that the other stored",
-            &(|n| Ask::lookup(&own, context(n))) as &dyn Fn(u64) -> Result<Ask>,
+            &(|n| Ask::lookup(&own, &context(n))) as &dyn Fn(u64) -> Result<Ask>,
         ),
         ("read by ids that the other has", &|n| Ok(ids_of(other.root, n))),
         ("read of a key that the other stored", &|n| Ok(key(n))),
@@ -252,7 +243,7 @@ async fn beside_work(
         })
     };
     let asks: Vec<Ask> =
-        (0..CONTEXTS).map(|n| Ask::lookup(own, context(1_000_000 + n))).collect::<Result<_>>()?;
+        (0..CONTEXTS).map(|n| Ask::lookup(own, &context(1_000_000 + n))).collect::<Result<_>>()?;
     let (mut with, mut without) = (Vec::new(), Vec::new());
     while with.len() < pairs {
         for (works, times) in [(true, &mut with), (false, &mut without)] {

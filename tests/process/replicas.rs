@@ -3,14 +3,13 @@
 
 use std::{path::Path, process::Command, time::Duration};
 
-use kvasir_api::LookupRequest;
 use kvasir_store::StoreConfig;
 use kvasir_tests::{
     chunks,
     process::{Process, Start},
     s3::S3Server,
     servers::RealServer,
-    service::Api,
+    service::{Api, lookup_request},
 };
 use kvasir_types::ModelId;
 use tempfile::TempDir;
@@ -62,19 +61,8 @@ impl Group<'_> {
 }
 
 async fn matched(api: &Api, model_id: ModelId, tokens: &[u32]) -> u64 {
-    let namespace = "n".parse().expect("a name");
-    let tokens = Some(tokens.to_vec());
     // Not fresh: as a client asks that knows of nothing.
-    let request = LookupRequest {
-        model_id,
-        namespace,
-        tokens,
-        block_hashes: None,
-        chunk_ids: None,
-        fresh: false,
-        direct: false,
-    };
-    api.lookup(&request).await.matched_tokens
+    api.lookup(&lookup_request(model_id, "n", tokens, false)).await.matched_tokens
 }
 
 async fn three_replicas(name: &str, store: &StoreConfig) {

@@ -170,18 +170,7 @@ impl Api {
 
     /// Looks tokens up in namespace `n`, as a fresh caller.
     pub async fn lookup_tokens(&self, model_id: ModelId, tokens: &[u32]) -> LookupResponse {
-        let namespace = "n".parse().expect("a name");
-        let tokens = Some(tokens.to_vec());
-        self.lookup(&LookupRequest {
-            model_id,
-            namespace,
-            tokens,
-            block_hashes: None,
-            chunk_ids: None,
-            fresh: true,
-            direct: false,
-        })
-        .await
+        self.lookup(&lookup_request(model_id, "n", tokens, true)).await
     }
 
     /// The text of `/metrics`.
@@ -201,4 +190,11 @@ pub async fn expect_problem(response: Response, code: &str) -> Problem {
     assert_eq!(problem.status, status.as_u16());
     assert!(problem.detail.len() > 10, "says what to do: {text}");
     problem
+}
+
+/// What asks for tokens in a namespace.
+pub fn lookup_request(model_id: ModelId, namespace: &str, tokens: &[u32], fresh: bool) -> LookupRequest {
+    let namespace = namespace.parse().expect("a name");
+    let tokens = Some(tokens.to_vec());
+    LookupRequest { model_id, namespace, tokens, block_hashes: None, chunk_ids: None, fresh, direct: false }
 }

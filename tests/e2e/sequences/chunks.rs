@@ -7,13 +7,13 @@ use std::{
 };
 
 use kvasir_api::{
-    ChunkSample, ExplainResponse, LookupRequest, LookupResponse, ObjectUrl, StoredChunk, UploadTicket,
-    UsageResponse,
+    ChunkSample, ExplainResponse, LookupResponse, ObjectUrl, StoredChunk, UploadTicket, UsageResponse,
 };
 use kvasir_tests::{
     chunks::{self, Chunk},
     faulty::Dice,
     model::{Bounds, Interval, Lookup, Model, Outcome},
+    service::lookup_request,
 };
 use kvasir_types::{ModelId, ObjectDigest, RootHash, SeqHash, TokenChain};
 use reqwest::StatusCode;
@@ -224,18 +224,7 @@ impl Chunks {
     }
 
     fn lookup_of(&self, tokens: &[u32], fresh: bool) -> Vec<u8> {
-        let namespace = "n".parse().expect("a name");
-        let (tokens, model_id) = (Some(tokens.to_vec()), self.model);
-        let request = LookupRequest {
-            model_id,
-            namespace,
-            tokens,
-            block_hashes: None,
-            chunk_ids: None,
-            fresh,
-            direct: false,
-        };
-        serde_json::to_vec(&request).expect("serialises")
+        serde_json::to_vec(&lookup_request(self.model, "n", tokens, fresh)).expect("serialises")
     }
 
     fn leading(&self, chunks: &[Chunk]) -> u64 {

@@ -26,6 +26,7 @@ use kvasir_tests::{
     model::{Interval, Keys, Model, Outcome},
     s3::S3Server,
     servers::RealServer,
+    service::lookup_request,
 };
 use kvasir_types::{ModelId, RootHash};
 use tempfile::TempDir;
@@ -102,15 +103,7 @@ impl History {
     }
 
     fn lookup_of(&self, tokens: &[u32], fresh: bool) -> LookupRequest {
-        LookupRequest {
-            model_id: self.model_id,
-            namespace: self.namespace.parse().expect("a name"),
-            tokens: Some(tokens.to_vec()),
-            block_hashes: None,
-            chunk_ids: None,
-            fresh,
-            direct: false,
-        }
+        lookup_request(self.model_id, &self.namespace, tokens, fresh)
     }
 
     fn count_key(&self, outcome: Outcome, is_s3: bool) {
