@@ -1,6 +1,6 @@
 """Alerts and what they are computed from, each with series for which it fires and series for which it does not.
 
-Every alert has a section of the same name in the operations page: what it means, what to look at, what to do.
+Every alert has a section of the same name in services/kvasir-server/docs/alerts.md: its cause, what to check, the remedy.
 """
 
 from model import Alert, Series
@@ -177,7 +177,7 @@ DATA = [
           also=(([one("kvasir_index_replaced", "0x20 1x40")], {**KVASIR, "instance": "a"}),),
           silent=[one("kvasir_hot_evictions_total", "0+9x60", 'medium="disk",reason="capacity"'), one("kvasir_index_replaced", "1x60")]),
     Alert("KvasirBadUploads", TICKET, f'sum {BY} (rate(kvasir_http_requests_total{{method="PUT",status="422"}}[15m])) > 0.1', "15m",
-          "Somebody sends Kvasir damaged or misnamed chunks.", "{value} uploads a second are refused.",
+          "A client sends Kvasir damaged or misnamed chunks.", "{value} uploads a second are refused.",
           at="40m", labels=KVASIR, template="{{ $value | humanize }}", value="1",
           fires=[one("kvasir_http_requests_total", "0+30x100", 'method="PUT",status="422",route="/v1/chunks"')],
           silent=[one("kvasir_http_requests_total", "0+30x100", 'method="PUT",status="201",route="/v1/chunks"')]),
@@ -210,11 +210,11 @@ PRESSURE = [
                   one("kvasir_hot_eviction_idle_seconds_bucket", "0+20x200", 'medium="disk",reason="capacity",le="+Inf"'),
                   one("kvasir_hot_served_bytes_total", "0+100x200", 'type="",turn="1",medium="object"'), one("kvasir_hot_served_bytes_total", "0+900x200", 'type="",turn="1",medium="cpu"')]),
     Alert("KvasirTenantThrottled", TICKET, "sum by (namespace, job, limit) (rate(kvasir_quota_throttled_total[15m])) > 1", "15m",
-          "A tenant of Kvasir runs into its quota.", "{value} requests a second are told to come later.",
+          "A tenant of Kvasir runs into its quota.", "{value} requests a second are refused with a Retry-After.",
           at="40m", labels={**KVASIR, "limit": "requests_per_second"}, template="{{ $value | humanize }}", value="2",
           fires=[one("kvasir_quota_throttled_total", "0+60x100", 'limit="requests_per_second"')], silent=[one("kvasir_quota_throttled_total", "0+3x100", 'limit="requests_per_second"')]),
     Alert("KvasirCredentialsRefused", TICKET, f'sum {BY} (rate(kvasir_auth_refused_total{{reason!="braked"}}[10m])) > 1', "10m",
-          "Kvasir refuses many credentials.", "{value} a second: a token expired or was rotated on one side only, or somebody guesses.",
+          "Kvasir refuses many credentials.", "{value} a second: a token expired or was rotated on one side only, or an address guesses.",
           at="25m", labels=KVASIR, template="{{ $value | humanize }}", value="2",
           fires=[one("kvasir_auth_refused_total", "0+60x60", 'reason="invalid"')],
           # `braked` is the former name of `rate_limited`: what counts under both must not count twice.

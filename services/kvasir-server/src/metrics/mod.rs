@@ -134,7 +134,7 @@ impl Metrics {
             ),
             store_events: counters(
                 "kvasir_store_events_total",
-                "What the layer that retries did: see the operations page.",
+                "Events of the layer that retries: see docs/metrics.md.",
                 &["event"],
             ),
             store_breaker: gauge(
