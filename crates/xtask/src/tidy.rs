@@ -82,10 +82,14 @@ fn is_there(root: &Path, test: &str) -> bool {
     function.is_none_or(|name| text.contains(&format!("fn {name}(")) || text.contains(&format!("fn {name}<")))
 }
 
-/// Targets of relative links `[text](target)`, without their fragment.
+/// Targets of relative links `[text](target)` and of pictures `src="target"`, without their fragment.
 fn links(text: &str) -> impl Iterator<Item = &str> {
-    text.match_indices("](").filter_map(|(at, _)| {
-        let target = text[at + 2..].split(')').next().unwrap_or_default();
+    let targets =
+        [("](", ')'), ("src=\"", '"'), ("srcset=\"", '"')].into_iter().flat_map(move |(start, end)| {
+            text.match_indices(start)
+                .map(move |(at, _)| text[at + start.len()..].split(end).next().unwrap_or_default())
+        });
+    targets.filter_map(|target| {
         let path = target.split('#').next().unwrap_or_default();
         (!path.is_empty() && !path.contains("://") && !path.contains(char::is_whitespace)).then_some(path)
     })
@@ -121,7 +125,7 @@ mod tests {
 
     #[test]
     fn only_relative_links_are_checked() {
-        let text = "[a](x.md#part) [b](https://example.org) [c](#here) [d](dir/y.md) `m[i](j k)`";
-        assert_eq!(links(text).collect::<Vec<_>>(), ["x.md", "dir/y.md"]);
+        let text = "[a](x.md#part) [b](https://example.org) [c](#here) [d](dir/y.md) `m[i](j k)` <img src=\"z.svg\">";
+        assert_eq!(links(text).collect::<Vec<_>>(), ["x.md", "dir/y.md", "z.svg"]);
     }
 }
