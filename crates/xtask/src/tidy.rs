@@ -25,6 +25,9 @@ pub(crate) fn check(root: &Path) -> Result<()> {
             let missing = named_tests(&text).filter(|test| !is_there(root, test));
             breaches.extend(missing.map(|test| format!("{name}: {test} is not there")));
         }
+        breaches.extend(quotes(&text).filter(|(from, quoted)| !is_quoted(root, from, quoted)).map(
+            |(from, _)| format!("{name}: a block is said to be from {from}, which does not have these lines"),
+        ));
         let folder = path.parent().unwrap_or(root);
         breaches.extend(
             links(&text)
@@ -82,6 +85,21 @@ fn is_there(root: &Path, test: &str) -> bool {
     function.is_none_or(|name| text.contains(&format!("fn {name}(")) || text.contains(&format!("fn {name}<")))
 }
 
+/// Blocks of code after `<!-- from PATH -->`, each with the path from the root.
+fn quotes(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.split("<!-- from ").skip(1).filter_map(|rest| {
+        let (from, rest) = rest.split_once(" -->\n```")?;
+        Some((from, rest.split_once('\n')?.1.split("\n```").next()?))
+    })
+}
+
+/// Whether a file has these lines one after the other, wherever they are indented to.
+fn is_quoted(root: &Path, from: &str, quoted: &str) -> bool {
+    let Ok(text) = fs::read_to_string(root.join(from)) else { return false };
+    let [text, quoted] = [&text, quoted].map(|text| text.lines().map(str::trim).collect::<Vec<_>>());
+    !quoted.is_empty() && text.windows(quoted.len()).any(|window| window == quoted)
+}
+
 /// Targets of relative links `[text](target)` and of pictures `src="target"`, without their fragment.
 fn links(text: &str) -> impl Iterator<Item = &str> {
     let targets =
@@ -121,6 +139,15 @@ mod tests {
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         let missing: Vec<_> = named_tests(text).filter(|test| !is_there(here, test)).collect();
         assert_eq!(missing, ["src/tidy.rs::gone", "src/gone.rs"]);
+    }
+
+    #[test]
+    fn a_quotation_that_its_file_does_not_have_is_found() {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let text = "<!-- from Cargo.toml -->\n```toml\n[package]\n  name = \"xtask\"\n```\n\
+                    <!-- from Cargo.toml -->\n```toml\nname = \"other\"\n```\n<!-- from gone -->\n```\nx\n```\n";
+        let found: Vec<_> = quotes(text).map(|(from, quoted)| is_quoted(here, from, quoted)).collect();
+        assert_eq!(found, [true, false, false]);
     }
 
     #[test]
