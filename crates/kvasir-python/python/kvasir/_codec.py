@@ -256,9 +256,9 @@ def decode(
     profile : Profile, bytes or path
         The profile that the object names.
     level : int, optional
-        Level to decode; the finest unless said.
+        Level to decode; the finest by default.
     into : KV, optional
-        Tensors of the cache's type that the rows are written to; numpy arrays by `ModelSpec.empty` unless said.
+        Tensors of the cache's type for the rows; by default numpy arrays from `ModelSpec.empty`.
 
     Returns
     -------
@@ -303,7 +303,7 @@ class Inspection(NamedTuple):
     level_bytes : list of int
         Bytes of the prefix that decodes to each level.
     qualities : list of str or None
-        The best name that the measured error of each level has; none where nobody measured it, or it is above all bounds.
+        The best name that each level's measured error earns; none if it was not measured or is above all bounds.
     """
 
     model_id: str

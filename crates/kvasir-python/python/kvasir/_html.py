@@ -9,7 +9,7 @@ _WIDTH, _ROW = 320, 22
 
 
 def ladder(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
-    """A bar for each level: its name, its size, and what is written beside it."""
+    """A bar for each level: its name, its size, and its caption."""
     most = max((size for _, size, _ in rows), default=1.0) or 1.0
     bars = []
     for index, (name, size, text) in enumerate(rows):

@@ -130,7 +130,7 @@ class Model:
         labels : mapping, optional
             Labels, for lists.
         ttl_s : int, optional
-            Life in seconds; until it is deleted unless said.
+            Life in seconds; by default until it is deleted.
         pinned : bool
             Whether its chunks stay, whatever is collected.
 

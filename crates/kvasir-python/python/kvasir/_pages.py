@@ -76,7 +76,7 @@ class Settings:
     url : str
         The service's address.
     token : str or None
-        A token of the service; the environment's ``KVASIR_TOKEN`` unless said.
+        A token of the service; by default the environment's ``KVASIR_TOKEN``.
     namespace : str
         Caches of different namespaces never match.
     revision : str

@@ -41,12 +41,12 @@ class Session:
         """Load what is matched.
 
         A failing network or service is no error, only more that is `missing`. When the call returns, or is left by an exception,
-        nothing is written to the tensors any more.
+        nothing more is written to the tensors.
 
         Parameters
         ----------
         into : KV, optional
-            Tensors of the cache's type with room for `matched` tokens, written in place; numpy arrays unless said.
+            Tensors of the cache's type with room for `matched` tokens, written in place; numpy arrays by default.
         deadline : float, optional
             Seconds until the first token is due; the quality is what there is time for.
         level : int, optional
@@ -79,9 +79,9 @@ class Session:
         Parameters
         ----------
         kv : KV
-            The cache from token 0 on. Nobody may change it until the call returns.
+            The cache from token 0 on. It must not change until the call returns.
         tokens : int, optional
-            How many tokens of it; all of the session unless said.
+            How many tokens of it; by default all of the session.
 
         Raises
         ------
@@ -145,7 +145,7 @@ class Session:
 
 
 class Save:
-    """A save in the background. It goes on whether or not somebody waits. Made by `Session.save_in_background`."""
+    """A save in the background. It continues whether or not the program waits. Made by `Session.save_in_background`."""
 
     __slots__ = ("_core",)
 

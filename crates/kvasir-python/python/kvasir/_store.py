@@ -95,19 +95,19 @@ class Store:
         model : ModelSpec, dict, path, or object with ``to_dict``
             A spec, or a Hugging Face configuration as `ModelSpec.from_config` reads it with the options below.
         profile : Profile, bytes, path, or str, optional
-            What caches are encoded with; a text of 64 hexadecimal digits is the id of a profile in the store. Unless said,
+            The profile for encoding; a text of 64 hexadecimal digits is the id of a profile in the store. By default,
             the one in force at the service, and where there is none, one that is made of the first cache that is saved.
         weights, revision, adapter, kv_dtype, pairing, context
             As `ModelSpec.from_config`. Weights, revision and adapter are part of the model's identity.
         chunk_tokens : int, optional
-            Tokens of a stored chunk: a multiple of 256 up to 16,384; 1,536 unless said.
+            Tokens of a stored chunk: a multiple of 256 up to 16,384; 1,536 by default.
         prefill_tokens_per_s : float, optional
-            Tokens that the engine computes in a second, to start from; 4,200 unless said: a model of 7·10⁹ parameters on a GPU.
+            Tokens that the engine computes in a second, to start from; 4,200 by default: a model of 7·10⁹ parameters on a GPU.
             A load without a level is given up where the service is silent for longer than computing takes, and where a deadline
             would be missed and computing is sooner.
         quality : str, optional
             Worst quality that lookups match and loads bring, by the errors that encoders measured: ``"exact"``, ``"transparent"``,
-            ``"balanced"`` or ``"small"``. Unless said, whatever the deadline allows.
+            ``"balanced"`` or ``"small"``. By default whatever the deadline allows.
 
         Raises
         ------
@@ -175,7 +175,7 @@ class Store:
                 return
 
     def context(self, context_id: str, version: int | None = None) -> Json:
-        """Give a named context, the newest version unless said.
+        """Give a named context, by default its newest version.
 
         Raises
         ------

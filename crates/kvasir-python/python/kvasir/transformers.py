@@ -75,7 +75,7 @@ class KvasirCache:
     tokenizer : PreTrainedTokenizerBase, optional
         Its padding token tells left padding apart where no attention mask is given.
     profile : Profile, bytes, path, or str, optional
-        What caches are encoded with; its file, or its id in the store. Unless said, it makes itself as `Store.model` says.
+        The profile for encoding; its file, or its id in the store. The default is that of `Store.model`.
     weights, revision, adapter : str, optional
         Identity of the weights, where the model's configuration does not say it.
     chunk_tokens : int, optional

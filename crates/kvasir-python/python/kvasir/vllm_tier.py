@@ -174,7 +174,7 @@ class KvasirTier(SecondaryTierManager):
 
     @classmethod
     def build_metric_definitions(cls, extra_config: Mapping[str, Any]) -> dict[str, OffloadingMetricMetadata]:
-        """Name the counters beside vLLM's own."""
+        """Name the counters, in addition to vLLM's own."""
         return {
             _PAGES: OffloadingCounterMetadata(documentation=PAGES_TEXT, labelnames=("result",)),
             _BYTES: OffloadingCounterMetadata(documentation=BYTES_TEXT, labelnames=("result",)),
