@@ -9,6 +9,9 @@ use crate::files;
 /// Longest Rust file. A ratchet: it may only fall.
 const FILE_LINES_MAX: usize = 500;
 
+/// Longest line of Markdown, but in tables, headings and blocks of code.
+const LINE_CHARACTERS_MAX: usize = 120;
+
 /// Checks everything and reports every breach at once.
 pub(crate) fn check(root: &Path) -> Result<()> {
     let mut breaches = Vec::new();
@@ -25,6 +28,10 @@ pub(crate) fn check(root: &Path) -> Result<()> {
             let missing = named_tests(&text).filter(|test| !is_there(root, test));
             breaches.extend(missing.map(|test| format!("{name}: {test} is not there")));
         }
+        breaches.extend(
+            long_lines(&text)
+                .map(|line| format!("{name}:{line}: longer than {LINE_CHARACTERS_MAX} characters, wrap it")),
+        );
         breaches.extend(quotes(&text).filter(|(from, quoted)| !is_quoted(root, from, quoted)).map(
             |(from, _)| format!("{name}: a block is said to be from {from}, which does not have these lines"),
         ));
@@ -85,6 +92,17 @@ fn is_there(root: &Path, test: &str) -> bool {
     function.is_none_or(|name| text.contains(&format!("fn {name}(")) || text.contains(&format!("fn {name}<")))
 }
 
+/// Numbers of the lines of text that are too long, from 1.
+fn long_lines(text: &str) -> impl Iterator<Item = usize> {
+    let mut is_code = false;
+    text.lines().enumerate().filter_map(move |(index, line)| {
+        let is_fence = line.trim_start().starts_with("```");
+        is_code ^= is_fence;
+        let is_text = !is_code && !is_fence && !line.trim_start().starts_with(['|', '#']);
+        (is_text && line.chars().count() > LINE_CHARACTERS_MAX).then_some(index + 1)
+    })
+}
+
 /// Blocks of code after `<!-- from PATH -->`, each with the path from the root.
 fn quotes(text: &str) -> impl Iterator<Item = (&str, &str)> {
     text.split("<!-- from ").skip(1).filter_map(|rest| {
@@ -139,6 +157,13 @@ mod tests {
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         let missing: Vec<_> = named_tests(text).filter(|test| !is_there(here, test)).collect();
         assert_eq!(missing, ["src/tidy.rs::gone", "src/gone.rs"]);
+    }
+
+    #[test]
+    fn long_lines_of_text_are_found() {
+        let long = "x".repeat(LINE_CHARACTERS_MAX + 1);
+        let text = format!("{long}\n| {long} |\n# {long}\n```text\n{long}\n```\n- {long}\n{}\n", &long[1..]);
+        assert_eq!(long_lines(&text).collect::<Vec<_>>(), [1, 7]);
     }
 
     #[test]

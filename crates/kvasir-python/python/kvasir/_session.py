@@ -40,7 +40,7 @@ class Session:
     ) -> Loaded:
         """Load what is matched.
 
-        A failing network or service is no error, only more that is `missing`. When the call returns, or is left by an exception,
+        A failing network or service raises no error; more is `missing`. When the call returns, or is left by an exception,
         nothing more is written to the tensors.
 
         Parameters
