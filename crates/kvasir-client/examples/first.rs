@@ -27,7 +27,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 /// One request.
 async fn answer(kvasir: &Kvasir, prompt: &[u32]) -> Result<(), Box<dyn Error>> {
-    let deadline = Deadline::within(Duration::from_millis(500));
+    let deadline = Deadline::within(Duration::from_secs(1));
     let pages = HostPages::new(kvasir.spec(), 16, prompt.len())?;
     let session = kvasir.session(prompt).deadline(deadline).await;
     let loaded = session.load([pages.table()], deadline)?.finish().await;
