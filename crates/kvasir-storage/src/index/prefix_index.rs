@@ -96,20 +96,13 @@ impl PrefixIndex {
         self.index.opaque_objects(scope, seq_hash, &|row| !self.is_gone(scope, row.object_digest))
     }
 
-    /// Takes in an object that this replica has stored: what was believed of it before is out of date.
-    pub(crate) fn insert(&self, scope: Scope, entry: &Arc<IndexEntry>) {
-        let _turning = self.turning.lock();
-        self.clear_gone(scope, &entry.row.object_digest);
-        self.take_in(scope, entry);
-    }
-
     fn clear_gone(&self, scope: Scope, object: &ObjectDigest) {
         self.gone.remove(&(scope, *object));
         self.index.clear_removed(scope, object);
     }
 
-    /// Takes in an object that the store listed without a tombstone, after [`removals`](Self::removals) were `before`. Where
-    /// it was removed since then, the removal may be younger than the listing, and stands.
+    /// Takes in an object that is in the store and had no tombstone when it was asked, after [`removals`](Self::removals) were
+    /// `before`. Where it was removed since then, the removal may be younger than the question, and stands.
     pub(crate) fn insert_listed(&self, scope: Scope, entry: &Arc<IndexEntry>, before: u64) {
         let object = entry.row.object_digest;
         let mut forgotten = self.turning.lock();

@@ -255,12 +255,13 @@ impl Ingest {
             let is_broken = self.reads.index().is_gone(scope, key.object_digest);
             let created = upload.spool.send(self.bucket.objects(), &path, is_broken).await?;
             self.bucket.reached(Transition::ObjectWritten);
-            let since_ms = self.indexed(scope, &upload.entry);
+            let (before, since_ms) = (self.reads.index().removals(), self.bucket.now_ms());
             removed = tombstones.of_chunk(&tenant, &model_id, &seq_hash).await?;
             if removed.contains(&key.object_digest) {
                 self.reads.forget_removed(scope, key.object_digest, Removal::Removed);
                 continue;
             }
+            self.indexed(scope, &upload.entry, before);
             let block_hashes = std::mem::take(&mut upload.head.block_hashes);
             let namespace = upload.put.namespace.take();
             return Ok(self.stored(key, &upload.entry, block_hashes, namespace, since_ms, created));
@@ -268,15 +269,15 @@ impl Ingest {
         Err(StoreError::own("storing an object", "the chunk was removed each time it was stored").into())
     }
 
-    /// Takes note of an object that is in the store, before its tombstone is looked for a last time: a removal that comes
-    /// later then finds the row and takes it out. Gives the store's time in ms.
-    pub(super) fn indexed(&self, scope: Scope, entry: &Arc<IndexEntry>) -> Option<i64> {
-        self.reads.index().insert(scope, entry);
+    /// Takes note of an object that is in the store and had no tombstone when it was looked for, which began when there were
+    /// `before` removals: one that was heard of since then stands. Not earlier: the row of a removal that was heard of would be
+    /// gone, and a process that ends then would offer the object again.
+    pub(super) fn indexed(&self, scope: Scope, entry: &Arc<IndexEntry>, before: u64) {
+        self.reads.index().insert_listed(scope, entry, before);
         self.bucket.reached(Transition::IndexWritten);
-        self.bucket.now_ms()
     }
 
-    /// Takes note of an object that is durable, was [`indexed`](Self::indexed) at `since_ms` and has no tombstone.
+    /// Takes note of an object that is durable, was there at `since_ms` and has no tombstone.
     pub(super) fn stored(
         &self,
         key: ChunkKey,

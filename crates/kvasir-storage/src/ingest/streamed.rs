@@ -143,11 +143,12 @@ impl Ingest {
         object.complete().await?;
         self.bucket.reached(Transition::ObjectWritten);
         let entry = Arc::new(IndexEntry::of_head(&head, key.object_digest));
-        let since_ms = self.indexed(scope, &entry);
+        let (before, since_ms) = (self.reads.index().removals(), self.bucket.now_ms());
         if tombstones.has(&key).await? {
             self.reads.forget_removed(scope, key.object_digest, Removal::Removed);
             return Err(removed());
         }
+        self.indexed(scope, &entry, before);
         let (block_hashes, namespace) = (std::mem::take(&mut head.block_hashes), put.namespace.take());
         let stored = self.stored(key.clone(), &entry, block_hashes, namespace, since_ms, !object.existed);
         if let Some(frames) = object.frames.take() {
