@@ -58,7 +58,7 @@ pub fn required_role(method: &str, route: &str) -> Option<Role> {
     }
     let reads = matches!(method, "GET" | "HEAD");
     let role = match route {
-        routes::CONFIG => Role::Read,
+        routes::CONFIG | routes::MEMBERS => Role::Read,
         // Answers a question, and a namespace comes into being by being asked for.
         routes::LOOKUP
         | routes::NAMESPACES

@@ -128,5 +128,13 @@ pub const SHARED_SILENCE_MAX: Duration = Duration::from_millis(250);
 pub const DIRECT_FAILURES_MAX: u32 = 2;
 /// Threads of a blocking client's runtime: one for the network, one for what must not wait for it.
 pub const BLOCKING_WORKERS: usize = 2;
+/// How long a replica is passed over that could not be reached; doubles with every time in a row.
+pub const MEMBER_AWAY_MIN: Duration = Duration::from_millis(500);
+/// Longest that it is passed over: a pod is back after about that.
+pub const MEMBER_AWAY_MAX: Duration = Duration::from_secs(10);
+/// Split routes that a client remembers.
+pub const SPLITS_KNOWN_MAX: usize = 4_096;
+/// How long it does: the replica that split one says so again.
+pub const SPLIT_KNOWN_FOR: Duration = Duration::from_secs(600);
 /// Largest server-sent event that is taken: a chunk's block hashes are 20 KB.
 pub(crate) const EVENT_BYTES_MAX: usize = 1 << 20;

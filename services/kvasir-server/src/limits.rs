@@ -130,5 +130,11 @@ pub(crate) const AUDITED_PATH_BYTES_MAX: usize = 768;
 pub(crate) const PLAN_TOKENS_MAX: u64 = 1 << 30;
 /// Most GPUs of a plan.
 pub(crate) const PLAN_GPUS_MAX: u64 = 100_000;
+/// Members of a cluster: ten times the largest that was thought through; a rank of all of them takes 0.1 ms.
+pub(crate) const MEMBERS_MAX: usize = 1_000;
+/// How often DNS is asked for the members: its records live 5 s to 30 s in Kubernetes.
+pub(crate) const MEMBERS_RESOLVE_EVERY: Duration = Duration::from_secs(5);
+/// How long DNS may take.
+pub(crate) const MEMBERS_RESOLVE_TIME_MAX: Duration = Duration::from_secs(5);
 /// Jobs that are remembered.
 pub(crate) const JOBS_KEPT: usize = 32;

@@ -104,7 +104,7 @@ impl Routes {
     /// Opens a read; where its first byte takes longer than nearly all lately did, once more, and the first of
     /// both to bring a byte is kept. The other is dropped, which cancels it.
     async fn open(&self, object: &ObjectName, range: &Range<u64>, via: &Via) -> Result<OpenedRead, Error> {
-        let mut first = pin!(self.open_once(object, range, via));
+        let mut first = pin!(self.open_once(0, object, range, via));
         let latencies = &self.client().first_byte_latencies;
         let Some(patience) = latencies.hedge_after() else { return first.await };
         tokio::select! {
@@ -116,7 +116,8 @@ impl Routes {
             return first.await;
         }
         Counters::count(&self.counters.hedges, 1);
-        let mut second = pin!(self.open_once(object, range, &Via::Proxy));
+        // Another replica, where the client knows one.
+        let mut second = pin!(self.open_once(1, object, range, &Via::Proxy));
         tokio::select! {
             biased;
             opened = &mut first => match opened {
@@ -137,6 +138,7 @@ impl Routes {
 
     async fn open_once(
         &self,
+        nth: usize,
         object: &ObjectName,
         range: &Range<u64>,
         via: &Via,
@@ -145,7 +147,7 @@ impl Routes {
         Counters::count(&self.counters.requests, 1);
         let direct = matches!(via, Via::Direct { .. });
         let range = object.range(range);
-        let mut read = within(direct, self.client().get_object(&range, via)).await?;
+        let mut read = within(direct, self.client().get_object_from(nth, &range, via)).await?;
         let Some(first) = within(direct, read.next()).await? else {
             return Err(Error::protocol("an empty answer to a range that is not empty"));
         };

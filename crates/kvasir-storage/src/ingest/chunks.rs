@@ -298,7 +298,9 @@ impl Ingest {
     /// Offers the base of a stored object to the hot tier, frame by frame, as far as there is memory for it.
     pub(super) async fn offer_base(&self, mut upload: Upload) -> std::io::Result<()> {
         let base = self.reads.offered_bytes(&upload.entry.row.level_bytes);
-        let Some(hot) = self.reads.tier().filter(|_| base > 0) else { return Ok(()) };
+        let Some(hot) = self.reads.tier().filter(|_| base > 0 && !upload.put.hint.transient) else {
+            return Ok(());
+        };
         upload.spool.settle().await?;
         let object = self.reads.register_object(hot, &upload.key(), &upload.head);
         let context = hot.requests().context(&object, &upload.put.hint, hot.tier().now());

@@ -78,6 +78,7 @@ impl Ingest {
         let begun = self.bucket.objects().put_multipart(&path).await;
         let upload = begun.map_err(StoreError::request("storing an object in parts"))?;
         self.bucket.reached(Transition::PartsBegun);
+        let kept = self.reads.tier().filter(|_| !put.hint.transient);
         Ok(Some(StreamedObject {
             bucket: Arc::clone(&self.bucket),
             path,
@@ -90,7 +91,7 @@ impl Ingest {
             part: None,
             filled: 0,
             sending: None,
-            frames: self.reads.tier().map(|hot| PassingFrames::new(Arc::clone(hot), key)),
+            frames: kept.map(|hot| PassingFrames::new(Arc::clone(hot), key)),
         }))
     }
 

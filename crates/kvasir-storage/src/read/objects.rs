@@ -46,10 +46,14 @@ impl Reads {
         range: ByteRange,
         hint: &RequestHint,
     ) -> Result<ObjectRead, ChunkError> {
-        self.index.note_use(Scope::new(&key.tenant, &key.model_id), key.object_digest, None);
+        let scope = Scope::new(&key.tenant, &key.model_id);
+        self.index.note_use(scope, key.object_digest, None);
         match &self.tier {
-            Some(hot) => self.read_hot(hot, key, range, hint).await,
-            None => self.read_store(key, range).await,
+            // Other replicas keep it: what is here already is served, and nothing is taken in.
+            Some(hot) if !hint.transient || hot.object(scope, key.object_digest).is_some() => {
+                self.read_hot(hot, key, range, hint).await
+            }
+            Some(_) | None => self.read_store(key, range).await,
         }
     }
 

@@ -1,6 +1,7 @@
 //! The table of settings: name, meaning, how to read and how to print each.
 
 mod access;
+mod cluster;
 mod forms;
 mod hot;
 mod s3;
@@ -79,6 +80,8 @@ pub const SETTINGS: &[Setting] = &[
     },
     s3::LISTEN,
     s3::DOMAINS,
+    cluster::MEMBERS,
+    cluster::ADVERTISE,
     Setting {
         key: "auth.tenants_file",
         help: "Bearer tokens (their SHA-256) and quotas of tenants, as TOML; read again when it changes.",

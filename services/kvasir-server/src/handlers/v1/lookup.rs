@@ -4,11 +4,11 @@ use axum::{
     Json,
     body::Body,
     extract::{Query as UrlQuery, State, rejection::QueryRejection},
-    http::{HeaderMap, header},
+    http::{HeaderMap, HeaderValue, header},
 };
 use kvasir_api::{
-    LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, LookupQuery, LookupRequest, LookupResponse, MEDIA_BLOCKS,
-    MEDIA_TOKENS, routes,
+    HEADER_SPLIT, LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, LookupQuery, LookupRequest, LookupResponse,
+    MEDIA_BLOCKS, MEDIA_TOKENS, routes,
 };
 use kvasir_storage::{Lookup, Query};
 use kvasir_store::layout::ChunkKey;
@@ -29,7 +29,7 @@ pub(in crate::handlers) async fn post(
     query: Result<UrlQuery<LookupQuery>, QueryRejection>,
     headers: HeaderMap,
     request_body: Body,
-) -> Result<Json<LookupResponse>, ApiError> {
+) -> Result<(HeaderMap, Json<LookupResponse>), ApiError> {
     let media = headers.get(header::CONTENT_TYPE).map_or(&[][..], |value| value.as_bytes());
     let (target, query) = if media == MEDIA_TOKENS.as_bytes() || media == MEDIA_BLOCKS.as_bytes() {
         let UrlQuery(target) = query.map_err(|e| ApiError::bad_request(e.to_string()))?;
@@ -50,7 +50,8 @@ pub(in crate::handlers) async fn post(
     };
     let LookupQuery { model_id, namespace, fresh, direct } = target;
     let storage = state.caught_up_storage().await?;
-    let (tenant, hint) = (principal.tenant.clone(), hint::parse(&headers)?);
+    let (tenant, hint) = (principal.tenant.clone(), hint::parse(state.cluster(), &headers)?);
+    let split = hint::route(&headers)?.filter(|route| state.cluster().note_lookup(&tenant, *route));
     let mut found = storage.lookup(&Lookup { tenant, namespace, model_id, query, fresh, hint }).await?;
     if direct {
         for chunk in &mut found.chunks {
@@ -61,7 +62,11 @@ pub(in crate::handlers) async fn post(
         }
     }
     state.metrics().api().lookup(found.matched_tokens.max(asked as u64), found.matched_tokens);
-    Ok(Json(found))
+    let mut headers = HeaderMap::new();
+    if let Some(split) = split.and_then(|route| HeaderValue::try_from(route.to_string()).ok()) {
+        headers.insert(HEADER_SPLIT, split);
+    }
+    Ok((headers, Json(found)))
 }
 
 fn from_json(request: LookupRequest) -> Result<(LookupQuery, Query), ApiError> {
