@@ -33,6 +33,8 @@ pub const STREAMED_PART_BYTES: usize = 512 << 10;
 pub const PASSING_HEAD_BYTES_MAX: usize = 512 << 10;
 /// Store requests of one lookup at once.
 pub const LOOKUP_PARALLEL: usize = 16;
+/// Parts of prompts, of 1,024 tokens each, whose block hashes are remembered: ~6 KiB each, so 13 MiB for 2 M tokens.
+pub const CHAIN_SEGMENTS_MAX: usize = 2_048;
 /// Chunks probed in the first, the second and each later round of a cold lookup.
 pub const PROBE_ROUNDS: [usize; 3] = [4, 60, 192];
 /// Objects of one seq_hash without a tombstone that a reader considers; GC removes duplicates.
@@ -142,12 +144,21 @@ pub const HOT_FRAME_BYTES: u64 = 1 << 20;
 pub const HOT_FRAME_BYTES_MAX: u64 = 64 << 20;
 /// Bytes that one store request of the hot tier brings at most: bounds what a slow reader makes it hold.
 pub const HOT_FETCH_BYTES: u64 = 8 << 20;
+/// Bytes of a stored object's base that the hot tier is offered: a chunk of a large model. What is left out is read from the store once.
+pub const HOT_OFFERED_BYTES_MAX: u64 = 32 << 20;
+/// How long a body may take to come whose frames are copied while it passes, beyond the first [`HOT_FETCH_BYTES`].
+pub const PASSING_TIME_MAX: Duration = Duration::from_secs(1);
 /// Share of the hot tier's memory for frames on their way, and for those that were evicted and are not sent yet.
 pub const HOT_IN_FLIGHT_DIVISOR: u64 = 8;
 /// Share of it that is left for others by who brings more than one frame at once.
 pub const HOT_IN_FLIGHT_RESERVE_DIVISOR: u64 = 16;
+/// Share of it that stays with the process when frames go, for those that come.
+pub const HOT_SPARE_DIVISOR: u64 = 16;
 /// Least memory that frames move through, however little is kept: some frames, for a tier that has only a disk.
 pub const HOT_MEMORY_BYTES_MIN: u64 = 16 << 20;
+/// Bytes that are read at once from a local file into frames: little beside the memory of the frames, and each read is a hop to
+/// another thread.
+pub const HOT_READ_BYTES: u64 = 256 << 10;
 /// Bytes that are read at once for a reader whose frames the hot tier has no memory for, and from a local file: little enough to
 /// count among what a connection costs.
 pub const PASSED_BYTES: u64 = 48 << 10;

@@ -14,6 +14,7 @@ mod egress;
 mod encryption_keys;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
+mod gathered_body;
 mod handlers;
 mod idle_timer;
 mod jobs;

@@ -35,6 +35,15 @@ pub(crate) const CONNECTION_MEMORY_BYTES_MAX: u64 = 16 << 20;
 pub(crate) const CONNECTION_MEMORY_OVERHEAD_BYTES: u64 = 32 << 10;
 /// Longest read and write buffer of an HTTP/1 connection: longer ones are read no faster.
 pub(crate) const H1_BUFFER_BYTES_MAX: u64 = 256 << 10;
+/// Least bytes of an answer, as far as they are ready, that go to the socket in one write: a frame of the hot tier.
+pub(crate) const GATHERED_BYTES_MIN: usize = 1 << 20;
+/// The same where it takes them fast; twice that is no cheaper. A millisecond of a core.
+pub(crate) const GATHERED_BYTES_MAX: usize = 4 << 20;
+/// Longest time in which a connection that is fast takes them: 200 MB/s.
+pub(crate) const GATHERED_TIME_MAX: Duration = Duration::from_millis(20);
+/// Shortest part that others are gathered behind: mostly a frame of the hot tier, whose memory is paid for. What a store sends for a
+/// reader whose frames the tier has no memory for comes in shorter ones, and is not held.
+pub(crate) const GATHERED_PART_BYTES_MIN: usize = 512 << 10;
 /// Window of one HTTP/2 connection, in multiples of a connection's memory: bounds its streams together.
 pub(crate) const H2_CONNECTION_WINDOWS: u64 = 8;
 /// Window of one HTTP/2 stream, likewise: what one unread upload can hold.

@@ -80,15 +80,16 @@ impl Reads {
             Some(bytes) => Some(range.resolve(bytes).ok_or(ChunkError::Range { object_bytes: bytes })?),
             None => None,
         };
-        self.open(key, wanted, object_bytes).await
+        self.open(key, wanted, object_bytes, limits::PASSED_BYTES).await
     }
 
-    /// Reads `wanted`, or all, of an object in the store, whose size is known or not.
+    /// Reads `wanted`, or all, of an object in the store, whose size is known or not; from a file `part_bytes` at once.
     pub(super) async fn open(
         self: &Arc<Self>,
         key: &ChunkKey,
         wanted: Option<Range<u64>>,
         object_bytes: Option<u64>,
+        part_bytes: u64,
     ) -> Result<ObjectRead, ChunkError> {
         let whole = wanted.as_ref().is_none_or(|w| w.start == 0 && Some(w.end) == object_bytes);
         let options = GetOptions {
@@ -110,7 +111,7 @@ impl Reads {
         }
         let (this, key) = (Arc::clone(self), key.clone());
         let failed = move |error| this.read_failed(&key, "reading an object", error);
-        Ok(ObjectRead::of(result, wanted, object_bytes, failed))
+        Ok(ObjectRead::of(result, wanted, object_bytes, part_bytes, failed))
     }
 
     /// What a request removed is not served, though its bytes stay for the grace. What the collector took is, until they go:
