@@ -39,8 +39,8 @@ pub(crate) const H1_BUFFER_BYTES_MAX: u64 = 256 << 10;
 pub(crate) const GATHERED_BYTES_MIN: usize = 1 << 20;
 /// The same where it takes them fast; twice that is no cheaper. A millisecond of a core.
 pub(crate) const GATHERED_BYTES_MAX: usize = 4 << 20;
-/// Longest time in which a connection that is fast takes them: 200 MB/s.
-pub(crate) const GATHERED_TIME_MAX: Duration = Duration::from_millis(20);
+/// Longest time in which a connection that is fast takes them: 40 MB/s.
+pub(crate) const GATHERED_TIME_MAX: Duration = Duration::from_millis(100);
 /// Shortest part that others are gathered behind: mostly a frame of the hot tier, whose memory is paid for. What a store sends for a
 /// reader whose frames the tier has no memory for comes in shorter ones, and is not held.
 pub(crate) const GATHERED_PART_BYTES_MIN: usize = 512 << 10;
