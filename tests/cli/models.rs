@@ -44,10 +44,10 @@ fn what_is_missing_is_said() {
     bench.ok(&format!("{spec} --revision r --context 131072"));
     bench.write("other.json", r#"{"model_type": "mamba"}"#);
     bench.run("plan --config other.json").fails(exit::DATA, &["model_type: \"mamba\"", "llama"]);
-    bench.run("plan --model llama-3.1-8b --slo 1").fails(exit::USAGE, &["a time has a unit", "250ms, 1s"]);
+    bench.run("plan --model llama-3.1-8b --slo 1").fails(exit::USAGE, &["a time needs a unit", "250ms, 1s"]);
     bench
         .run("plan --model llama-3.1-8b --bandwidth 3")
-        .fails(exit::USAGE, &["a bandwidth has a unit", "3gbit"]);
+        .fails(exit::USAGE, &["a bandwidth needs a unit", "3gbit"]);
     bench.run("plan --model config.json").fails(exit::DATA, &["no model spec", "--config"]);
 }
 

@@ -31,7 +31,7 @@ fn what_became_of_a_request_of_an_engine_on_this_host() {
     );
     bench
         .run("context explain --request cmpl-8 --folder engines")
-        .fails(exit::NOTHING, &["remembers a request cmpl-8"]);
+        .fails(exit::NOTHING, &["has a record of request cmpl-8"]);
     bench.run("context explain --folder engines").fails(exit::USAGE, &[]);
 }
 
