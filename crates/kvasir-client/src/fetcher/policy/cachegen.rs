@@ -23,20 +23,20 @@ use super::{ChunkStatus, Policy, PolicyStep, PolicyView, TextMode, finish_held};
 pub struct CacheGen {
     /// `sharing[c]`: requests of the batch that contain chunk `c`; 1 past its end.
     sharing: Vec<u32>,
-    /// As published: nothing is ever given up.
+    /// As published: no load is given up.
     patient: bool,
     /// Requests in flight beyond the first.
     ahead: usize,
 }
 
 impl CacheGen {
-    /// Algorithm 1 for one request of a batch: with `N_c` requests that contain chunk index `c`, a configuration
-    /// of that chunk costs `N_c` times one request's.
+    /// Algorithm 1 for one request of a batch: with `N_c` requests that contain chunk index `c`, a
+    /// configuration of that chunk costs `N_c` times one request's.
     pub const fn batched(sharing: Vec<u32>) -> Self {
         Self { sharing, patient: false, ahead: 0 }
     }
 
-    /// As published: a load that cannot beat recompute goes on.
+    /// As published: a load that cannot beat recomputing continues.
     #[must_use]
     pub fn without_giving_up(mut self) -> Self {
         self.patient = true;
@@ -58,7 +58,8 @@ impl CacheGen {
         let top = view.open().map(|(_, _, plan)| plan.top_level()).max().unwrap_or(Level::BASE);
         let Some(rate) = view.rate else { return Level(top.0 / 2) };
         let remaining = view.deadline().saturating_sub(view.now);
-        // What was measured is this request's share of the link while as many requests had its last chunk.
+        // The measured rate is this request's share of the link while the same number of requests had its
+        // last chunk.
         let measured = view.chunks.iter().rposition(|c| c.have_bytes > 0).map_or(1, |i| self.requests(i));
         let size = |level: Level| -> f64 {
             let missing = view.open().map(|(i, state, plan)| {
