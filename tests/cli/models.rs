@@ -48,7 +48,7 @@ fn what_is_missing_is_said() {
     bench
         .run("plan --model llama-3.1-8b --bandwidth 3")
         .fails(exit::USAGE, &["a bandwidth needs a unit", "3gbit"]);
-    bench.run("plan --model config.json").fails(exit::DATA, &["no model spec", "--config"]);
+    bench.run("plan --model config.json").fails(exit::DATA, &["not a model spec", "--config"]);
 }
 
 #[test]

@@ -165,7 +165,7 @@ async fn bodies_over_s3_end_soon_after_their_access_key_is_revoked() {
     let ((), answer) = tokio::join!(revoke, tokio::time::timeout(SOON, upload));
     let answer = answer.expect("the upload ends").expect("an answer");
     assert_eq!(answer.status(), StatusCode::UNAUTHORIZED);
-    assert!(answer.text().await.expect("text").contains("not valid any more"));
+    assert!(answer.text().await.expect("text").contains("no longer valid"));
     assert!(begun.elapsed() > Duration::from_secs(2), "not before");
     let [cut, whole] = answers.try_into().expect("two");
     let bytes = async |mut answer: reqwest::Response| {

@@ -209,7 +209,7 @@ impl ObjectAssembly {
                 Err(error) => {
                     piece.status = PieceStatus::Corrupt;
                     match defects.last_mut() {
-                        // Of a whole answer that was wrong: one read mends it.
+                        // Of a whole response that was wrong: one read repairs it.
                         Some(Defect::Piece { range, .. }) if range.end == piece.range.start => {
                             range.end = piece.range.end;
                         }
@@ -223,8 +223,8 @@ impl ObjectAssembly {
         }
     }
 
-    /// Everything verified so far, each span at the best level that its pieces allow, `level` at most. Takes the
-    /// bytes: nothing arrives for this chunk any more.
+    /// Everything verified so far, each span at the best level that its pieces allow, but at most `level`. Takes the
+    /// bytes: no more can arrive for this chunk.
     pub(super) fn finish(&mut self, level: Level) -> Option<VerifiedChunk> {
         let HeadState::Valid(head) = &self.head else { return None };
         let head = Arc::clone(head);
