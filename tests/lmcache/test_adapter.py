@@ -230,7 +230,7 @@ def observed(reader) -> dict[tuple[str, str], int]:
     ("params", "what"),
     [
         ({}, "url is missing"),
-        ({"url": "http://x", "colour": 1}, "colour is not known"),
+        ({"url": "http://x", "colour": 1}, "colour is not a setting"),
         ({"url": "http://x", "load_deadline_s": 0}, "load_deadline_s is 0"),
     ],
 )

@@ -78,7 +78,7 @@ def made(request, store):
     model.generation_config.eos_token_id = None
     identity = {"weights": request.param, "revision": "1"}
     if request.param == "deepseek-v3" and VERSION < (5, 15):
-        with pytest.raises(kvasir.KvasirError, match="does not keep the latent"):
+        with pytest.raises(kvasir.KvasirError, match="does not cache the latent"):
             KvasirCache(store, model, **identity)
         pytest.skip("refused by name: transformers is older than 5.15")
     spec = spec_of_model(model, **identity)
