@@ -69,7 +69,7 @@ fn a_service_is_looked_after() {
     let listed = json(&bench.ok(&format!("context list --url {url} --label app=rag --json")));
     assert_eq!(listed.as_array().map(Vec::len), Some(1));
     bench.ok(&format!("context delete --url {url} {id}"));
-    bench.run(&format!("context list --url {url} {id}")).fails(exit::DATA, &["is not there"]);
+    bench.run(&format!("context list --url {url} {id}")).fails(exit::DATA, &["does not exist"]);
 
     let usage = json(&bench.ok(&format!("admin usage --url {url} --json")));
     assert_eq!((&usage["objects"], &usage["context_versions"]), (&2.into(), &3.into()));

@@ -1,5 +1,5 @@
-//! Memory with a limit: a buffer is paid for from a budget for as long as it lives, whoever holds it by then. What readers
-//! have not sent on yet counts as well as what is kept, so what is resident is no more than what was configured.
+//! Bounded memory: a buffer is charged to a budget for as long as it lives, regardless of its holder. Bytes
+//! not yet sent to readers count like cached ones, so resident memory does not exceed the configured amount.
 
 use std::{
     fmt,
@@ -14,11 +14,11 @@ use bytes::Bytes;
 use memmap2::{MmapMut, MmapOptions};
 use parking_lot::Mutex;
 
-/// Regions from this size on are mappings of their own: what is let go goes back to the system at once, where an
+/// Regions from this size on are separate mappings: their memory returns to the system at once, where an
 /// allocator would keep it between others.
 const MAPPED_BYTES_MIN: usize = 64 << 10;
 
-/// Bytes that may be held at once.
+/// Maximum bytes held at once.
 #[derive(Debug)]
 pub struct MemoryBudget {
     total: u64,
@@ -37,7 +37,7 @@ impl MemoryBudget {
         self.lease_leaving(bytes, 0)
     }
 
-    /// Takes `bytes`, if `left` are still free after that.
+    /// Takes `bytes`, if `left` are still free afterwards.
     pub fn lease_leaving(self: &Arc<Self>, bytes: u64, left: u64) -> Option<Lease> {
         let after = |used: u64| {
             let after = used.checked_add(bytes)?;
@@ -48,23 +48,23 @@ impl MemoryBudget {
         Some(Lease { budget: Arc::clone(self), bytes })
     }
 
-    /// Bytes that there are.
+    /// Total bytes.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Bytes that are taken.
+    /// Bytes in use.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::Acquire)
     }
 
-    /// Most bytes that ever were.
+    /// Peak of the bytes in use.
     pub fn peak(&self) -> u64 {
         self.peak.load(Ordering::Acquire)
     }
 }
 
-/// Bytes of a budget; they are free again when it is dropped.
+/// Bytes of a budget; freed when dropped.
 #[derive(Debug)]
 pub struct Lease {
     budget: Arc<MemoryBudget>,
@@ -77,7 +77,7 @@ impl Drop for Lease {
     }
 }
 
-/// A buffer of fixed length, zero at first, with its lease.
+/// A buffer of fixed length, initially zero, with its lease.
 pub(crate) struct Region {
     backing: Backing,
     _lease: Option<Lease>,
@@ -90,14 +90,14 @@ enum Backing {
 
 impl Region {
     pub(crate) fn new(bytes: usize, lease: Option<Lease>) -> Self {
-        // All of it will be written: its pages at once cost a fraction of a fault for each.
+        // All of it will be written: populating its pages at once costs a fraction of faulting each.
         let map = || MmapOptions::new().len(bytes).populate().map_anon().ok();
         let mapped = if bytes >= MAPPED_BYTES_MIN { map() } else { None };
         let backing = mapped.map_or_else(|| Backing::Small(vec![0; bytes]), Backing::Mapped);
         Self { backing, _lease: lease }
     }
 
-    /// The first `bytes` of it. The lease lasts as long as anybody has any of them.
+    /// The first `bytes` of it. The lease lasts as long as any reference to them.
     pub(crate) fn freeze(self, bytes: usize) -> Bytes {
         Bytes::from_owner(self).slice(..bytes)
     }
@@ -135,7 +135,8 @@ impl AsRef<[u8]> for Region {
     }
 }
 
-/// Regions of one size that are used again, because the system charges for each new page. Those that wait stay paid for.
+/// Reusable regions of one size, because the system charges for each new page. Idle ones stay charged to the
+/// budget.
 #[derive(Debug)]
 pub(crate) struct RegionPool {
     budget: Arc<MemoryBudget>,
@@ -148,7 +149,7 @@ impl RegionPool {
         Arc::new(Self { budget, bytes, free: Mutex::default() })
     }
 
-    /// A region of the pool's size, with whatever bytes in it, if `left` bytes of the budget stay free beside it.
+    /// A region of the pool's size with arbitrary contents, if `left` bytes of the budget stay free.
     pub(crate) fn take(self: &Arc<Self>, left: u64) -> Option<PooledRegion> {
         let waiting = {
             let mut free = self.free.lock();
@@ -163,7 +164,7 @@ impl RegionPool {
         Some(PooledRegion { region: Some(region), pool: Arc::clone(self) })
     }
 
-    /// A lease of the pool's budget, for which waiting regions are given up.
+    /// A lease of the pool's budget; frees idle regions for it.
     pub(crate) fn lease(&self, bytes: u64, left: u64) -> Option<Lease> {
         loop {
             if let Some(lease) = self.budget.lease_leaving(bytes, left) {
@@ -174,7 +175,7 @@ impl RegionPool {
     }
 }
 
-/// A region that goes back to its pool.
+/// A region that returns to its pool.
 #[derive(Debug)]
 pub(crate) struct PooledRegion {
     region: Option<Region>,

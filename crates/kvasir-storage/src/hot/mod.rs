@@ -60,32 +60,32 @@ pub use tier::HotTier;
 use kvasir_eviction::{Moment, PolicyKind};
 use kvasir_store::seal::KeyService;
 
-/// What an operator may set.
+/// Settings of the tier.
 #[derive(Debug, Clone)]
 pub struct HotSettings {
     /// Bytes of frames in memory.
     pub ram_bytes: u64,
     /// Bytes of frames on disk; 0 for none.
     pub disk_bytes: u64,
-    /// Where frames lie on disk.
+    /// Folder of the frames on disk.
     pub directory: PathBuf,
-    /// What goes first.
+    /// Eviction policy.
     pub policy: PolicyKind,
-    /// Largest share of either medium that one tenant may hold, 0 to 1.
+    /// Largest share of either medium that one tenant may use, 0 to 1.
     pub tenant_share_max: f64,
-    /// Chunks that are read ahead of one that is read; 0 for none.
+    /// Number of chunks to read ahead of a read; 0 for none.
     pub read_ahead_chunks: usize,
-    /// Keys of tenants whose objects are sealed: their frames are sealed on disk.
+    /// Keys of tenants whose objects are sealed: their frames on disk are sealed as well.
     pub keys: Option<Arc<dyn KeyService>>,
 }
 
-/// Where the tier gets its time from: eviction policies learn from it, nothing else depends on it.
+/// The tier's source of time: only eviction policies use it.
 pub trait HotClock: Debug + Send + Sync + 'static {
     /// Now.
     fn now(&self) -> Moment;
 }
 
-/// Time since the process first asked.
+/// Time since the process's first query.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct MonotonicClock;
 

@@ -52,7 +52,7 @@ pub use scope::Scope;
 pub use sled_index::SledIndex;
 pub use walk::{MatchedChunk, Search, Walk};
 
-/// An index that cannot go on.
+/// An index that cannot continue.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndexError {

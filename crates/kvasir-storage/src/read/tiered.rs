@@ -1,4 +1,4 @@
-//! Reads through the hot tier, and what lookups tell it.
+//! Reads through the hot tier, and the hints of lookups for it.
 
 use std::{ops::Range, sync::Arc};
 
@@ -19,12 +19,12 @@ use crate::{
 };
 
 impl Reads {
-    /// The hot tier, where there is one.
+    /// The hot tier, if there is one.
     pub fn tier(&self) -> Option<&Arc<HotCache>> {
         self.tier.as_ref()
     }
 
-    /// Reads from the hot tier what is there, and the rest from the store, once for all who ask.
+    /// Reads from the hot tier, and missing parts from the store, once for all concurrent readers.
     pub(super) async fn read_hot(
         self: &Arc<Self>,
         hot: &Arc<HotCache>,
@@ -43,7 +43,8 @@ impl Reads {
         self.read_ahead(hot, &object, context, range.end);
         let mut bytes =
             hot.tier().read(&object, range.clone(), context, self.range_reader(key, object_bytes));
-        // The first bytes before the answer begins: what is not there is said, rather than cut off.
+        // Wait for the first bytes before the response begins: a missing object is then an error rather than
+        // a cut-off body.
         let first = bytes.try_next().await.inspect_err(|error| self.evict_if_corrupt(scope, error))?;
         let this = Arc::clone(self);
         let rest = bytes.inspect_err(move |error| this.evict_if_corrupt(scope, error));

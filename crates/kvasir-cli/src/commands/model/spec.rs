@@ -68,7 +68,7 @@ pub(crate) fn run(arguments: &SpecArguments) -> CliResult {
     let (weights, revision) = in_hub_cache(&path);
     let needed = |given: &Option<String>, found: Option<String>, flag: &str| {
         given.clone().or(found).ok_or_else(|| {
-            let message = format!("a config.json does not contain the {flag} of the weights");
+            let message = format!("the config.json does not name the {flag}");
             CliError::new(Exit::Usage, message, format!("Add --{flag}."))
         })
     };
