@@ -93,7 +93,7 @@ fn exactly(
                 None => Err(short("the store sent more bytes than requested")),
             },
             None if left == 0 => Ok(None),
-            None => Err(short("the store's answer ended early")),
+            None => Err(short("the store's response ended early")),
         }
     })
     .boxed()

@@ -111,7 +111,7 @@ impl SharedFetch {
         if self.pending.is_empty() {
             Ok(())
         } else {
-            Err(StoreError::own("reading an object", "the store's answer ended early").into())
+            Err(StoreError::own("reading an object", "the store's response ended early").into())
         }
     }
 }

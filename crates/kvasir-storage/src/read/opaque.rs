@@ -175,7 +175,7 @@ impl Reads {
                 let Some(piece) = piece else { return Ok(None) };
                 let length = (piece.range.end - piece.range.start) as usize;
                 while held.len() < length {
-                    let early = || StoreError::own("reading an object", "the store's answer ended early");
+                    let early = || StoreError::own("reading an object", "the store's response ended early");
                     held.extend_from_slice(&bytes.try_next().await?.ok_or_else(early)?);
                 }
                 let part = held.split_to(length).freeze();

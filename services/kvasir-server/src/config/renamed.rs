@@ -136,7 +136,7 @@ mod tests {
             let config = layers.load().expect("sound");
             ports.push(config.server.listen.port());
             assert_eq!(config.warnings.len(), ports.len(), "one a layer: {:?}", config.warnings);
-            assert!(config.warnings.iter().all(|w| w.problem.contains("server.listen now")));
+            assert!(config.warnings.iter().all(|w| w.problem.contains("renamed to server.listen")));
             assert!(config.to_toml().contains("listen = ") && !config.to_toml().contains("bind"));
         }
         assert_eq!(ports, [1, 2, 3]);
