@@ -201,7 +201,7 @@ fn text(plan: &Plan) -> String {
     let rows: Vec<_> = plan.links.iter().map(|link| columns(&link_rows(r, link))).collect();
     let reuses = plan.break_even_reuses.map_or_else(
         || "never: loading costs as much as recomputing".to_owned(),
-        |n| format!("above {n:.4} reuses a month"),
+        |n| format!("above {n:.4} reuses per month"),
     );
     format!(
         "{} ({}), {} tokens\n{}KV a token   {}\nKV           {}\nstored       {} in all levels\n\n{}\n\n\

@@ -30,7 +30,7 @@ use crate::BenchError;
 /// Windows of one text.
 #[derive(Debug, Clone)]
 pub struct Text {
-    /// What it is, for reports.
+    /// Its kind, for reports.
     pub domain: String,
     /// Token windows of equal length.
     pub windows: Vec<Vec<u32>>,

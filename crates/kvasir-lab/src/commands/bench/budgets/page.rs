@@ -62,7 +62,7 @@ pub(super) fn table(rows: &[BudgetRow]) -> Vec<Vec<String>> {
 
 /// Scores of questions.
 pub(super) fn task_table(rows: &[TaskRow]) -> Vec<Vec<String>> {
-    let mut lines = vec![["cache", "task", "asked", "right (95 %)", "F1 (95 %)"].map(str::to_owned).to_vec()];
+    let mut lines = vec![["cache", "task", "questions", "right (95 %)", "F1 (95 %)"].map(str::to_owned).to_vec()];
     lines.extend(rows.iter().map(|row| {
         let range = |e: &Estimate| format!("{:.2} ({:.2}–{:.2})", e.mean, e.low.max(0.0), e.high.min(1.0));
         let kind = format!("{:?}", row.kind).to_lowercase();
@@ -88,7 +88,7 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-/// CacheGen's figures beside ours, over all windows.
+/// CacheGen's figures next to ours, over all windows.
 pub(super) fn insight_table(windows: &[Insights]) -> Vec<Vec<String>> {
     let over = |of: &dyn Fn(&Insights) -> f64| Estimate::of_mean(&windows.iter().map(of).collect::<Vec<_>>());
     let ratio_of = |plane, of: fn(&DeltaVariance) -> f64| over(&|insights| ratio(insights, plane, of));
@@ -125,7 +125,7 @@ fn line(name: String, points: impl Iterator<Item = (f64, f64)>) -> Series {
     Series { name, mark: Mark::Joined, side: Side::Left, points: points.map(Into::into).collect() }
 }
 
-/// KL is plotted on a logarithmic axis: what loses nothing has no place on it.
+/// KL is plotted on a logarithmic axis, which cannot show a loss of zero.
 const KL_MIN: f64 = 1e-6;
 
 fn over_budgets(rows: &[BudgetRow]) -> Plot {
@@ -246,7 +246,7 @@ pub(super) fn render(report: &BudgetReport) -> String {
     html_table(&mut page, table(&report.squeeze));
     page.heading("Questions about contexts");
     page.paragraph(
-        "Compare with the exact cache: what the model cannot answer over that, no cache can be blamed for.",
+        "Compare with the exact cache: a question that the model cannot answer over that is not the fault of a codec.",
     );
     html_table(&mut page, task_table(&report.tasks));
     page.heading("CacheGen's observations, on this model");
