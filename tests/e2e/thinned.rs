@@ -106,7 +106,7 @@ async fn thinned_caches_come_back_bit_for_bit() {
     let store = format!("file://{}/store", directory.path().display()).parse().expect("a URL");
     let service = Service::start(StoreConfig::new(store), directory.path()).await;
     let bench = Bench::new(&service);
-    // A list of tokens a layer: eight objects. A list a head: sixteen.
+    // A list of tokens per layer: eight objects. A list a head: sixteen.
     bench.there_and_back(&StreamingLlm { sinks: 4 }, 8).await;
     bench.there_and_back(&H2o { recent_share: 0.5 }, 16).await;
     service.stop().await;

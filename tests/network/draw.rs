@@ -27,7 +27,7 @@ pub(crate) fn page(runs: &[Run]) -> String {
     for run in runs {
         page.heading(&format!("{}: first token after {} ms", run.name, run.ttft.as_millis()));
         page.paragraph(&format!(
-            "{} bytes in {} requests; predicted KL {:.1e} nats a token",
+            "{} bytes in {} requests; predicted KL {:.1e} nats per token",
             run.report.bytes, run.report.reads.requests, run.report.loss.kl
         ));
         let verdict = if run.ttft.as_millis() <= u128::from(SLO_MS) { "met" } else { "missed" };

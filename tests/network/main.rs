@@ -20,9 +20,9 @@ mod server;
 
 use std::{path::Path, process::ExitCode};
 
-/// Tokens and KV bytes a token of the stated context.
+/// Tokens and KV bytes per token of the stated context.
 const STATED: (f64, f64) = (9_400.0, 320.0 * 1024.0);
-/// Tokens and KV bytes a token of the demo's.
+/// Tokens and KV bytes per token of the demo's.
 const DEMO: (f64, f64) = (896.0, 4.0 * 1024.0);
 /// How much smaller the demo's cache is: 839.
 pub(crate) const SCALE: f64 = STATED.0 * STATED.1 / (DEMO.0 * DEMO.1);

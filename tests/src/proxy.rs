@@ -60,7 +60,7 @@ pub struct Weather {
     pub away: bool,
     /// Time that every request waits before the server hears of it.
     pub delay: Duration,
-    /// Bytes a second of all answers and uploads together; no bound when absent.
+    /// Bytes per second of all answers and uploads together; no bound when absent.
     pub bytes_per_second: Option<u64>,
 }
 

@@ -19,7 +19,7 @@ from proxy import FaultProxy
 
 
 class Link(FaultProxy):
-    """A link whose answers share `rate` bits a second, and are counted. It holds no small piece back until the one before has been
+    """A link whose answers share `rate` bits per second, and are counted. It holds no small piece back until the one before has been
     acknowledged: services and clients do not either.
     """
 

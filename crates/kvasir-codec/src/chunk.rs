@@ -94,7 +94,7 @@ pub trait ChunkDecoder: Send + Sync {
         self.decode(head, object_prefix, level, tokens, sink)
     }
 
-    /// Predicted logit KL of every level in nats a token, coarsest first, if the profile says.
+    /// Predicted logit KL of every level in nats per token, coarsest first, if the profile says.
     fn level_kl(&self) -> Option<Vec<f64>> {
         None
     }

@@ -10,7 +10,7 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result};
 
 /// Smallest buffer: small copies share few sizes.
 const BUFFER_BYTES_MIN: usize = 64 * 1024;
-/// Pinned memory beyond which uploads wait for earlier ones: four chunks of an 8 B model at 2.5 bits an element.
+/// Pinned memory beyond which uploads wait for earlier ones: four chunks of an 8 B model at 2.5 bits per element.
 const STAGING_BYTES_MAX: usize = 128 * 1024 * 1024;
 
 /// A pinned buffer, and the copy that last used it.

@@ -68,7 +68,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let elements = (tokens * model.spec().elements_per_token()) as f64;
     println!(
-        "{out} of {chunks} chunks out of bound, {:.3} bits an element, {:.2} ms a chunk",
+        "{out} of {chunks} chunks out of bound, {:.3} bits per element, {:.2} ms a chunk",
         8.0 * bytes as f64 / elements,
         1e3 * seconds / chunks as f64
     );

@@ -10,7 +10,7 @@ pub struct ModelSizes {
     pub parameters: f64,
     /// Parameters that a token passes through, in units of 10⁹.
     pub active_parameters: f64,
-    /// Bits a parameter as the weights are stored.
+    /// Bits per parameter as the weights are stored.
     pub weight_bits: f64,
     /// Query heads × elements of a head; of latent attention, the mean of what scores and values run over.
     pub query_elements: u64,

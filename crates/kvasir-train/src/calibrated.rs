@@ -39,7 +39,7 @@ pub(super) fn train(
         progress(what, 0.5 + at / 2.0)
     })?;
     let [weighed, alike] = [(&first, &first_kl), (&other, &other_kl)].map(|(p, kl)| bits(p, kl, finest_kl));
-    progress(&format!("bits an element, planes by their cost and alike: {weighed:.3} {alike:.3}"), 1.0);
+    progress(&format!("bits per element, planes by their cost and alike: {weighed:.3} {alike:.3}"), 1.0);
     Ok(if alike < weighed { other } else { first })
 }
 
@@ -68,7 +68,7 @@ fn of(
     Ok((profile.with_predicted_kl(&kl)?, kl))
 }
 
-/// Bits an element at the KL where profiles are compared, their geometric mean; infinite where one is not reached.
+/// Bits per element at the KL where profiles are compared, their geometric mean; infinite where one is not reached.
 fn bits(profile: &Profile, kl: &[f32], finest_kl: f32) -> f32 {
     let bits = profile.levels().iter().map(|level| level.bits_per_element);
     let curve: Vec<_> = bits.zip(kl.iter().copied()).collect();

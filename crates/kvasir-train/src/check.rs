@@ -14,7 +14,7 @@ use kvasir_codec::{
 /// Most held-out tokens coded for the check.
 const CHECK_TOKENS_MAX: usize = 6_144;
 
-/// Encodes and decodes held-out chunks and notes bits an element and error by level.
+/// Encodes and decodes held-out chunks and notes bits per element and error by level.
 pub(super) fn note_levels(
     spec: &ModelSpec,
     corpus: &Corpus<'_>,

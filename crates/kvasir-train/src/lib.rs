@@ -143,11 +143,11 @@ impl Default for BasisRecipe {
 
 /// What a quality oracle (an engine) can tell the trainer: how much a profile's levels cost.
 pub trait QualityOracle {
-    /// Mean logit KL in nats a token of decoding held-out contexts at each level, coarsest first, against the
+    /// Mean logit KL in nats per token of decoding held-out contexts at each level, coarsest first, against the
     /// uncompressed cache.
     fn kl_by_level(&mut self, profile: &Profile) -> Vec<f32>;
 
-    /// Mean logit KL in nats a token of white noise in one plane of one layer, of `nmse` times the power of the plane
+    /// Mean logit KL in nats per token of white noise in one plane of one layer, of `nmse` times the power of the plane
     /// about its mean. `None` where the oracle cannot tell: then all planes count alike.
     fn kl_of_noise(&mut self, layer: usize, plane: Plane, nmse: f32) -> Option<f32> {
         let _ = (layer, plane, nmse);

@@ -16,7 +16,7 @@ const TARGET_NMSE: f32 = 0.05;
 pub struct Trial {
     /// The candidate.
     pub recipe: BasisRecipe,
-    /// Bits an element at the target quality, container included; infinite where it does not reach it.
+    /// Bits per element at the target quality, container included; infinite where it does not reach it.
     pub bits_per_element: f32,
     /// Size of the trial's profile.
     pub profile_bytes: usize,
@@ -83,7 +83,7 @@ fn candidates(layers: usize, base: &BasisRecipe) -> Vec<BasisRecipe> {
     scopes.into_iter().flat_map(recipe).collect()
 }
 
-/// (bits an element, loss) by level.
+/// (bits per element, loss) by level.
 fn curve(profile: &Profile, oracle: &mut Option<&mut dyn QualityOracle>) -> Vec<(f32, f32)> {
     let bits = profile.levels().iter().map(|level| level.bits_per_element);
     match oracle {

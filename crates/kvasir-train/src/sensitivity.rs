@@ -84,7 +84,7 @@ impl Sensitivity {
         &self.relative
     }
 
-    /// Loss of a unit of NMSE in a plane: nats a token where it was measured, else 1.
+    /// Loss of a unit of NMSE in a plane: nats per token where it was measured, else 1.
     pub(super) fn loss(&self, layer: usize, plane: Plane) -> f64 {
         self.absolute.get(2 * layer + plane as usize).map_or(1.0, |loss| f64::from(*loss))
     }

@@ -176,7 +176,7 @@ fn warnings(plan: &Plan) -> String {
     let mut text = String::new();
     if plan.gpus_needed > u64::from(d.gpus) {
         text += &format!(
-            "does not fit  {} of weights ({} bits a parameter) and this KV need {} {}s of {} each, not {}: times below are \
+            "does not fit  {} of weights ({} bits per parameter) and this KV need {} {}s of {} each, not {}: times below are \
              arithmetic only\n",
             bytes(plan.weight_bytes),
             model.weight_bits,

@@ -258,7 +258,7 @@ fn compare(model: &Model, coder: &Coder, passages: &[Passage<'_>], loaded: &Load
         comparison.add(model, codec, *passage, &levels, streamed)?;
     }
     let quality = comparison.loaded();
-    step.done(&format!("{} positions, logit KL {:.1e} nats a token", quality.positions, quality.kl.mean));
+    step.done(&format!("{} positions, logit KL {:.1e} nats per token", quality.positions, quality.kl.mean));
     Ok(comparison)
 }
 

@@ -52,7 +52,7 @@ pub struct EncodeReport {
     /// Scope and span of everything stored exactly because a value was not finite or out of range, or because a model's first
     /// profile would not have been `transparent` there.
     pub exact_spans: Vec<(usize, usize)>,
-    /// Bits an element of the whole object over those of held-out text in training, head and tokens included. Well
+    /// Bits per element of the whole object over those of held-out text in training, head and tokens included. Well
     /// above 1 on chunks of the usual length the profile no longer fits what is stored: retrain it on this traffic.
     /// (Short chunks cost more an element wherever they come from.)
     pub drift: Option<f32>,
@@ -114,7 +114,7 @@ impl CpuEncoder {
         Ok((object, EncodeReport { exact_spans, drift }))
     }
 
-    /// Bits an element over what training found; `None` where it found nothing.
+    /// Bits per element over what training found; `None` where it found nothing.
     fn drift(&self, tokens: usize, bytes: usize) -> Option<f32> {
         let expected = self.profile.levels().last()?.bits_per_element;
         let elements = (tokens * self.spec.elements_per_token()) as f32;

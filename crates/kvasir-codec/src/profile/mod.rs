@@ -183,12 +183,12 @@ impl Profile {
         self.exact_tokens
     }
 
-    /// Predicted logit KL of a level in nats a token, if it was measured.
+    /// Predicted logit KL of a level in nats per token, if it was measured.
     pub fn predicted_kl(&self, level: Level) -> Option<f32> {
         self.levels.get(level.index())?.kl
     }
 
-    /// Loss that a level's errors cause, summed over scopes: predicted KL in nats a token where an engine measured what
+    /// Loss that a level's errors cause, summed over scopes: predicted KL in nats per token where an engine measured what
     /// errors cost by layer and plane, else NMSE summed over planes.
     pub fn loss_of_errors(&self, level: Level) -> f32 {
         self.scopes.iter().filter_map(|scope| scope.loss.get(level.index())).sum()

@@ -94,7 +94,7 @@ pub struct Scope {
     pub predictor: Predictor,
     /// One entry a coefficient, by decreasing variance.
     pub coding: Vec<CoefficientCoding>,
-    /// Predicted logit KL that the scope's error causes at each level, in nats a token; only ratios matter where no
+    /// Predicted logit KL that the scope's error causes at each level, in nats per token; only ratios matter where no
     /// engine measured it. Encoders order sections by how much of it a byte removes.
     pub loss: Vec<f32>,
     /// How the exact level is coded, where the profile has one.

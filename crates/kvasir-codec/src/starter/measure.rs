@@ -11,7 +11,7 @@ use crate::{
     authoring::{Member, ProfileParts, plane_errors},
 };
 
-/// Encodes and decodes the sample and notes bits an element and error by level.
+/// Encodes and decodes the sample and notes bits per element and error by level.
 pub(super) fn note_levels(
     spec: &ModelSpec,
     mut parts: ProfileParts,

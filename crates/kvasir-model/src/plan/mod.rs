@@ -3,12 +3,12 @@
 //! Everything is arithmetic over a [`Request`] whose every rate says where it comes from ([`Source`]), so that a
 //! reader sees which conclusions rest on a measurement and which on an assumption. Formulas:
 //!
-//! - bytes a token: Σ over layers `heads × elements` of both planes × bytes an element; sliding-window layers
+//! - bytes per token: Σ over layers `heads × elements` of both planes × bytes per element; sliding-window layers
 //!   stop growing at their window, MLA layers hold `latent + rope_dims` once;
 //! - prefill: `2 × active parameters × tokens + 2 × layers × heads × head_dim × tokens²` FLOP (causal attention,
 //!   scores and values), over the GPU's peak × the share of it that prefill reaches;
 //! - load: `round trip + bytes ÷ bandwidth`, decoding overlapped with it and bounded by the decoder's rate;
-//! - weights: `parameters × bits a parameter`; they and one context's KV have to fit the GPUs;
+//! - weights: `parameters × bits per parameter`; they and one context's KV have to fit the GPUs;
 //! - a month of keeping pays when reuses × (recompute cost − fetch cost) exceed it (CacheGen §8).
 
 mod arithmetic;
@@ -73,12 +73,12 @@ impl Rate {
 pub struct LevelRate {
     /// Bits a KV element, everything in the object counted.
     pub bits_per_element: Rate,
-    /// Logit KL in nats a token, if known for this model.
+    /// Logit KL in nats per token, if known for this model.
     pub kl: Option<Rate>,
 }
 
 impl LevelRate {
-    /// Levels of a model without a profile: the CacheGen paper's size (2.29 bits an element on Mistral-7B, its default level) and
+    /// Levels of a model without a profile: the CacheGen paper's size (2.29 bits per element on Mistral-7B, its default level) and
     /// two assumed below it.
     pub const ASSUMED: [Self; 3] = {
         const fn level(bits_per_element: Rate) -> LevelRate {
@@ -138,7 +138,7 @@ pub struct Request {
     pub tokens: u64,
     /// Tokens of a chunk.
     pub chunk_tokens: u64,
-    /// Bandwidths of the links in question, bits a second.
+    /// Bandwidths of the links in question, bits per second.
     pub bandwidths: Vec<Rate>,
     /// Time-to-first-token objective, seconds.
     pub slo: Option<f64>,
@@ -182,7 +182,7 @@ pub struct Plan {
 /// What a link allows.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LinkPlan {
-    /// Its bandwidth, bits a second.
+    /// Its bandwidth, bits per second.
     pub bandwidth: Rate,
     /// How each way to the first token does; recomputing last.
     pub ways: Vec<Way>,

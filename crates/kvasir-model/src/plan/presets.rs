@@ -31,7 +31,7 @@ pub struct ModelPreset {
     pub parameters: f64,
     /// Parameters that a token passes through, in units of 10⁹.
     pub active_parameters: f64,
-    /// Bits a parameter as the weights are stored.
+    /// Bits per parameter as the weights are stored.
     pub weight_bits: f64,
     /// Query heads × elements of a head, for the attention's FLOP.
     pub query_elements: u64,

@@ -60,7 +60,7 @@ pub(crate) fn run(arguments: &EncodeArguments) -> CliResult {
     write_file(&arguments.output, &object)?;
     let elements = (spec.elements_per_token() * dump.tokens.len()) as f64;
     step.done(&format!(
-        "{} tokens, {} → {}, {:.3} bits an element with all {} levels",
+        "{} tokens, {} → {}, {:.3} bits per element with all {} levels",
         dump.tokens.len(),
         bytes((spec.bytes_per_token() * dump.tokens.len()) as u64),
         bytes(object.len() as u64),

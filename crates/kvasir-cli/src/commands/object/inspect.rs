@@ -172,11 +172,11 @@ impl ChunkView {
             let rate = level.bits_per_element.map_or_else(
                 || {
                     format!(
-                        "{:.0} bits a token (give --spec for bits an element)",
+                        "{:.0} bits per token (give --spec for bits per element)",
                         level.prefix_bytes as f64 * 8.0 / f64::from(self.tokens)
                     )
                 },
-                |bits| format!("{bits:.4} bits an element"),
+                |bits| format!("{bits:.4} bits per element"),
             );
             let quality = match level.quality {
                 Some(quality) => format!("{quality}, error {}", level.error),

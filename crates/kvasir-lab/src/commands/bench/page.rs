@@ -39,9 +39,9 @@ pub(super) fn size_against_quality(report: &QualityReport) -> Plot {
         })
     });
     Plot {
-        description: "Logit KL over bits an element, by codec".to_owned(),
-        x: Axis::log("bits an element, container included"),
-        left: Axis::log("KL, nats a token"),
+        description: "Logit KL over bits per element, by codec".to_owned(),
+        x: Axis::log("bits per element, container included"),
+        left: Axis::log("KL, nats per token"),
         right: None,
         series: series.collect(),
         guides: QUALITIES.map(|kl| Guide { at: Place::Y(kl), label: kl.to_string() }).into(),
@@ -56,7 +56,7 @@ pub(super) fn table(rows: Vec<Vec<String>>) -> Table {
 /// The page.
 pub(super) fn render(report: &QualityReport) -> String {
     let lede = format!(
-        "{}: {} tokens of every window pass through the codec; the next {} are computed over them exactly, teacher forced. Equal quality is a KL of {} and of {} nats a token.",
+        "{}: {} tokens of every window pass through the codec; the next {} are computed over them exactly, teacher forced. Equal quality is a KL of {} and of {} nats per token.",
         report.model, report.prefix, report.suffix, QUALITIES[0], QUALITIES[1]
     );
     let mut page = Page::new("Size against quality", &lede);
@@ -76,7 +76,7 @@ pub(super) fn render(report: &QualityReport) -> String {
     );
     page.heading("Targets");
     page.table(&table(verdict_table(report)));
-    page.heading("Bits an element at equal quality");
+    page.heading("Bits per element at equal quality");
     let mut sizes = vec![
         ["codec", "text", "chunk", "KL", "bits, levels mixed", "least", "most", "one level"]
             .map(str::to_owned)

@@ -177,7 +177,7 @@ fn render(report: &Report) -> String {
     let mut page = Page::new("Turns of load, extend, store", &lede);
     page.paragraph("The rule: KV that was computed over a prefix with too much predicted loss is not stored; the next turn computes it again.");
     let plots: [(&str, &str, Value); 3] = [
-        ("KL, nats a token", "Loss of the loaded and extended cache.", |t| t.kl),
+        ("KL, nats per token", "Loss of the loaded and extended cache.", |t| t.kl),
         ("retrieval", "Share of a repeated passage that is predicted right.", |t| t.retrieval),
         ("share loaded", "Share of the context loaded from the store.", |t| t.loaded),
     ];

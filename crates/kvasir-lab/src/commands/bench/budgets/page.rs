@@ -141,7 +141,7 @@ fn over_budgets(rows: &[BudgetRow]) -> Plot {
     Plot {
         description: "Logit KL over the share of tokens kept, with and without SqueezeAttention".to_owned(),
         x: Axis { label: "tokens kept, %".to_owned(), ..Axis::default() },
-        left: Axis::log("KL, nats a token"),
+        left: Axis::log("KL, nats per token"),
         right: None,
         series,
         guides: Vec::new(),
@@ -158,7 +158,7 @@ fn over_p(rows: &[BudgetRow]) -> Plot {
     Plot {
         description: "Logit KL over SqueezeAttention's p at two budgets".to_owned(),
         x: Axis { label: "p".to_owned(), ..Axis::default() },
-        left: Axis::from_zero("KL, nats a token"),
+        left: Axis::from_zero("KL, nats per token"),
         right: None,
         series: P_SHARES.iter().flat_map(|share| methods.map(|method| of((method, *share)))).collect(),
         guides: Vec::new(),
@@ -179,7 +179,7 @@ fn size_against_quality(report: &BudgetReport) -> Plot {
         description: "Logit KL over the bytes of a context, for the codec alone and on thinned caches"
             .to_owned(),
         x: Axis::log("kB a context"),
-        left: Axis::log("KL, nats a token"),
+        left: Axis::log("KL, nats per token"),
         right: None,
         series,
         guides: Vec::new(),
@@ -194,7 +194,7 @@ fn sensitivity(windows: &[Insights]) -> Plot {
     Plot {
         description: "Logit KL of rounding one layer to a standard deviation".to_owned(),
         x: Axis::whole("layer", layers.saturating_sub(1) as u32),
-        left: Axis::from_zero("KL, nats a token"),
+        left: Axis::from_zero("KL, nats per token"),
         right: None,
         series: vec![line(String::new(), (0..layers).map(|layer| (layer as f64, mean(&losses(layer)))))],
         guides: Vec::new(),

@@ -39,7 +39,7 @@ pub(super) fn render(
     page.drawing(
         &bandwidth.to_svg(),
         "Over bandwidth (Fig. 11). Policies with an SLO of 1 s use the time that they have; fixed is the \
-         published size, 2.29 bits an element.",
+         published size, 2.29 bits per element.",
     );
     let context = over(&figures.context, Axis::log("context, tokens"), "TTFT over context length");
     page.drawing(&context.to_svg(), "Over context length at 3 Gb/s (Fig. 12).");
