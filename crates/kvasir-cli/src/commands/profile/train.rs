@@ -255,7 +255,7 @@ fn recipe(
         let layers = trial.recipe.scope_layers.map_or("all".to_owned(), |n| n.to_string());
         note(&format!(
             "  layers {layers}, {}, factors {:?}: {:.3} bits, {}",
-            if trial.recipe.joint { "joint" } else { "apart" },
+            if trial.recipe.joint { "joint" } else { "separate" },
             trial.recipe.token_factors,
             trial.bits_per_element,
             bytes(trial.profile_bytes as u64)
