@@ -27,7 +27,7 @@ pub enum ProfileError {
         field: &'static str,
     },
     /// A field has a value no writer produces.
-    #[error("the profile's {field} is not possible ({found}): the file is damaged or not made by Kvasir")]
+    #[error("the profile's {field} is invalid ({found}): the file is damaged or was not made by Kvasir")]
     Invalid {
         /// The field.
         field: &'static str,

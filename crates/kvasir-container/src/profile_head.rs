@@ -105,7 +105,7 @@ pub enum ProfileHeadError {
         field: &'static str,
     },
     /// A field has a value no writer produces.
-    #[error("the profile's {field} is not possible ({found})")]
+    #[error("the profile's {field} is invalid ({found})")]
     Invalid {
         /// The field.
         field: &'static str,

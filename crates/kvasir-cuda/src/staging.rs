@@ -41,7 +41,7 @@ impl StagingBuffer {
         unsafe { std::slice::from_raw_parts_mut(self.memory.cast(), self.bytes) }
     }
 
-    /// What `stream` has queued so far uses the buffer.
+    /// Records that the work queued on `stream` so far uses the buffer.
     pub(crate) fn used_by(&mut self, stream: &CudaStream) -> Result<(), DriverError> {
         self.busy = Some(stream.record_event(None)?);
         Ok(())
@@ -97,7 +97,7 @@ impl Staging {
         StagingBuffer::new(context, bytes)
     }
 
-    /// Gives a buffer back; the copy that uses it may still be under way.
+    /// Returns a buffer to the pool; the copy that uses it may still be running.
     pub(crate) fn put(&self, buffer: StagingBuffer) {
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         buffers.push(buffer);

@@ -8,13 +8,13 @@ use super::{
 
 const WIDTH: f64 = 720.0;
 const ROW: f64 = 34.0;
-/// Least room for labels and for values; longer ones take more.
+/// Least width for labels and for values; longer ones take more.
 const LABEL: f64 = 110.0;
 const VALUE: f64 = 130.0;
-/// Width of a character, about.
+/// Approximate width of a character.
 const CHARACTER: f64 = 6.7;
 
-/// Room for the longest of some texts: at least `least`, at most a third of the width.
+/// Width for the longest of some texts: at least `least`, at most a third of the total width.
 fn room<'a>(texts: impl Iterator<Item = &'a String>, least: f64) -> f64 {
     let longest = texts.map(|text| text.chars().count()).max().unwrap_or(0);
     (18.0 + CHARACTER * longest as f64).clamp(least, (WIDTH / 3.0).max(least))
@@ -23,9 +23,9 @@ fn room<'a>(texts: impl Iterator<Item = &'a String>, least: f64) -> f64 {
 /// One bar.
 #[derive(Debug, Clone)]
 pub struct Bar {
-    /// What it is.
+    /// Its label.
     pub label: String,
-    /// How long it is.
+    /// Its length.
     pub value: f64,
     /// The value as text, with its unit.
     pub text: String,

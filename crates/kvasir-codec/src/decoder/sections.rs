@@ -65,7 +65,7 @@ impl CpuDecoder {
                 return Err(DecodeError::NoSuchLevel { level, top });
             }
             if scope >= self.scopes.len() {
-                return Err(DecodeError::Sections { what: "a scope was asked for that the profile lacks" });
+                return Err(DecodeError::Sections { what: "a requested scope is not in the profile" });
             }
         }
         let needed = if tokens.is_empty() {
