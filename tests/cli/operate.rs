@@ -1,4 +1,4 @@
-//! Commands for whoever looks after a running service: context, admin, selftest, completions.
+//! Commands for operators of a running service: context, admin, selftest, completions.
 
 use std::fs;
 

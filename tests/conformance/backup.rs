@@ -1,5 +1,5 @@
-//! A copy of the bucket, made in any order while it is written to: what the replicas of a restored copy owe, and what the loss of a
-//! salt or of a key means. What `deploy/docs/backup.md` says.
+//! A copy of the bucket, made in any order during writes: the promises of the replicas of a restored copy,
+//! and the effects of losing a salt or a key. Checks the statements of `deploy/docs/backup.md`.
 
 use std::{sync::Arc, time::Duration};
 

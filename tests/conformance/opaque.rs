@@ -1,4 +1,4 @@
-//! Opaque objects: a key has one value, whoever writes, reads, removes and collects, and whatever breaks.
+//! Opaque objects: a key has one value, whoever writes, reads, removes and collects, and whatever fails.
 
 use std::sync::{
     Arc,

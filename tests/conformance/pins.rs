@@ -1,5 +1,5 @@
-//! Pins and the collector: an acknowledged pin holds the bytes, whatever collects meanwhile; what cannot be read holds its
-//! own tenant's bytes and nobody else's.
+//! Pins and the collector: an acknowledged pin keeps the bytes, whatever collections run at the same time; an
+//! unreadable pin keeps the bytes of its tenant and of no other tenant.
 
 use std::{
     sync::{

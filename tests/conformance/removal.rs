@@ -1,4 +1,5 @@
-//! Removal: what a request removed is hidden, whatever else of its chunk there is and whoever writes beside it.
+//! Removal: chunks removed by a request are hidden, whatever copies of them remain and whatever concurrent
+//! writers do.
 
 use std::{
     sync::{

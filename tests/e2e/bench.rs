@@ -1,4 +1,4 @@
-//! A service with two tenants, and a sound request for every operation of the document that it serves.
+//! A service with two tenants, and a valid request for every operation of the document that it serves.
 
 use std::collections::BTreeMap;
 

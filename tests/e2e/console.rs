@@ -1,4 +1,4 @@
-//! The console: its files, and what of the API is there for it.
+//! The console: its files, and the parts of the API that it uses.
 
 use std::time::{Duration, Instant};
 

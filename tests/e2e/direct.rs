@@ -1,4 +1,4 @@
-//! The direct path: presigned uploads and reads against a real S3 protocol, and what happens where there is none.
+//! The direct path: presigned uploads and reads against a real S3 protocol, and the behaviour without it.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Every reason that `explain` knows, brought about.
+//! Produces every reason that `explain` can give.
 
 use std::{collections::BTreeSet, time::Duration};
 

@@ -1,5 +1,5 @@
-//! Properties over all routes: refused requests leave no trace in the bucket, and what a tenant is answered does not depend on
-//! what others do, and says nothing of theirs.
+//! Properties over all routes: rejected requests leave no trace in the bucket, and a tenant's answers neither
+//! depend on other tenants' actions nor reveal anything of their data.
 
 use std::time::Duration;
 

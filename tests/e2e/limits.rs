@@ -1,4 +1,4 @@
-//! Every limit on what a request may look like, each with its typed error.
+//! Every limit on a request's form, each with its typed error.
 
 use std::{fmt::Write as _, time::Duration};
 

@@ -1,4 +1,4 @@
-//! The OpenAPI document: every example in it is sent to a service, and every route answers as it says.
+//! The OpenAPI document: every example in it is sent to a service, and every route answers as documented.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Quotas on what is stored.
+//! Quotas on stored bytes.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What a revoked or expired credential had begun ends with it.
+//! Requests that a credential started end when it is revoked or expires.
 
 use std::{
     pin::pin,

@@ -1,4 +1,4 @@
-//! Caches that were thinned and stored come back bit for bit, at the positions that they had.
+//! Thinned caches that were stored are restored bit for bit, at their original positions.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! What belongs to others looks like what is not there: the same answer, and the same requests to store and index.
+//! Other tenants' data is indistinguishable from missing data: the same answer, and the same requests to
+//! store and index.
 //!
 //! Asserted on operations, not on time: whatever differs in them would differ in time for somebody who measures well.
 

@@ -1,4 +1,5 @@
-//! The picture: what the link had, what the client measured, which chunk came when and how well (Fig. 7 of the paper).
+//! The plot: the link's bandwidth, the client's measurements, and the time and quality of each chunk (Fig. 7
+//! of the paper).
 
 use kvasir_plot::{Axis, Guide, Mark, Page, Place, Plot, Point, Series, Side};
 

@@ -1,4 +1,4 @@
-//! The server's side: an S3 server, the service over it, and the proxy that is the way there.
+//! The server's side: an S3 server, the service over it, and the proxy in front of it.
 
 use std::{net::SocketAddr, time::Duration};
 

@@ -1,4 +1,4 @@
-//! SIGTERM: what runs is finished within the grace, nothing new begins, and the process ends by itself.
+//! SIGTERM: running requests are completed within the grace period, no new ones start, and the process exits.
 
 use kvasir_api::routes;
 use kvasir_tests::{chunks, process::Start};

@@ -1,4 +1,5 @@
-//! A disk that is full: nothing torn becomes visible, nothing acknowledged is lost, and service goes on when there is room.
+//! A full disk: nothing torn becomes visible, nothing acknowledged is lost, and service resumes when there is
+//! space.
 
 use std::{path::Path, process::Command};
 

@@ -1,4 +1,4 @@
-//! Clients of a process that may die under them, and the book of what it acknowledged.
+//! Clients of a process that may be killed during requests, and the record of acknowledged data.
 
 use std::{collections::BTreeMap, sync::Mutex};
 

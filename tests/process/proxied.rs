@@ -1,4 +1,5 @@
-//! An S3 server behind a proxy that resets, stalls, refuses, loses answers, narrows and flips; the real binary in front.
+//! The real binary over an S3 server behind a proxy that resets, stalls, refuses, drops answers, throttles
+//! and flips bits.
 
 use std::time::Duration;
 

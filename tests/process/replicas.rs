@@ -1,5 +1,5 @@
-//! Three replicas over one server: what one acknowledged, the others find; replicas killed and added, disks wiped, clocks
-//! wrong by minutes.
+//! Three replicas over one server: each finds data that another acknowledged. Replicas are killed and added,
+//! disks are wiped, and clocks are wrong by minutes.
 
 use std::{path::Path, process::Command, time::Duration};
 

@@ -1,4 +1,5 @@
-//! Clients that believe nothing which is not covered by a checksum or a hash, and the book in which the model judges what they get.
+//! Clients that trust only data covered by a checksum or a hash, and the record by which the model judges
+//! their answers.
 
 use std::{
     cell::{Cell, RefCell, RefMut},

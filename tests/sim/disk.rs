@@ -1,5 +1,5 @@
-//! A replica's own disk after a crash: torn, dropped and reverted writes, lost files. Only a cache, so nothing may
-//! follow from it but colder lookups.
+//! A replica's local disk after a crash: torn, dropped and reverted writes, lost files. It is only a cache,
+//! so the only effect may be colder lookups.
 
 use std::{
     fs,

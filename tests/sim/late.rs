@@ -1,4 +1,4 @@
-//! Collectors that come late: the time in which a name is not used again begins when its bytes are gone.
+//! Late collectors: the period in which a name is not reused begins when its bytes are gone.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What clients, operators and collectors do in a round, and what befalls the replicas meanwhile.
+//! The actions of clients, operators and collectors in a round, and the faults of the replicas during it.
 
 use std::{rc::Rc, sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Replicas that die, are paused and cut off, a store that fails, and the model that judges what they answer.
+//! Replicas that are killed, paused and cut off, a store that fails, and the model that judges their answers.
 
 use std::{collections::BTreeMap, rc::Rc, time::Duration};
 

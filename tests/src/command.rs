@@ -1,4 +1,4 @@
-//! A binary from outside: what a user types, what comes back, and what happens with bad input.
+//! Runs a binary from outside: typed commands, their output, and errors for invalid input.
 
 use std::{
     io::{BufRead as _, BufReader},

@@ -1,4 +1,4 @@
-//! The real server in a process of its own: to be killed, stopped, and started again.
+//! The real server in a separate process, which tests can kill, stop, and restart.
 
 use std::{
     collections::VecDeque,

@@ -1,4 +1,4 @@
-//! A TCP proxy in front of an S3 server that does to real connections what networks and overloaded servers do.
+//! A TCP proxy in front of an S3 server that imitates the faults of networks and overloaded servers.
 //!
 //! Two kinds of trouble: single requests go wrong in one of the ways of [`Toxic`], and all of them have the [`Weather`] of
 //! the moment. It knows just enough of HTTP/1.1 to tell requests apart: each goes over a connection of its own to the server, and

@@ -1,5 +1,5 @@
-//! A store and an index that write down what they are asked, with every id replaced by its kind: two requests that
-//! differ in ids alone leave the same record, or somebody can tell them apart.
+//! A store and an index that record their requests, with every id replaced by its kind. Two requests that
+//! differ only in ids must leave the same record; otherwise a client could distinguish them.
 
 use std::{
     fmt,

@@ -1,4 +1,4 @@
-//! An S3 server in the test's own process: the protocol by `s3s`, the objects in a map.
+//! An S3 server in the test process: the protocol by `s3s`, the objects in a map.
 //!
 //! `s3s-fs` is not used: it names files by the base64 of a key, and ours are longer than a file name may be.
 

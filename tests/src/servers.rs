@@ -1,4 +1,4 @@
-//! The real S3 servers that `tests/servers/run` has started beside the tests.
+//! The real S3 servers that `tests/servers/run` has started for the tests.
 
 use std::sync::Once;
 

@@ -1,5 +1,6 @@
-//! Sequences of requests that the served document names, drawn by a seed, while a reference in memory judges every answer: what was
-//! stored, removed, changed and listed so far is all that a tenant may see, and another one sees none of it.
+//! Sequences of requests from the served document, drawn by a seed, while a reference in memory judges every
+//! answer: a tenant may see only what it stored, removed, changed and listed so far, and another tenant sees
+//! none of it.
 //!
 //! More by `KVASIR_TEST_SEQUENCES`, others by `KVASIR_TEST_SEQUENCES_FROM`.
 

@@ -1,4 +1,4 @@
-//! A client: stores, removes, looks up, reads, names and pins, and has the model judge every answer.
+//! A client that stores, removes, looks up, reads, names and pins; the model judges every answer.
 
 use std::{
     cell::RefCell,

@@ -1,4 +1,4 @@
-//! Replicas, and what is in their store.
+//! Replicas, and the contents of their store.
 
 use std::{
     cell::{Cell, RefCell},

@@ -1,4 +1,4 @@
-//! Clients of objects by key, over the REST API and over S3: the promises are the same whichever the door.
+//! Clients of objects by key, over the REST API and over S3: the promises are the same for both.
 
 use std::{cell::RefCell, net::SocketAddr, time::Duration};
 

@@ -1,4 +1,4 @@
-//! What befalls replicas and their way to the store.
+//! Faults of replicas and of their connection to the store.
 
 use std::{
     collections::BTreeMap,

@@ -1,5 +1,6 @@
-//! Three replicas over one store, and the model of the promises that judges what they answer: killed, drained, started on the
-//! disk that they left, on an empty one, or on one of before the logs' retention.
+//! Three replicas over one store, and the model of the promises that judges their answers. Replicas are
+//! killed, drained, and restarted on their old disk, on an empty one, or on one from before the logs'
+//! retention.
 //!
 //! Longer by `KVASIR_TEST_PROCESS_SECONDS`, another one by `KVASIR_TEST_PROCESS_SEED`.
 

@@ -1,6 +1,6 @@
-//! A tenant at the edge of its quota, on two replicas that are killed: it stores until it is refused, removes, and stores again.
-//! What lies in the bucket stays within the quota and the documented overshoot, what was acknowledged is there, room that was made
-//! is given, and its neighbour is never refused.
+//! A tenant at the edge of its quota, on two replicas that are killed: it stores until it is rejected,
+//! removes, and stores again. The bytes in the bucket stay within the quota and the documented overshoot,
+//! acknowledged data is present, freed space can be used again, and another tenant is never rejected.
 
 use std::{
     cell::{Cell, RefCell},

@@ -1,5 +1,5 @@
-//! At the end of a history its salt rotates and nothing of before is kept: every replica comes to the new root, finds nothing that the
-//! old one led to, and finds what is stored under the new one.
+//! At the end of a history its salt is rotated without keeping old data: every replica switches to the new
+//! root, finds nothing under the old root, and finds the data stored under the new one.
 
 use std::time::{Duration, Instant};
 

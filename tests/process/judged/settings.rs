@@ -1,4 +1,4 @@
-//! The collector's settings, other ones for each history, and what is promised under them.
+//! The collector's settings, different for each history, and the promises under them.
 
 use std::time::Duration;
 

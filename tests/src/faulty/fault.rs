@@ -1,4 +1,4 @@
-//! What can go wrong with a request.
+//! The faults of a request.
 
 use std::time::Duration;
 

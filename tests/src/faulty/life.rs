@@ -1,4 +1,5 @@
-//! One replica's end of the store: whether it lives, is paused, is cut off, and how often it met a fault.
+//! One replica's connection to the store: whether it is alive, paused or cut off, and the number of its
+//! faults.
 
 use std::{
     sync::{

@@ -1,4 +1,4 @@
-//! An object store that goes wrong in every way we can think of, by a seed, on the simulation's clock.
+//! An object store with all kinds of faults, by a seed, on the simulation's clock.
 
 mod dice;
 mod fault;

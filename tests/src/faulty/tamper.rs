@@ -1,4 +1,5 @@
-//! Somebody else who writes into the bucket: drops, replaces, swaps, duplicates and brings back objects, between any two requests.
+//! An attacker who writes into the bucket: drops, replaces, swaps, duplicates and restores objects, between
+//! any two requests.
 
 use futures::TryStreamExt;
 use kvasir_store::layout::{Key, Layout};

@@ -1,4 +1,4 @@
-//! What an answer may be.
+//! The allowed answers.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,4 +1,5 @@
-//! What is promised of opaque objects: a key has one value at a time, and who was told that his is the one finds it there.
+//! The promises for opaque objects: a key has one value at a time, and a client whose value was acknowledged
+//! as the current one can read it.
 //!
 //! Values are numbered; a test makes bytes of them. A key is a register that may become empty: by a removal, by the collector
 //! ([`Bounds::ttl`]), and where writers of different values met and one of them did not get to its end.

@@ -1,4 +1,4 @@
-//! The bytes that were sent, under every name that they may have.
+//! The sent bytes, under every name that they may have.
 
 use std::collections::BTreeMap;
 

@@ -204,7 +204,7 @@ fn text(plan: &Plan) -> String {
         |n| format!("above {n:.4} reuses per month"),
     );
     format!(
-        "{} ({}), {} tokens\n{}KV a token   {}\nKV           {}\nstored       {} in all levels\n\n{}\n\n\
+        "{} ({}), {} tokens\n{}KV per token {}\nKV           {}\nstored       {} in all levels\n\n{}\n\n\
          recompute    {:.3e} FLOP, {:.4} s, ${:.6} on {} {} ({} % of {:.0} TFLOP/s, the share {})\n\
          a month      ${:.6} to keep, ${:.8} a load\nkeeping pays {reuses}\n\
          Rates: bandwidth as given; GPU-hour ${} {}; GB-month ${} {}; round trip {} s {}; decoding {:.0e} B/s {}.",
