@@ -1,5 +1,5 @@
-//! An engine loop with continuous batching: prompts load while others generate, every step computes a token for each request that
-//! runs, and finished sequences are saved in the background.
+//! An engine loop with continuous batching: prompts load while others generate, every step computes one token
+//! for each running request, and finished sequences are saved in the background.
 //!
 //! ```text
 //! kvasir serve &

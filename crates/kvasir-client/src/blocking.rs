@@ -1,5 +1,5 @@
-//! The same for engines without an async runtime: what waits there, blocks here. What does not wait is the async type's own
-//! method, which the types here lead to by `Deref`.
+//! The blocking API for engines without an async runtime: methods that wait in the async API block here.
+//! Methods that do not wait are those of the async types, available through `Deref`.
 //!
 //! ```no_run
 //! use std::time::Duration;

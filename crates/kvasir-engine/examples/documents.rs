@@ -1,4 +1,5 @@
-//! How well documents keep `transparent` with a model's first profile: errors as the encoder measures them, bytes and time.
+//! How well the first profile of a model keeps documents `transparent`: errors as the encoder measures them,
+//! bytes and time.
 //!
 //! ```text
 //! cargo run --release -p kvasir-engine --example documents -- ARCHITECTURE.md DECISIONS.md CHANGELOG.md

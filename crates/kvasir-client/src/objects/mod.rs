@@ -1,7 +1,9 @@
-//! Pages of an engine's cache under keys of the engine's, encoded where their layout is declared.
+//! Pages of an engine's cache under the engine's keys, encoded if their layout is declared.
 //!
-//! Engines that name pages by hashes of their own give a store bytes without tokens. With the layout of these bytes the client encodes them as it encodes chunks, only without what it
-//! knows of tokens and positions: exactly, or at a quality that is named and measured for each page. The service keeps bytes and decodes nothing.
+//! Engines that name pages by their hashes store bytes without tokens. If the layout of these bytes is
+//! declared, the client encodes them like chunks, but without information about tokens and positions:
+//! exactly, or at a named quality that is measured for each page. The service only stores the bytes and
+//! decodes nothing.
 //!
 //! ```no_run
 //! use kvasir_client::{objects::{PageLayout, PageStore}, rest::{Client, ClientConfig}};

@@ -23,10 +23,11 @@ pub trait TestedPages: Send + Sync {
 #[error("{0}")]
 pub struct PageStoreFault(pub(super) String);
 
-/// Checks an engine's [`PageStore`](crate::pages::PageStore): rows of every cut of layers, heads and tokens, for a whole model and for
-/// ranks, come back bit for bit and disturb no others; pages that were reassigned, while threads write to them too, are not written;
-/// nor are pages that do not exist. `make` gives pages for so many tokens of a model with the device's own layers and heads.
-/// What is random is the same in every run but for the timing of threads.
+/// Checks an engine's [`PageStore`](crate::pages::PageStore). Rows of every cut of layers, heads and tokens,
+/// for a whole model and for ranks, must be restored bit for bit without changes to other rows. Pages that
+/// were reassigned, also during concurrent writes, and pages that do not exist must not be written. `make`
+/// returns pages for a number of tokens of a model with the device's layers and heads. All randomness is the
+/// same in every run, except for the timing of threads.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -51,7 +52,7 @@ pub struct PageStoreFault(pub(super) String);
 /// ```
 ///
 /// # Errors
-/// The first fault that was found.
+/// The first fault.
 pub fn check_page_store<P: TestedPages>(
     spec: &ModelSpec,
     make: impl Fn(&ModelSpec, usize) -> P,

@@ -2,8 +2,8 @@
 
 use std::{borrow::Cow, ops::Range};
 
-/// Rows of consecutive heads of one layer and plane: `elements` values for each head and token. Strides are in values, from one
-/// head to the next and from one token to the next. Every row lies within the slice.
+/// Rows of consecutive heads of one layer and plane: `elements` values for each head and token. Strides are
+/// in values, from one head to the next and from one token to the next. Every row is within the slice.
 ///
 /// ```
 /// use kvasir_codec::HeadRows;

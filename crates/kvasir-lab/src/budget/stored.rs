@@ -2,18 +2,21 @@
 //!
 //! A chunk object has one list of tokens for all layers and heads of its model; a thinned cache has a list for every layer
 //! (StreamingLLM, sliding windows, under SqueezeAttention of several lengths) or every head (H2O, Scissorhands, FastGen).
-//! So it is stored in **classes**: heads that keep the same tokens are a model of their own, of one layer, named by
-//! `thinning`. The tokens of a class's object are not the text's:
+//! It is therefore stored in **classes**: heads that keep the same tokens form a separate model of one layer,
+//! named by `thinning`. The tokens of a class's object are not the text's:
 //!
 //! ```text
 //! 16 label tokens (one block)                         │ one token a kept row
 //! digest of the whole context, its length, the class  │ the position that the row had in the context
 //! ```
-//! Reuse is of the whole: another context, even a longer one, has another label. A reader who has only the context finds the object by its label, reads the positions from its head, and loads it like any
-//! other. Keys stay rotated by their original positions; the class has no RoPE, so the codec takes them as they are.
+//! Reuse is of the whole context: another context, even a longer one, has another label. A reader that has
+//! only the context finds the object by its label, reads the positions from its head, and loads it like any
+//! other. Keys stay rotated by their original positions; the class has no RoPE, so the codec does not change
+//! the rotation.
 //!
-//! What this costs: an object a class (a head of a layer, for policies that look at attention), four bytes of position a
-//! row, 16 label rows, and no basis across layers: rows of different tokens have nothing in common to predict.
+//! The cost: one object per class (a head of a layer, for policies that look at attention), four bytes of
+//! position per row, 16 label rows, and no basis across layers, because rows of different tokens cannot
+//! predict each other.
 
 use std::{ops::Range, sync::Arc};
 

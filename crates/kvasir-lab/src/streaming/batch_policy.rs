@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Forms batches: requests that arrive within a window `T` of the first one, at most `B` (what the GPU server
-/// runs at once). Sans-IO: times are the caller's.
+/// Forms batches: requests that arrive within a window `T` of the first one, at most `B` (the number that the
+/// GPU server runs at once). Sans-IO: the caller supplies the times.
 ///
 /// ```
 /// use std::time::Duration;

@@ -6,11 +6,13 @@
 //! {directory}/{tenant}/{xx}/…-sealed
 //!   bytes, sealed · tag 16 · number 8 · CRC-32C of (object, frame, all before), u32 LE
 //! ```
-//! Frames of tenants whose objects are sealed in the store are sealed here too, under a key that is made anew with each
-//! process and is nowhere but in its memory: a restart finds none of them again, and deletes the files.
+//! Frames of tenants whose objects are sealed in the store are sealed here too, with a key that each process
+//! generates and keeps only in memory: after a restart these frames cannot be read, and their files are
+//! deleted.
 //!
-//! The name says everything but the content, so start-up only lists folders. A file appears by a rename, and is
-//! not synced: a crash may leave it torn or empty, and then its length or checksum is wrong and it is dropped.
+//! The name contains everything except the content, so start-up only lists folders. A file is created by a
+//! rename, and is not synced: a crash may leave it torn or empty; its length or checksum is then wrong and it
+//! is dropped.
 
 use std::{
     fs,

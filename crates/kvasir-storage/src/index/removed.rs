@@ -1,13 +1,14 @@
-//! Rows of removals. A removal is kept until its object's name may be used again, over restarts of the replica and longer
-//! than the memories of one process: a row of the object that is met, or an entry that comes late, does not offer it again.
+//! Rows of removals. A removal is kept until its object's name may be used again, across restarts of the
+//! replica and longer than any process remembers: neither a row of the object nor a late journal entry makes
+//! the object visible again.
 //!
 //! ```text
 //! d · bucket 2 → entry … · CRC32C of key and value
 //! entry = scope 8 · digest 8 · expires (s of the store's clock, 4) · by request 1
 //! ```
-//! A row holds the removals whose digests begin alike: alone, each would take five times its bytes in the database's pages.
-//! Every row that a lookup meets is asked for here, so a filter in memory answers first: a bit for each value of a digest's
-//! leading bits. A set bit without an entry costs one read of the index.
+//! A row holds the removals whose digests have a common prefix; separate rows would take five times the bytes
+//! in the database's pages. Lookups check every row they find here, so a filter in memory answers first: one
+//! bit for each value of a digest's leading bits. A set bit without an entry costs one read of the index.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

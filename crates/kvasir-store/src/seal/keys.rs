@@ -74,7 +74,7 @@ pub enum KeyServiceError {
 /// key = "…64 hex digits…"
 /// ```
 ///
-/// The last key of a tenant wraps what is new; keep earlier ones until the log says that nothing needs them.
+/// The last key of a tenant wraps new data; keep earlier ones until the log says that nothing needs them.
 #[derive(Debug)]
 pub struct FileKeys {
     keys: HashMap<String, Vec<(Name, Hidden)>>,

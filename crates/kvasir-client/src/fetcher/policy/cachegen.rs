@@ -14,11 +14,12 @@ use super::{ChunkStatus, Policy, PolicyStep, PolicyView, TextMode, finish_held};
 /// else: send it at the best level with size(all remaining chunks, level) / throughput <= remaining
 /// ```
 ///
-/// Both estimates are over *all remaining* chunks (text loses nothing, so it wins whenever it fits; judged by
-/// one chunk alone it would always win first and leave the rest no time). Throughput is what the load's
-/// estimator says; [`EstimatorKind::LastChunk`](crate::fetcher::EstimatorKind::LastChunk) is the paper's.
-/// Before the first measurement: the prior throughput if there is one, else the medium level. Where the paper
-/// names no level because none fits, the coarsest is sent. One chunk is on the wire at a time.
+/// Both estimates cover *all remaining* chunks. (Text has no loss, so it wins whenever it fits; judged for
+/// one chunk alone it would always win first and leave no time for the rest.) Throughput comes from the
+/// load's estimator; [`EstimatorKind::LastChunk`](crate::fetcher::EstimatorKind::LastChunk) is the paper's.
+/// Before the first measurement, the policy uses the prior throughput if there is one, else the medium level.
+/// If no level fits, for which the paper names none, it sends the coarsest. One chunk is on the wire at a
+/// time.
 #[derive(Debug, Clone, Default)]
 pub struct CacheGen {
     /// `sharing[c]`: requests of the batch that contain chunk `c`; 1 past its end.

@@ -32,21 +32,24 @@ const GPU_PRICE_SPARING: f64 = 1e3;
 
 /// Kvasir's policy, over nested levels (a level is a byte prefix, so refining costs only the difference):
 ///
-/// 1. Level 0 of every chunk the link is to bring. GPU and link are two resources: whenever the GPU is free, the
-///    best split of *all* that is still open is computed anew, on the cautious forecast of the link. Computing goes
-///    from the front, where it needs no loaded prefix, and reading from the back. A rate that falls later finds
-///    the front already computed, and nothing is given to the GPU before it is free for it.
+/// 1. Level 0 of every chunk that the link is to load. GPU and link are two resources. Whenever the GPU is
+///    free, the policy computes the best split of *all* open chunks again, from the cautious forecast of the
+///    link. The GPU computes from the front, where it needs no loaded prefix, and the link reads from the
+///    back. If the rate falls later, the front is already computed, and nothing is assigned to the GPU before
+///    it is free.
 /// 2. Refinements by predicted loss removed per second of the link, as long as they are predicted to arrive.
-/// 3. Bases come one after the other once the pipe is full. A chunk whose own transfer crawls while others are
-///    missing comes last: it goes to the GPU when it cannot arrive in time, as late as that allows. What the GPU is to
-///    do last is read all the same while the link has nothing else to do: an idle link would not tell that it
-///    recovered. A chunk that even the GPU would bring too late is computed *and* read, and so is one that the GPU is late
-///    with: what was read is decoded at the last moment that is in time.
-/// 4. A chunk is decoded as soon as none of its refinements fits any more; at the stop time (deadline less the
-///    decoding still to be done) refinements in flight are cancelled and everything is decoded as it is.
+/// 3. Bases are requested in sequence once the pipe is full. A chunk whose transfer is slow while others are
+///    missing is requested last: it is given to the GPU if it cannot arrive in time, as late as that allows.
+///    The last chunks of the GPU are also read while the link is otherwise idle, because an idle link would
+///    not show that it has recovered. A chunk that even the GPU would finish too late is computed *and* read,
+///    and so is a chunk for which the GPU is late: the read data is decoded at the last moment that is in
+///    time.
+/// 4. A chunk is decoded as soon as none of its refinements fits any more. At the stop time (the deadline
+///    minus the remaining decoding time), refinements in flight are cancelled and everything is decoded as it
+///    is.
 ///
-/// 5. Loads that share the link take turns by slack: nobody refines where another misses a base, and who can afford to
-///    begins no base while a load with an earlier deadline misses one.
+/// 5. Loads that share the link take turns by slack. No load refines while another lacks a base, and a load
+///    with slack starts no base while one with an earlier deadline lacks one.
 ///
 /// Refinements may be planned at the full estimated rate: a wrong guess costs the refinement, never the deadline.
 #[derive(Debug, Clone)]

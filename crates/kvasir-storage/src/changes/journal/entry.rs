@@ -1,4 +1,4 @@
-//! What the journal's batches hold, and their bytes.
+//! The contents of the journal's batches, and their encoding.
 //!
 //! ```text
 //! batch = "KVSJ" · version 3 · entry … · CRC32C of all before
@@ -11,9 +11,10 @@
 //! nothing, since when it was there (the store's ms 8) or nothing. Of a removed one: `seq_hash · object_digest`, the reason. A count has no model; its fields are `objects 8 · bytes
 //! 8`, and how far it reaches, `(length 1 · replica · batch 8)…`.
 //!
-//! A newer version may write more. A reader skips and counts entries of kinds that it does not know, and chunks whose row
-//! has another form (lookups find them in the store); it skips fields behind those that it knows. A removal is never skipped:
-//! a reason that it does not know counts as a request's, and one without its key makes the batch a damaged one.
+//! A newer version may write more. A reader skips and counts entries of unknown kinds, and chunks whose row
+//! has another form (lookups find them in the store); it skips fields after those that it knows. It never
+//! skips a removal: an unknown reason counts as a request's, and a removal without its key makes the batch
+//! damaged.
 
 use std::sync::Arc;
 
