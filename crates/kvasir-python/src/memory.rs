@@ -199,7 +199,7 @@ impl Memory {
         let capsule = exported.cast::<PyCapsule>()?;
         if let Ok(pointer) = capsule.pointer_checked(Some(VERSIONED)) {
             let managed: NonNull<DlManagedVersioned> = pointer.cast();
-            // SAFETY: a capsule of this name holds this structure, and nobody has taken it yet.
+            // SAFETY: a capsule of this name holds this structure, and it has not been taken yet.
             let parts = unsafe { managed.as_ref() };
             if parts.version[0] != DLPACK_MAJOR {
                 return Err(PyBufferError::new_err(format!("DLPack version {} is not supported", parts.version[0])));
@@ -210,7 +210,7 @@ impl Memory {
         }
         let managed: NonNull<DlManaged> = capsule.pointer_checked(Some(UNVERSIONED))?.cast();
         take(capsule, c"used_dltensor")?;
-        // SAFETY: a capsule of this name holds this structure, and nobody had taken it.
+        // SAFETY: a capsule of this name holds this structure, and it had not been taken.
         let parts = unsafe { managed.as_ref() };
         Self::of_dl_tensor(&parts.tensor, false, Owner::Managed(managed))
     }
@@ -253,7 +253,7 @@ impl Memory {
 
 /// Marks a capsule's tensor as taken.
 fn take(capsule: &Bound<'_, PyCapsule>, name: &'static CStr) -> PyResult<()> {
-    // SAFETY: a capsule, the GIL held, and a name that lives for ever.
+    // SAFETY: a capsule, the GIL held, and a name with static lifetime.
     match unsafe { pyo3::ffi::PyCapsule_SetName(capsule.as_ptr(), name.as_ptr()) } {
         0 => Ok(()),
         _ => Err(PyErr::fetch(capsule.py())),
@@ -313,7 +313,8 @@ impl Page {
     /// Appends a copy of it.
     pub(crate) fn copy_to(&self, out: &mut Vec<u8>) {
         for (memory, bytes) in &self.parts {
-            // SAFETY: as many bytes lie in memory that is kept; whoever gave it leaves it unchanged until the call that reads it is over.
+            // SAFETY: the kept memory has this many bytes, and its owner does not change it until the call
+            // that reads it returns.
             out.extend_from_slice(unsafe { std::slice::from_raw_parts(memory.start.as_ptr(), *bytes) });
         }
     }
@@ -324,10 +325,10 @@ impl Page {
             let (here, behind) = bytes.split_at(bytes.len().min(length.saturating_sub(at)));
             if !here.is_empty() {
                 assert!(!memory.is_read_only, "borrowed to be written");
-                // SAFETY: `at` lies within the part: something of it is left.
+                // SAFETY: `at` is within the part, because some of the part is left.
                 let start = unsafe { memory.start.add(at) };
-                // SAFETY: so do the bytes behind it, as many as are left; they are not the network's, and nobody else writes or reads
-                // them until the call that writes them is over.
+                // SAFETY: the remaining bytes are within the part as well. They do not overlap the network's,
+                // and no other code writes or reads them until the call that writes them returns.
                 unsafe { std::ptr::copy_nonoverlapping(here.as_ptr(), start.as_ptr(), here.len()) }
             }
             (at, bytes) = (at.saturating_sub(*length), behind);
@@ -415,7 +416,8 @@ impl Plane {
     /// Passes the bytes of some rows of a head, in runs.
     pub(crate) fn read(&self, head: usize, tokens: Range<usize>, mut take: impl FnMut(&[u8])) {
         for (start, bytes) in self.runs(head, tokens) {
-            // SAFETY: the run lies in memory that is kept; whoever gave it leaves it unchanged until the call that reads it is over.
+            // SAFETY: the run is within the kept memory, and its owner does not change it until the call that
+            // reads it returns.
             take(unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes) });
         }
     }
@@ -424,7 +426,8 @@ impl Plane {
     pub(crate) fn write(&self, head: usize, tokens: Range<usize>, mut put: impl FnMut(&mut [u8])) {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         for (start, bytes) in self.runs(head, tokens) {
-            // SAFETY: the run lies in memory that is kept, and holds no byte of other rows; who writes these rows, waits for the lock.
+            // SAFETY: the run is within the kept memory and holds no byte of other rows; writers of these
+            // rows wait for the lock.
             put(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes) });
         }
     }

@@ -84,14 +84,14 @@ pub(super) struct ObjectAssembly {
 pub(super) enum Defect {
     /// The object is not the requested one, or its head is damaged: without a valid head nothing is usable.
     Head {
-        /// Where the head lies.
+        /// The position of the head.
         range: Range<u64>,
         /// What is wrong.
         what: String,
     },
     /// A piece, or several in a row, failed their checksums.
     Piece {
-        /// Where they lie.
+        /// Their position.
         range: Range<u64>,
         /// The first failure.
         what: String,
@@ -192,7 +192,7 @@ impl ObjectAssembly {
         self.head = HeadState::Valid(Arc::new(head));
     }
 
-    /// Checks the pieces that lie in `whole` (all of it arrived) and have bytes in `fresh`.
+    /// Checks the pieces that are within `whole` (all of it arrived) and have bytes in `fresh`.
     fn check_pieces(&mut self, whole: &Range<u64>, fresh: &Range<u64>, defects: &mut Vec<Defect>) {
         let HeadState::Valid(head) = &self.head else { return };
         let first = self.pieces.partition_point(|p| p.range.end <= fresh.start.max(whole.start));

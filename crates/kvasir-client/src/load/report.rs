@@ -14,10 +14,10 @@ use crate::{
 /// One chunk of a load.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChunkReport {
-    /// Tokens of the context that it loaded, or that are to be computed.
+    /// Tokens of the context that it loaded, or that must be computed.
     pub tokens: TokenRange,
-    /// The level it was decoded at (spans with damaged pieces may be at a lower one, or to be computed);
-    /// `None` if its tokens are to be computed.
+    /// The level at which it was decoded (spans with damaged pieces may be at a lower one, or must be
+    /// computed); `None` if its tokens must be computed.
     pub level: Option<Level>,
     /// Predicted loss (logit KL, nats per token); 0 for text.
     pub loss: f64,

@@ -30,7 +30,7 @@ impl ObjectName {
 
 /// Receives bytes as they arrive.
 pub(crate) trait ByteSink: Send {
-    /// Writes `bytes` that lie at `offset` of the object.
+    /// Writes `bytes`, which are at `offset` of the object.
     fn write(&mut self, offset: u64, bytes: Bytes) -> impl Future<Output = ()> + Send;
 
     /// Like [`write`](Self::write), for bytes that were already here.

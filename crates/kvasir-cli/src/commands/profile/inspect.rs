@@ -162,7 +162,7 @@ fn text(profile: &Profile) -> String {
     }
     let product = view.decode_macs_per_token as f64 / CORE_MACS;
     format!(
-        "profile    {}\nmodel      {}\nsize       {}\nrecipe     {}, {} tokens, {} held out {}\ntables     {} stage, {} trit\nexact      first {} tokens of a context\nproduct    {} multiply-adds a token: about {:.2} ms for 256 tokens on one core\n\n{}\n\n{}",
+        "profile    {}\nmodel      {}\nsize       {}\nrecipe     {}, {} tokens, {} held out {}\ntables     {} stage, {} trit\nexact      first {} tokens of a context\nproduct    {} multiply-adds per token: about {:.2} ms for 256 tokens on one core\n\n{}\n\n{}",
         view.profile_hash,
         view.model_id,
         bytes(view.bytes),
