@@ -19,7 +19,7 @@ use crate::SERVER;
 /// As in the flags below.
 const NEGATIVE_TTL: Duration = Duration::from_secs(1);
 
-/// A library that makes a process believe in another time. `None` where there is no C compiler.
+/// A library that shifts the time of a process. `None` if there is no C compiler.
 fn skewing_library(directory: &Path) -> Option<String> {
     let (source, library) = (directory.join("skew.c"), directory.join("skew.so"));
     std::fs::write(&source, include_str!("skew.c")).expect("writes");

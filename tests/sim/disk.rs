@@ -41,7 +41,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// What a crash leaves of `now`, given what was there `before`.
+/// The files that a crash leaves of `now`, given those `before`.
 fn crash(dice: &mut Dice, before: &Path, now: &Path) -> &'static str {
     let all = files(now);
     let Some(file) = all.get(dice.below(all.len())) else { return "nothing there" };

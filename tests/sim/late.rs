@@ -37,7 +37,7 @@ fn key(chunk: &Chunk) -> ChunkKey {
     ChunkKey { tenant: tenant(), model_id: client::model_id(), seq_hash, object_digest }
 }
 
-/// What is left beside the chunks: tombstones and notes.
+/// The files left in addition to the chunks: tombstones and notes.
 async fn tombstones(store: &FaultyStore, storage: &Storage) -> usize {
     let folder = storage.store().layout().model_tombstones_prefix(&tenant(), &client::model_id());
     store.inner().list(Some(&folder)).try_collect::<Vec<_>>().await.expect("memory").len()

@@ -21,7 +21,7 @@ pub enum Hooked {
     Deleting,
 }
 
-/// What a test does meanwhile.
+/// The test's action at that moment.
 pub type Hook = Arc<dyn Fn(Hooked, Path) -> BoxFuture<'static, Result<()>> + Send + Sync>;
 
 /// A store with a hook.

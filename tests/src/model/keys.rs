@@ -30,7 +30,7 @@ pub struct Keys {
     grace: Duration,
     puts: Vec<Put>,
     removals: Vec<Removal>,
-    /// When somebody changed an object, a tombstone or a marker of some key behind the service's back.
+    /// When the adversary changed an object, a tombstone or a marker of some key.
     tampered: Vec<Duration>,
 }
 
@@ -146,7 +146,7 @@ impl Keys {
         self.may_be_removed(put, by) || self.may_be_collected(put, by)
     }
 
-    /// A request may have removed it, or somebody behind the service's back.
+    /// Whether a request, or the adversary, may have removed it.
     fn may_be_removed(&self, put: &Put, by: Duration) -> bool {
         let is_removed = |removal: &Removal| {
             removal.key == put.key

@@ -59,9 +59,9 @@ pub enum HfError {
 impl ModelSpec {
     /// The spec of a model from the text of its `config.json`, as its authors published it.
     ///
-    /// Both spellings of `transformers` are read: `torch_dtype`, `rope_theta` and `rope_scaling`, and since version
-    /// 5 `dtype` and `rope_parameters`, alike for all layers or by layer type. Of multimodal models `text_config`
-    /// counts. Weights that are quantised leave the type of the cache as it is.
+    /// Both spellings of `transformers` are read: `torch_dtype`, `rope_theta` and `rope_scaling`, and since
+    /// version 5 `dtype` and `rope_parameters`, for all layers or by layer type. For multimodal models,
+    /// `text_config` is read. Quantised weights do not change the type of the cache.
     ///
     /// # Errors
     /// [`HfError`] naming the field that shapes the cache and is missing or not known.
