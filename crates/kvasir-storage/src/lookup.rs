@@ -123,9 +123,8 @@ impl Asked {
         self.ends.insert(end, Listed { objects, times });
     }
 
-    /// Whether the store must be asked for an end. It is asked once more if the index has lost objects that
-    /// the store listed: the removal that arrived in the meantime may be older than the listing, or already
-    /// lifted.
+    /// Whether the store must be asked for an end. It is asked once more if the index has lost objects that the store
+    /// listed: the removal that arrived in the meantime may be older than the listing, or already lifted.
     fn wants(&self, end: usize, is_lost: impl FnMut(&ObjectDigest) -> bool) -> bool {
         let Some(listed) = self.ends.get(&end) else { return true };
         listed.times <= limits::FRESH_LOOKS_MAX && listed.objects.iter().any(is_lost)
@@ -165,8 +164,7 @@ impl Lookups {
             for look in 0.. {
                 let Some(removed) = self.forget_removed(within, &best.walk).await else { break };
                 if look == limits::FRESH_LOOKS_MAX {
-                    // Under constant stores and removals the match is shorter, but never includes removed
-                    // chunks.
+                    // Under constant stores and removals the match is shorter, but never includes removed chunks.
                     best.walk.truncate(removed);
                     best.is_whole = false;
                     break;
@@ -199,8 +197,7 @@ impl Lookups {
         query: &'a Query,
     ) -> Result<RootMatch<'a>, StoreError> {
         let mut best = self.look(lookup, newest, query).await?;
-        // Until they expire, earlier salts of the namespace are searched if the newest one does not match as
-        // far.
+        // Until they expire, earlier salts of the namespace are searched if the newest one does not match as far.
         for root in earlier {
             if best.is_whole {
                 break;

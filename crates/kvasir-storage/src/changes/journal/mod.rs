@@ -46,8 +46,7 @@ pub(crate) struct Journal {
     replica: Name,
     removed: Log,
     stored: Log,
-    /// Number of listings still to be made folder by folder, because the journal has more than a page of
-    /// batches.
+    /// Number of listings still to be made folder by folder, because the journal has more than a page of batches.
     looks_by_folder: AtomicU32,
     /// Skipped parts of other replicas' batches.
     skipped: AtomicU64,
@@ -80,8 +79,7 @@ impl Journal {
         }
     }
 
-    /// Adds an entry to the next batch of its log; drops it if too many are waiting. Returns the number of
-    /// that batch.
+    /// Adds an entry to the next batch of its log; drops it if too many are waiting. Returns the number of that batch.
     pub(super) fn push(&self, entry: JournalEntry) -> u64 {
         self.log(entry.log()).push(entry)
     }
@@ -173,9 +171,8 @@ impl Changes {
         self.tail(false).await
     }
 
-    /// Empties the index if removals may have left the journal since this replica last read all of it.
-    /// Returns whether it did. Call it before the first lookup, on a probed store; each read of the journal
-    /// checks again.
+    /// Empties the index if removals may have left the journal since this replica last read all of it. Returns whether
+    /// it did. Call it before the first lookup, on a probed store; each read of the journal checks again.
     pub fn empty_outdated_index(&self) -> bool {
         let Some(now) = self.bucket.now_ms() else { return false };
         let index = self.reads.index().index();
@@ -201,8 +198,7 @@ impl Changes {
         self.bucket.now_ms().map_or(0, |now| self.reads.index().index().expire_removed(now))
     }
 
-    /// Empties the index. It then lacks no removal up to `now_ms`: everything it takes in later was checked
-    /// in the store.
+    /// Empties the index. It then lacks no removal up to `now_ms`: later additions were checked in the store.
     fn empty_index(&self, now_ms: i64) {
         let index = self.reads.index().index();
         index.clear();
@@ -214,8 +210,7 @@ impl Changes {
 
     async fn tail(&self, tells: bool) -> Result<usize, StoreError> {
         let index = self.reads.index().index();
-        // This replica may have been suspended or cut off from the journal, or have a new index in place of a
-        // damaged one.
+        // This replica may have been suspended, cut off from the journal, or have replaced a damaged index.
         if self.empty_outdated_index() {
             tracing::warn!(
                 "the hot index was emptied: this replica was cut off for longer than the journal keeps removals; it fills again from the store"
@@ -305,8 +300,7 @@ impl Changes {
         Ok(batches)
     }
 
-    /// Drops the positions in logs without any batch: their replicas are gone, or will continue with a later
-    /// batch.
+    /// Drops the positions in logs without any batch: their replicas are gone, or will continue with a later batch.
     fn keep_positions_of(&self, log: JournalLog, is_listed: impl Fn(&Name) -> bool) {
         let index = self.reads.index().index();
         self.journal.log(log).seen.lock().retain(|replica, _| {
@@ -399,8 +393,7 @@ impl Changes {
         self.bucket.now_ms().is_none_or(|now| now.saturating_sub(*since) > self.removals_kept_ms() / 2)
     }
 
-    /// Adds another replica's changes to the event log. Models new to this replica are read once, for their
-    /// names.
+    /// Adds another replica's changes to the event log. Models new to this replica are read once, for their names.
     async fn tell(&self, replica: &Name, entries: &[JournalEntry]) {
         for entry in entries {
             if let JournalEntry::Stored { tenant, model_id, .. }

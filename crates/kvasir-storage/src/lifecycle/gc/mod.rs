@@ -1,13 +1,12 @@
 //! Deletion: tombstones, and the garbage collector that turns them into free space.
 //!
-//! Removing an object means writing a tombstone: from then on lookups do not offer it, while running reads
-//! continue. Its bytes are deleted after [`GcPolicy::grace`], and the tombstone
-//! [`GcPolicy::tombstone_retention`] later: counted from the deletion of the bytes, however late that was,
-//! because only then does the period begin in which a slow collector may still delete. **While a tombstone
-//! exists, its name is never written again** (a chunk stored again gets a new incarnation number in its
-//! header, hence another name). So any number of collectors may run at once, and a collector that stalls
-//! between deciding and deleting is still safe: it can only delete the object that it decided on. Leadership
-//! only saves listings.
+//! Removing an object means writing a tombstone: from then on lookups do not offer it, while running reads continue.
+//! Its bytes are deleted after [`GcPolicy::grace`], and the tombstone [`GcPolicy::tombstone_retention`] later: counted
+//! from the deletion of the bytes, however late that was, because only then does the period begin in which a slow
+//! collector may still delete. **While a tombstone exists, its name is never written again** (a chunk stored again gets
+//! a new incarnation number in its header, hence another name). So any number of collectors may run at once, and a
+//! collector that stalls between deciding and deleting is still safe: it can only delete the object that it decided on.
+//! Leadership only saves listings.
 //!
 //! Ages are measured by the store's clock alone: the epoch object written at the start of the pass against
 //! the listed objects. Replicas' clocks may be wrong by any amount.
@@ -136,8 +135,7 @@ pub struct GcReport {
     pub contexts_unreadable: u64,
     /// Unreadable chunk objects, left unchanged.
     pub unread: u64,
-    /// Objects spared after the decision to delete them, because a context had pinned them since the pass
-    /// began.
+    /// Objects spared after the decision to delete them, because a context had pinned them since the pass began.
     pub spared: u64,
 }
 
@@ -303,8 +301,7 @@ impl Lifecycle {
         pass: &mut GcPass<'_>,
         mut group: Vec<(ChunkKey, ObjectMeta)>,
     ) -> Result<(), StoreError> {
-        // A plain object next to the sealed one is the same object: the younger date is that of the form in
-        // use.
+        // A plain object next to the sealed one is the same object: the younger date is that of the form in use.
         group.sort_by_key(|(key, meta)| (key.object_digest, std::cmp::Reverse(meta.last_modified)));
         group.dedup_by(|(key, _), (before, _)| key == before);
         let several = group.len() > 1;
@@ -354,8 +351,7 @@ impl Lifecycle {
                 return self.mark_contested(pass, &sound).await;
             }
         }
-        // Objects of one `seq_hash` end with the same tokens. Only those that also begin alike are
-        // equivalent.
+        // Objects of one `seq_hash` end with the same tokens. Only those that also begin alike are equivalent.
         sound.sort_by(|(_, _, a), (_, _, b)| {
             let prefers = if prefer(a, b) { Ordering::Less } else { Ordering::Greater };
             a.first_position.cmp(&b.first_position).then(prefers)
@@ -433,8 +429,7 @@ impl Lifecycle {
     }
 
     async fn compact_journal(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
-        // Removals are deleted last: a reader of an entry about a stored chunk must still find its later
-        // removal.
+        // Removals are deleted last: a reader of an entry about a stored chunk must still find its later removal.
         let logs = [
             (JournalLog::Stored, pass.policy.journal_retention),
             (JournalLog::Removed, pass.policy.removals_kept()),
