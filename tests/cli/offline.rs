@@ -175,7 +175,7 @@ fn dumps_are_read_as_hostile_bytes() {
     }
 }
 
-/// Token ids are behind the `#`: browsers send that to nobody, so they reach no log.
+/// Token ids are after the `#`: browsers do not send that part, so the ids appear in no log.
 #[test]
 fn the_consoles_page_of_a_question_has_its_tokens_in_the_fragment() {
     let bench = bench();

@@ -111,7 +111,7 @@ fn same_form(example: &Value, answer: &Value, at: &str) {
     }
 }
 
-/// What the examples are about, as this test makes it.
+/// The objects that the examples refer to.
 struct Bench {
     service: Service,
     chunk: chunks::Chunk,

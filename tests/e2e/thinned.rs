@@ -12,10 +12,10 @@ use kvasir_types::{Level, Plane, Thinning};
 use tempfile::TempDir;
 
 const TEXT: &str = include_str!("../../crates/kvasir-engine/tests/data/harbour.txt");
-/// Tokens of the whole context, of which a layer or head keeps so many.
+/// Tokens of the whole context, of which a layer or head keeps a part.
 const CONTEXT: usize = 200;
 const BUDGETS: [usize; 8] = [40, 60, 50, 70, 64, 200, 32, 45];
-/// What a place holds that nothing was loaded into.
+/// The value at places into which nothing was loaded.
 const UNTOUCHED: f32 = 7.5;
 
 struct Bench {
@@ -37,7 +37,7 @@ impl Bench {
         Self { model, url, tokens, kv, statistics }
     }
 
-    /// Stores and loads what a policy keeps, with a lossless profile for every class.
+    /// Stores and loads the tokens that a policy keeps, with a lossless profile for every class.
     async fn there_and_back(&self, policy: &dyn TokenPolicy, classes_expected: usize) {
         let spec = self.model.spec();
         let keep = Keep::choose(&self.statistics, policy, &BUDGETS);

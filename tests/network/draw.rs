@@ -69,7 +69,7 @@ fn plot(run: &Run, end: f64) -> Plot {
     }
 }
 
-/// The chunks that came at a level, or as text: from the first request to the last byte.
+/// The chunks that arrived at a level, or as text: from the first request to the last byte.
 fn spans(run: &Run, level: Option<usize>) -> Vec<Point> {
     let chunks = run.report.chunks.iter().enumerate();
     let of_level = chunks.filter(|(_, chunk)| chunk.level.map(|l| l.index().min(LEVELS - 1)) == level);

@@ -8,7 +8,8 @@ use kvasir_tests::{
     service::Service,
 };
 
-/// A region away, with what the kernel cannot do without netem: delay, jitter, and a lost packet now and then.
+/// The distance of a region, with properties that the kernel cannot simulate without netem: delay, jitter,
+/// and an occasional lost packet.
 const DELAY: Duration = Duration::from_millis(4);
 const JITTER: Duration = Duration::from_millis(2);
 const LOSS: f64 = 0.002;

@@ -12,7 +12,7 @@ use kvasir_codec::{ChunkInput, CpuEncoder, KvBuffer, container::Head, starter};
 use kvasir_engine::Model;
 use kvasir_types::{ChainLink, Level, Loss, Quality};
 
-/// Tokens of a prompt: what fits the small model's context.
+/// Tokens of a prompt: as many as fit the small model's context.
 const PROMPT: usize = 960;
 const CHUNK: usize = 256;
 
