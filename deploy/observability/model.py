@@ -1,4 +1,4 @@
-"""What dashboards and alerts are made of, and the forms that Grafana and Prometheus want them in. No content here."""
+"""The parts of dashboards and alerts, and their output formats for Grafana and Prometheus. The content is elsewhere."""
 
 import json
 import re

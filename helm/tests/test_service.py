@@ -1,4 +1,4 @@
-"""What the chart renders, against the service itself: settings, probes, ports, tenants, `helm test`'s and the CronJob's commands.
+"""Tests the chart's output with the service itself: settings, probes, ports, tenants, and the commands of `helm test` and the CronJob.
 
 Nothing here needs a store but a folder, or a dead address in place of one.
 """

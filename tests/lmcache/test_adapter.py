@@ -1,4 +1,4 @@
-"""The adapter in LMCache's own classes: what is stored is found and loaded, what does not fit is a miss, and nothing hangs."""
+"""The adapter in LMCache's classes: stored objects are found and loaded, objects that do not fit are misses, and nothing hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors that are given: every way, no copy, and what is wrong with them."""
+"""Tensors as arguments: every form, without copies, and errors for invalid ones."""
 
 import ctypes
 import subprocess

@@ -1,4 +1,4 @@
-"""Small random models of several architectures: what is generated over loaded caches is what is generated without. See `run`."""
+"""Small random models of several architectures: generation with loaded caches gives the same text as without. See `run`."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The back end from SGLang's own factory: what is set is found and loaded, what does not fit is a miss, and nothing hangs."""
+"""The back end from SGLang's factory: stored pages are found and loaded, pages that do not fit are misses, and nothing hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tier in vLLM's own manager: cascades and promotions, partial loads, back-pressure, drains, events, and faults."""
+"""The tier in vLLM's manager: cascades and promotions, partial loads, back-pressure, drains, events, and faults."""
 
 from __future__ import annotations
 

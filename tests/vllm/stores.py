@@ -1,4 +1,4 @@
-"""What `ttft.py` compares: an engine in a process of its own, and the stores behind links."""
+"""The parts of the comparison in `ttft.py`: an engine in a separate process, and the stores behind links."""
 
 from __future__ import annotations
 
