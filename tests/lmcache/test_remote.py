@@ -1,4 +1,4 @@
-"""The in-process mode's adapter, from LMCache's remote back end into its memory. Without an engine, because 0.5.6 starts none without a GPU."""
+"""The in-process mode's adapter, from LMCache's remote back end into its memory. No engine: 0.5.6 needs a GPU for it."""
 
 from __future__ import annotations
 

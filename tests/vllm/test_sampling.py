@@ -1,4 +1,4 @@
-"""Sampling methods other than greedy, and ways to end a text: all results equal those without Kvasir, on an engine with priority scheduling."""
+"""Sampling other than greedy, and ways to end a text: all as without Kvasir, on an engine with priority scheduling."""
 
 from __future__ import annotations
 
