@@ -19,8 +19,8 @@ from proxy import FaultProxy
 
 
 class Link(FaultProxy):
-    """A link whose answers share `rate` bits per second, and are counted. It holds no small piece back until the one before has been
-    acknowledged: services and clients do not either.
+    """A link whose answers share `rate` bits per second, and are counted. It does not hold small pieces back until earlier ones are
+    acknowledged, because services and clients do not either.
     """
 
     answered = 0
