@@ -90,11 +90,7 @@ pub fn spec_of(model_id: ModelId, file: Option<&Path>) -> CliResult<Option<Arc<M
     let found = spec.model_id();
     if found != model_id {
         let message = format!("{} is of model {found}, but model {model_id} is needed", path.display());
-        return Err(CliError::new(
-            Exit::Data,
-            message,
-            "Give the spec of the model that made the file.",
-        ));
+        return Err(CliError::new(Exit::Data, message, "Give the spec of the model that made the file."));
     }
     Ok(Some(Arc::new(spec)))
 }

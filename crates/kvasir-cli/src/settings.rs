@@ -26,8 +26,7 @@ impl SettingsArguments {
         layers.file = self.file.clone().or(layers.file);
         layers.flags.clone_from(&self.flags);
         layers.load().map_err(|error| {
-            let advice =
-                "Correct them and start again. `kvasir config --help` describes the settings.";
+            let advice = "Correct them and start again. `kvasir config --help` describes the settings.";
             CliError::new(Exit::Config, error, advice)
         })
     }

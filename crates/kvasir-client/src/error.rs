@@ -108,9 +108,7 @@ impl Error {
             Self::Profile(_) => "give a profile that was trained for this model",
             Self::Config { .. } | Self::Spec(_) => "correct the setting",
             Self::Encode { .. } => "check the KV cache and the profile; this context was not stored",
-            Self::Starter(_) => {
-                "give a profile, or save a longer context first; this one was not stored"
-            }
+            Self::Starter(_) => "give a profile, or save a longer context first; this one was not stored",
             Self::Page(_) => "give pages that match their layout; this one was not stored",
             Self::Task(_) => "try again; if it happens outside a shutdown, report it",
         }

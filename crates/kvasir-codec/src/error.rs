@@ -63,7 +63,9 @@ pub enum ProfileError {
 #[non_exhaustive]
 pub enum EncodeError {
     /// No tokens, or more than a chunk may have.
-    #[error("a chunk must have 1 to {max} tokens, but this one has {tokens}; split the context into chunks first")]
+    #[error(
+        "a chunk must have 1 to {max} tokens, but this one has {tokens}; split the context into chunks first"
+    )]
     Tokens {
         /// Tokens given.
         tokens: usize,
@@ -147,9 +149,7 @@ pub enum DecodeError {
         found: u64,
     },
     /// The object's sections do not match its profile.
-    #[error(
-        "the object's sections do not match its profile ({what}): it is damaged or of another format"
-    )]
+    #[error("the object's sections do not match its profile ({what}): it is damaged or of another format")]
     Sections {
         /// The difference.
         what: &'static str,

@@ -145,7 +145,9 @@ impl PagedKv {
                 return Err(CudaError::Pages { what: "a packed group must have at least one element" });
             }
             if !plane.base.is_multiple_of(plane.dtype.bytes() as u64) {
-                return Err(CudaError::Pages { what: "a plane's address must be a multiple of its element size" });
+                return Err(CudaError::Pages {
+                    what: "a plane's address must be a multiple of its element size",
+                });
             }
             let (pack, pack_stride) = plane.pack.unwrap_or((0, 0));
             Ok(PagePlane {

@@ -116,8 +116,7 @@ impl From<Failure> for PyErr {
             Failure::Forked => own(
                 "ForkError",
                 "forked",
-                "this process was forked from one that uses kvasir, without its threads"
-                    .to_owned(),
+                "this process was forked from one that uses kvasir, without its threads".to_owned(),
                 "start processes with spawn (multiprocessing.set_start_method(\"spawn\")), or use kvasir only after the fork",
             ),
         }

@@ -202,7 +202,10 @@ impl Memory {
             // SAFETY: a capsule of this name holds this structure, and it has not been taken yet.
             let parts = unsafe { managed.as_ref() };
             if parts.version[0] != DLPACK_MAJOR {
-                return Err(PyBufferError::new_err(format!("DLPack version {} is not supported", parts.version[0])));
+                return Err(PyBufferError::new_err(format!(
+                    "DLPack version {} is not supported",
+                    parts.version[0]
+                )));
             }
             take(capsule, c"used_dltensor_versioned")?;
             let is_read_only = parts.flags & DLPACK_READ_ONLY != 0;
@@ -218,7 +221,9 @@ impl Memory {
     fn of_dl_tensor(tensor: &DlTensor, is_read_only: bool, owner: Owner) -> PyResult<Self> {
         let count = usize::try_from(tensor.dimensions).unwrap_or(usize::MAX);
         if !(1..=DIMENSIONS_MAX).contains(&count) || tensor.lanes != 1 || !tensor.bits.is_multiple_of(8) {
-            return Err(PyValueError::new_err("a tensor with these elements or dimensions cannot be a cache"));
+            return Err(PyValueError::new_err(
+                "a tensor with these elements or dimensions cannot be a cache",
+            ));
         }
         // SAFETY: a tensor has as many lengths as dimensions, and this one has some.
         let lengths = unsafe { std::slice::from_raw_parts(tensor.shape, count) };
@@ -292,9 +297,7 @@ impl Page {
             let dense = dense_strides(&memory.shape, memory.item_bytes);
             let mut dimensions = memory.shape.iter().zip(memory.strides.iter().zip(&dense));
             if elements > 0 && !dimensions.all(|(length, (stride, dense))| *length == 1 || stride == dense) {
-                return Err(PyBufferError::new_err(
-                    "the bytes are not contiguous: give a contiguous tensor",
-                ));
+                return Err(PyBufferError::new_err("the bytes are not contiguous: give a contiguous tensor"));
             }
             if is_written && memory.is_read_only {
                 return Err(PyBufferError::new_err("the memory is read-only: give a bytearray or a tensor"));

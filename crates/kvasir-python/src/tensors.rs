@@ -199,7 +199,8 @@ impl Check<'_> {
         }
         let cache = self.spec.kv_dtype;
         let found = element_of(cache, tensor, self.usage).ok_or_else(|| {
-            let message = format!("{name} is {}, but the model's cache is {}", tensor.dtype, dtype_name(cache));
+            let message =
+                format!("{name} is {}, but the model's cache is {}", tensor.dtype, dtype_name(cache));
             let remedy =
                 "give tensors of the cache's type; numpy has bfloat16 as uint16 and float8_e4m3fn as uint8";
             Failure::input("wrong_dtype", message, remedy)

@@ -333,7 +333,10 @@ impl Contexts {
     ) -> Result<u64, ContextError> {
         let invalid = |problem: String| Err(ContextError::Invalid { problem });
         if chunks.is_empty() || chunks.len() > CONTEXT_CHUNKS_MAX {
-            return invalid(format!("a context must have 1 to {CONTEXT_CHUNKS_MAX} chunks, not {}", chunks.len()));
+            return invalid(format!(
+                "a context must have 1 to {CONTEXT_CHUNKS_MAX} chunks, not {}",
+                chunks.len()
+            ));
         }
         let (newest, earlier) = self.catalog.roots(tenant, namespace, model_id).await?;
         let entries = stream::iter(chunks.to_vec())
@@ -465,7 +468,10 @@ fn expiry(from_ms: u64, ttl_s: u64) -> Option<u64> {
 fn check_labels(labels: &Labels) -> Result<(), ContextError> {
     let invalid = |problem: String| Err(ContextError::Invalid { problem });
     if labels.len() > CONTEXT_LABELS_MAX {
-        return invalid(format!("a context may have at most {CONTEXT_LABELS_MAX} labels, not {}", labels.len()));
+        return invalid(format!(
+            "a context may have at most {CONTEXT_LABELS_MAX} labels, not {}",
+            labels.len()
+        ));
     }
     match labels.iter().find(|(_, value)| value.len() > LABEL_VALUE_BYTES_MAX || value.contains(',')) {
         Some((name, _)) => invalid(format!(

@@ -103,7 +103,9 @@ pub enum PutError {
     #[error(transparent)]
     ChunkMismatch(#[from] ChunkMismatch),
     /// The object was removed while it was being stored under the announced name.
-    #[error("object {object_digest} of chunk {seq_hash} was removed while it was being stored; send it again")]
+    #[error(
+        "object {object_digest} of chunk {seq_hash} was removed while it was being stored; send it again"
+    )]
     Removed {
         /// The chunk.
         seq_hash: SeqHash,
@@ -238,7 +240,9 @@ pub enum ContextError {
         problem: String,
     },
     /// Another writer was first.
-    #[error("another request wrote version {version} of context {context_id}; read it and repeat your change")]
+    #[error(
+        "another request wrote version {version} of context {context_id}; read it and repeat your change"
+    )]
     Conflict {
         /// The context.
         context_id: Uuid,

@@ -35,7 +35,8 @@ const ESCAPE_BITS: f64 = 8.0;
 /// Adds an exact level above a profile's levels, or as the only one if it has none.
 pub(super) fn add(corpus: &Corpus<'_>, mut parts: ProfileParts) -> Result<ProfileParts, TrainError> {
     let Some(float) = float_of(corpus.spec.kv_dtype) else {
-        let why = "caches of f32 and of scaled int8 values cannot have an exact level: they are not 16-bit floats";
+        let why =
+            "caches of f32 and of scaled int8 values cannot have an exact level: they are not 16-bit floats";
         return Err(TrainError::Recipe { field: "recipe", why: why.to_owned() });
     };
     let residual = !parts.levels.is_empty();

@@ -59,7 +59,8 @@ fn check_rust(name: &str, text: &str) -> Vec<String> {
     let mut breaches = Vec::new();
     let lines = text.lines().count();
     if lines > FILE_LINES_MAX {
-        breaches.push(format!("{name}: {lines} lines, but the limit is {FILE_LINES_MAX}; split it by subject"));
+        breaches
+            .push(format!("{name}: {lines} lines, but the limit is {FILE_LINES_MAX}; split it by subject"));
     }
     // Written in two parts, so that this file passes its own check.
     let word = concat!("TO", "DO");

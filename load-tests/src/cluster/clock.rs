@@ -26,7 +26,8 @@ impl Clock {
             std::fs::write(&source, include_str!("jump.c"))?;
             let mut command = Command::new("cc");
             command.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source);
-            let built = command.status().context("no C compiler (cc): install one to simulate clock jumps")?;
+            let built =
+                command.status().context("no C compiler (cc): install one to simulate clock jumps")?;
             ensure!(built.success(), "the clock's library does not build");
         }
         let offset = directory.join(format!("clock-{nth}"));

@@ -46,11 +46,9 @@ pub(crate) fn page(hour: &Hour) -> String {
     for (what, y, of) in [
         ("Resident memory of the largest replica.", "MiB", (|s| s.resident_mib) as fn(&Sample) -> f64),
         ("Open files of the replica with most.", "files", |s| s.fds as f64),
-        (
-            "The disks of all replicas, including stopped ones, and the store if it uses files.",
-            "MiB",
-            |s| s.disk_mib,
-        ),
+        ("The disks of all replicas, including stopped ones, and the store if it uses files.", "MiB", |s| {
+            s.disk_mib
+        }),
         ("Replicas that ran.", "replicas", |s| s.replicas as f64),
     ] {
         page.drawing(&plot(hour, what, y, of).to_svg(), what);

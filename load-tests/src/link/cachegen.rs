@@ -60,7 +60,11 @@ pub(super) async fn measure(
     chunk_tokens: usize,
     link: LinkOptions,
 ) -> Result<CacheGen> {
-    ensure!(python.exists(), "{} does not exist; create it with load-tests/peers/lmcache FOLDER", python.display());
+    ensure!(
+        python.exists(),
+        "{} does not exist; create it with load-tests/peers/lmcache FOLDER",
+        python.display()
+    );
     let directory = TempDir::new()?;
     let firsts: Vec<usize> = (0..tokens).step_by(chunk_tokens).collect();
     for (nth, first) in firsts.iter().enumerate() {

@@ -35,7 +35,11 @@ fn write(number: usize, value: &Bytes) -> WriteRequest {
 
 /// Starts it with the values. `python` is one that has lmcache.
 pub(super) async fn start(python: &Path, directory: &Arc<TempDir>, made: &SampleValues) -> Result<Target> {
-    ensure!(python.exists(), "{} does not exist; create it with load-tests/peers/lmcache FOLDER", python.display());
+    ensure!(
+        python.exists(),
+        "{} does not exist; create it with load-tests/peers/lmcache FOLDER",
+        python.display()
+    );
     let address = free_port()?;
     let mut command = Command::new(python);
     command.args(["-m", "lmcache.v1.server", "127.0.0.1", &address.port().to_string(), "cpu"]);

@@ -35,7 +35,11 @@ pub(super) async fn measure(
     directory: &Path,
 ) -> Result<ConnectorRounds> {
     let python = &arguments.lmcache;
-    ensure!(python.exists(), "{} does not exist; create it with load-tests/peers/lmcache FOLDER", python.display());
+    ensure!(
+        python.exists(),
+        "{} does not exist; create it with load-tests/peers/lmcache FOLDER",
+        python.display()
+    );
     let numbers = [value_bytes, arguments.values, arguments.connections].map(|number| number.to_string());
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", NAMED, "sh"]).arg(directory.join("hosts")).arg(python).arg(SCRIPT);

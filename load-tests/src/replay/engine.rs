@@ -220,7 +220,9 @@ impl Engine {
                 None if report.gave_up => format!(": given up, {} s are allowed", SLO.as_secs()),
                 None => String::new(),
             };
-            return Err(Failure::new(format!("the load did not deliver everything that the lookup found{why}")));
+            return Err(Failure::new(format!(
+                "the load did not deliver everything that the lookup found{why}"
+            )));
         }
         Ok(report.bytes)
     }

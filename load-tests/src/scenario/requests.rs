@@ -126,7 +126,8 @@ fn stores(load: Arc<LoadSpec>, tenants: Arc<[Arc<Tenant>]>, seed: u64) -> Reques
             let made = tokio::task::spawn_blocking(move || pool.context(model_id, root, id, shape)).await;
             let made =
                 made.map_err(|e| Failure::new(e.to_string()))?.map_err(|e| Failure::new(e.to_string()))?;
-            let (known, object) = made.into_iter().next().ok_or_else(|| Failure::new("no object was generated"))?;
+            let (known, object) =
+                made.into_iter().next().ok_or_else(|| Failure::new("no object was generated"))?;
             tenant.store(known, object.into()).await
         })
     })

@@ -294,7 +294,8 @@ impl Tenant {
         let call = self.request(replica, Method::POST, routes::LOOKUP).body(json);
         let response = success(call.send().await.map_err(|e| broken(&e))?).await?;
         let body = response.bytes().await.map_err(|e| broken(&e))?;
-        let found = serde_json::from_slice(&body).map_err(|_| Failure::new("the answer is not valid JSON"))?;
+        let found =
+            serde_json::from_slice(&body).map_err(|_| Failure::new("the answer is not valid JSON"))?;
         Ok((found, body.len() as u64))
     }
 }

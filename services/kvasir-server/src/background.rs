@@ -208,7 +208,9 @@ pub(crate) async fn flush(state: &AppState) {
     let append =
         tokio::time::timeout(limits::FINAL_JOURNAL_BATCH_TIME_MAX, storage.changes().journal_append());
     if !matches!(append.await, Ok(Ok(_))) {
-        tracing::warn!("the last journal batch was not written; other replicas will find its chunks by asking the store");
+        tracing::warn!(
+            "the last journal batch was not written; other replicas will find its chunks by asking the store"
+        );
     }
     storage.index().flush();
 }

@@ -88,7 +88,8 @@ impl Jobs {
             tracked.job.kind == request.kind && tracked.job.state == JobState::Running
         };
         if let Some(running) = jobs.iter().find(same) {
-            let detail = format!("job {} is already running on this replica; wait for it", running.job.job_id);
+            let detail =
+                format!("job {} is already running on this replica; wait for it", running.job.job_id);
             return Err(Problem::new(ErrorCode::JobRunning, detail).into());
         }
         let job = Job {

@@ -90,7 +90,9 @@ impl JournalSync {
                 metrics.journal_skipped(storage.changes().journal_skipped());
                 *self.last_read.lock() = Some(begun);
             }
-            Err(error) => tracing::warn!(%error, "reading other replicas' journals failed; it will be retried"),
+            Err(error) => {
+                tracing::warn!(%error, "reading other replicas' journals failed; it will be retried")
+            }
         }
     }
 }

@@ -61,12 +61,12 @@ pub(crate) fn with_middleware(routes: Router<AppState>, state: AppState) -> Rout
 }
 
 async fn unknown_route(uri: Uri) -> ApiError {
-    let detail =
-        format!("{} does not exist; the API's routes look like {}", uri.path(), routes::MODELS);
+    let detail = format!("{} does not exist; the API's routes look like {}", uri.path(), routes::MODELS);
     Problem::new(ErrorCode::UnknownRoute, detail).into()
 }
 
 async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
-    let detail = format!("{} does not support {method}; the Allow header lists the supported methods", uri.path());
+    let detail =
+        format!("{} does not support {method}; the Allow header lists the supported methods", uri.path());
     Problem::new(ErrorCode::MethodNotAllowed, detail).into()
 }

@@ -254,7 +254,11 @@ async fn open_hot_tier(config: &Config, store: StoreKind, state: &AppState) -> O
         }
     }
     let tier = opened.ok()?;
-    tracing::info!(frames = tier.usage().disk_frames, bytes = tier.usage().disk_bytes, "the hot tier is open");
+    tracing::info!(
+        frames = tier.usage().disk_frames,
+        bytes = tier.usage().disk_bytes,
+        "the hot tier is open"
+    );
     Some(tier)
 }
 

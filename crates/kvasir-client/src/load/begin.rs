@@ -183,8 +183,9 @@ impl LoadTask<'_> {
         let gate = Arc::<WriteGate>::default();
         let context = DecodeContext { spec: Arc::clone(&codec.spec), tables, gate: Arc::clone(&gate) };
         let decodes = DecodeQueue::new(context, decoders);
-        let fetcher = Fetcher::new(plan, options.policy, config)
-            .map_err(|error| Error::protocol(format!("the lookup's chunks do not form a valid plan: {error}")))?;
+        let fetcher = Fetcher::new(plan, options.policy, config).map_err(|error| {
+            Error::protocol(format!("the lookup's chunks do not form a valid plan: {error}"))
+        })?;
         let driver = LoadDriver::new(
             Instant::now(),
             fetcher,

@@ -137,7 +137,9 @@ impl Writer {
                 }
                 Ok((false, _)) => {}
                 // Its author runs another version, or is hostile; this client need not encode with it.
-                Err(Error::Profile(error)) => tracing::debug!(%error, %hash, "skipping a profile that cannot be used"),
+                Err(Error::Profile(error)) => {
+                    tracing::debug!(%error, %hash, "skipping a profile that cannot be used")
+                }
                 Err(error) => return Err(error),
             }
         }

@@ -55,7 +55,9 @@ impl PageLayout {
                 [1, layers, tokens, 1, latent as usize + rope_dims as usize]
             }
             KvLayout::SlidingWindow { .. } | KvLayout::None => {
-                return Err(config("a page must hold keys and values of all its tokens, or latents".to_owned()));
+                return Err(config(
+                    "a page must hold keys and values of all its tokens, or latents".to_owned(),
+                ));
             }
         };
         if !(1..=CHUNK_TOKENS_MAX).contains(&tokens) {

@@ -147,8 +147,7 @@ impl Client {
     #[allow(clippy::needless_pass_by_value, reason = "kept by the client")]
     pub fn new(base: Url, config: ClientConfig) -> Result<Self, Error> {
         if !matches!(base.scheme(), "http" | "https") || base.host_str().is_none() {
-            let what =
-                format!("{base} is not a service address: use http://host:port or https://host:port");
+            let what = format!("{base} is not a service address: use http://host:port or https://host:port");
             return Err(Error::Config { what });
         }
         let mut builder = connections(&config)?;
@@ -196,7 +195,9 @@ impl Client {
     /// exhausted.
     async fn send(&self, request: RequestBuilder) -> Result<reqwest::Response, Error> {
         let Some(first) = request.try_clone() else {
-            return Err(Error::Config { what: "a streaming body must be built again for each attempt".into() });
+            return Err(Error::Config {
+                what: "a streaming body must be built again for each attempt".into(),
+            });
         };
         let mut first = Some(first);
         self.send_again(|| {

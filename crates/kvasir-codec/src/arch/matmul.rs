@@ -54,7 +54,10 @@ fn product(
     assert!(to.rows == left.rows && left.columns == right.rows && to.columns == right.columns, "shapes fit");
     assert!(out.len() >= to.extent() && a.len() >= left.extent() && b.len() >= right.extent(), "lengths fit");
     // Shapes are made of one stride of 1 and another of at least a row or a column, unless a part's stride is too small.
-    assert!(to.row_stride >= to.columns || to.column_stride >= to.rows, "elements of the product must not overlap");
+    assert!(
+        to.row_stride >= to.columns || to.column_stride >= to.rows,
+        "elements of the product must not overlap"
+    );
     let stride = |stride: usize| stride as isize; // at most a slice's length, where there is more than one element
     let (read, alpha) = (factor.is_some(), f32::from(u8::from(factor.is_some())));
     // SAFETY: gemm reads `left.rows × left.columns` elements of `a` and `right.rows × right.columns` of `b` and writes

@@ -57,7 +57,11 @@ impl ApiError {
 
     /// A body that is not a completion request.
     pub(super) fn json(error: &serde_json::Error) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, INVALID, format!("the body is not a valid completion request: {error}"))
+        Self::new(
+            StatusCode::BAD_REQUEST,
+            INVALID,
+            format!("the body is not a valid completion request: {error}"),
+        )
     }
 
     pub(super) fn body(&self) -> &ErrorBody {

@@ -265,7 +265,8 @@ impl Ingest {
             let namespace = upload.put.namespace.take();
             return Ok(self.stored(key, &upload.entry, block_hashes, namespace, since_ms, created));
         }
-        Err(StoreError::own("storing an object", "the chunk was removed after each attempt to store it").into())
+        Err(StoreError::own("storing an object", "the chunk was removed after each attempt to store it")
+            .into())
     }
 
     /// Records an object that is in the store, before its tombstone is checked for the last time: a later

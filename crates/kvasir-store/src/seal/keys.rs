@@ -168,7 +168,8 @@ impl FileKeys {
 }
 
 fn parsed(text: &str) -> Result<HashMap<String, Vec<(Name, Hidden)>>, String> {
-    let file: File = toml::from_str(text).map_err(|e| format!("is not a valid keys file: {}", e.message()))?;
+    let file: File =
+        toml::from_str(text).map_err(|e| format!("is not a valid keys file: {}", e.message()))?;
     gathered(file.key)
 }
 

@@ -41,7 +41,8 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
     for LayerRun { count, layout, rope } in Vec::<LayerRun>::deserialize(deserializer)? {
         let room = LAYERS_MAX.saturating_sub(layers.len());
         if count == 0 || (count > 1 && count as usize > room) {
-            let message = format!("count {count} in `layers`: all runs together must have 1 to {LAYERS_MAX} layers");
+            let message =
+                format!("count {count} in `layers`: all runs together must have 1 to {LAYERS_MAX} layers");
             return Err(D::Error::custom(message));
         }
         layers.extend(std::iter::repeat_n(LayerKv { layout, rope }, count as usize));

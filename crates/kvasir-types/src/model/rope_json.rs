@@ -92,7 +92,8 @@ impl TryFrom<RopeJson> for Rope {
             }
             _ => {
                 return Err(
-                    "a rope must have either `freqs`, or `rotary_dims`, `theta` and optionally `scaling`".to_owned()
+                    "a rope must have either `freqs`, or `rotary_dims`, `theta` and optionally `scaling`"
+                        .to_owned(),
                 );
             }
         };

@@ -121,8 +121,9 @@ impl Tenants {
     /// What is wrong, and in which entry.
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
         let text = std::str::from_utf8(text).map_err(|e| format!("is not UTF-8: {e}"))?;
-        let file: TenantsFile = toml::from_str(text)
-            .map_err(|error| format!("is not a valid tenants file: {}", toml_error::describe(text, &error)))?;
+        let file: TenantsFile = toml::from_str(text).map_err(|error| {
+            format!("is not a valid tenants file: {}", toml_error::describe(text, &error))
+        })?;
         if [file.token.len(), file.access_key.len(), file.tenant.len()]
             .iter()
             .any(|&n| n > limits::TOKENS_MAX)

@@ -19,7 +19,9 @@ pub(crate) async fn livez() -> &'static str {
     responses((status = 200, description = "ready", body = String, content_type = "text/plain")))]
 pub(crate) async fn readyz(State(state): State<AppState>) -> Result<&'static str, ApiError> {
     if state.is_draining() {
-        return Err(Problem::new(ErrorCode::Draining, "this replica is shutting down; use another replica").into());
+        return Err(
+            Problem::new(ErrorCode::Draining, "this replica is shutting down; use another replica").into()
+        );
     }
     if let Some(task) = state.failing_task() {
         let detail = format!("the background task {task} keeps panicking; use another replica");

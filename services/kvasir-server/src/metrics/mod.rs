@@ -190,7 +190,10 @@ impl Metrics {
                 &["result"],
             ),
             scrub_bytes: counter("kvasir_scrub_bytes_total", "Bytes read by scrubs."),
-            stored_objects: gauge("kvasir_stored_objects", "Chunk objects seen by the last pass of this replica."),
+            stored_objects: gauge(
+                "kvasir_stored_objects",
+                "Chunk objects seen by the last pass of this replica.",
+            ),
             stored_bytes: gauge("kvasir_stored_bytes", "Bytes of these objects."),
             stored_capacity: gauge(
                 "kvasir_stored_capacity_bytes",

@@ -99,9 +99,7 @@ fn check_single(request: &Request) -> Result<(), ApiError> {
         return Err(ApiError::bad_request("send exactly one Host header"));
     }
     if count(header::AUTHORIZATION) > 1 {
-        return Err(ApiError::bad_request(
-            "send exactly one Authorization header",
-        ));
+        return Err(ApiError::bad_request("send exactly one Authorization header"));
     }
     Ok(())
 }

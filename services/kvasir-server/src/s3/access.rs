@@ -89,7 +89,10 @@ impl S3Auth for AccessKeys {
             Some((_, secret)) => Ok(SecretKey::from(secret.expose())),
             None => {
                 self.state.metrics().auth_refused("invalid");
-                Err(s3_error!(InvalidAccessKeyId, "the access key is unknown to this service or not valid now"))
+                Err(s3_error!(
+                    InvalidAccessKeyId,
+                    "the access key is unknown to this service or not valid now"
+                ))
             }
         }
     }

@@ -54,9 +54,7 @@ macro_rules! asked {
 pub(super) fn refuse_attributes(headers: &HeaderMap) -> S3Result<()> {
     let is_refused = |name: &str| REFUSED_HEADERS.contains(&name) || name.starts_with("x-amz-grant-");
     match headers.keys().find(|name| is_refused(name.as_str())) {
-        Some(name) => {
-            Err(s3_error!(NotImplemented, "{name} is not supported: send the object without it"))
-        }
+        Some(name) => Err(s3_error!(NotImplemented, "{name} is not supported: send the object without it")),
         None => Ok(()),
     }
 }
@@ -284,7 +282,11 @@ fn not_modified(found: &Found) -> S3Error {
 
 /// Conditional removals are not supported: two concurrent ones could not both be right.
 fn refuse_condition(is_conditional: bool) -> S3Result<()> {
-    if is_conditional { Err(s3_error!(NotImplemented, "conditional removal is not supported")) } else { Ok(()) }
+    if is_conditional {
+        Err(s3_error!(NotImplemented, "conditional removal is not supported"))
+    } else {
+        Ok(())
+    }
 }
 
 /// Whether a PUT must fail if the key exists: the only supported condition.

@@ -91,7 +91,8 @@ fn collect_directly(arguments: &GcArguments) -> CliResult {
         Ok::<_, CliError>(report)
     })?;
     if !report.led {
-        let (message, advice) = ("another collector has just started a pass", "Nothing was deleted. Try again later.");
+        let (message, advice) =
+            ("another collector has just started a pass", "Nothing was deleted. Try again later.");
         return Err(CliError::new(Exit::Unavailable, message, advice));
     }
     step.done(&format!("{} objects, {}", report.objects, bytes(report.bytes)));

@@ -34,9 +34,11 @@ pub(super) fn watch(
                 "Run the command again; it resumes.",
             ))
         }
-        JobState::Cancelled => {
-            Err(CliError::new(Exit::Unavailable, "the job was cancelled", "Run the command again; it resumes."))
-        }
+        JobState::Cancelled => Err(CliError::new(
+            Exit::Unavailable,
+            "the job was cancelled",
+            "Run the command again; it resumes.",
+        )),
         JobState::Running | JobState::Done => {
             step.done(&show(&job));
             Ok(job)

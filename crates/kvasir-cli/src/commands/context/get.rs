@@ -81,10 +81,8 @@ pub(crate) fn run(arguments: &GetArguments) -> CliResult {
     })?;
     let report = loaded.report().ok_or_else(|| CliError::internal("a load without a report"))?;
     if let Some(range) = loaded.missing().first().filter(|range| range.start < count as u64) {
-        let why = report
-            .failures
-            .first()
-            .map_or_else(|| "the deadline passed".to_owned(), |f| f.error.to_string());
+        let why =
+            report.failures.first().map_or_else(|| "the deadline passed".to_owned(), |f| f.error.to_string());
         let message = format!("tokens {}..{} could not be loaded: {why}", range.start, range.end);
         return Err(CliError::new(Exit::Unavailable, message, "Try again, or set a larger --slo-ms."));
     }

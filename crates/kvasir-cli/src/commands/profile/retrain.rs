@@ -148,7 +148,9 @@ pub(crate) fn run(arguments: &RetrainArguments) -> CliResult {
     }
     let why = match (&refusal, published) {
         (Some(why), _) => format!("not published: {why}"),
-        (None, true) => "published: clients encode with it in five minutes, after readers have fetched it".to_owned(),
+        (None, true) => {
+            "published: clients encode with it in five minutes, after readers have fetched it".to_owned()
+        }
         (None, false) => "not published: this was a dry run".to_owned(),
     };
     let comparison = Comparison {

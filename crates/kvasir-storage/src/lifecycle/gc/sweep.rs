@@ -181,7 +181,9 @@ impl Lifecycle {
             let swept = blocking(move || super::leftovers::sweep(&directory, age, dry_run));
             match swept.await? {
                 Ok(count) => pass.report.leftovers_deleted += count,
-                Err(error) => tracing::warn!(%error, "the store's directory cannot be searched for orphaned files"),
+                Err(error) => {
+                    tracing::warn!(%error, "the store's directory cannot be searched for orphaned files")
+                }
             }
         }
         if let Err(error) = self.abort_unfinished(pass).await {

@@ -169,7 +169,9 @@ fn reaches(text: &Fields<'_>, architecture: &Architecture, count: usize) -> Resu
         };
         let reach = |name: &&str| {
             known(name).ok_or_else(|| {
-                let advice = format!("`{name}` is not supported; use full_attention, sliding_attention or chunked_attention");
+                let advice = format!(
+                    "`{name}` is not supported; use full_attention, sliding_attention or chunked_attention"
+                );
                 text.refused("layer_types", advice)
             })
         };
@@ -224,8 +226,9 @@ fn rotated(text: &Fields<'_>, architecture: &Architecture, count: usize) -> Resu
     let listed =
         text.list("no_rope_layers", "a list of 0 and 1", |entry| entry.as_u64().filter(|v| *v < 2))?;
     match listed.filter(|list| !list.is_empty()) {
-        Some(_) if !architecture.some_unrotated => Err(text
-            .refused("no_rope_layers", "this architecture has no known layers without rotary keys")),
+        Some(_) if !architecture.some_unrotated => {
+            Err(text.refused("no_rope_layers", "this architecture has no known layers without rotary keys"))
+        }
         Some(list) if list.len() != count => {
             Err(text.refused("no_rope_layers", format!("must have {count} entries, one per layer")))
         }

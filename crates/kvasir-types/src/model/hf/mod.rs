@@ -122,9 +122,10 @@ fn text_model<'a>(whole: &Fields<'a>) -> Result<(Fields<'a>, &'static Architectu
 /// Rejects fields of any architecture that change the cache in ways that specs cannot express.
 fn refuse_unknown(text: &Fields<'_>) -> Result<(), HfError> {
     if text.uint("num_kv_shared_layers")?.unwrap_or(0) > 0 {
-        return Err(
-            text.refused("num_kv_shared_layers", "layers that share the cache of other layers are not supported")
-        );
+        return Err(text.refused(
+            "num_kv_shared_layers",
+            "layers that share the cache of other layers are not supported",
+        ));
     }
     for flag in ["use_bidirectional_attention", "is_encoder_decoder"] {
         if text.flag(flag)? == Some(true) {
@@ -138,7 +139,9 @@ fn dtype(whole: &Fields<'_>, text: &Fields<'_>) -> Result<KvDtype, HfError> {
     if let Some(quantisation) = whole.object("quantization_config")?
         && quantisation.object("kv_cache_scheme")?.is_some()
     {
-        return Err(quantisation.refused("kv_cache_scheme", "give the type that the engine caches (kv_dtype)"));
+        return Err(
+            quantisation.refused("kv_cache_scheme", "give the type that the engine caches (kv_dtype)")
+        );
     }
     for (fields, name) in [(text, "dtype"), (text, "torch_dtype"), (whole, "dtype"), (whole, "torch_dtype")] {
         match fields.text(name)? {
@@ -147,10 +150,8 @@ fn dtype(whole: &Fields<'_>, text: &Fields<'_>) -> Result<KvDtype, HfError> {
             Some("float16") => return Ok(KvDtype::F16),
             Some("float32") => return Ok(KvDtype::F32),
             Some(_) => {
-                return Err(fields.refused(
-                    name,
-                    "use bfloat16, float16 or float32, or give the cached type (kv_dtype)",
-                ));
+                return Err(fields
+                    .refused(name, "use bfloat16, float16 or float32, or give the cached type (kv_dtype)"));
             }
         }
     }

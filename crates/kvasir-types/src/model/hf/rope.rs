@@ -50,8 +50,10 @@ pub(super) fn read(
     };
     let at_fault = || own.filter(|p| p.get("partial_rotary_factor").is_some()).unwrap_or(text);
     if architecture.partial == Partial::Whole && rotated != 1.0 {
-        return Err(at_fault()
-            .refused("partial_rotary_factor", "this architecture is not known to rotate only part of a head"));
+        return Err(at_fault().refused(
+            "partial_rotary_factor",
+            "this architecture is not known to rotate only part of a head",
+        ));
     }
     let rotary_dims = (f64::from(head_dim) * rotated) as u32;
     if !(rotated > 0.0 && rotated <= 1.0 && rotary_dims >= 2 && rotary_dims.is_multiple_of(2)) {
@@ -99,8 +101,10 @@ fn parameters<'a>(text: &Fields<'a>, reach: Reach, local: bool) -> Result<Option
     }
     match parameters.object(reach.name())? {
         Some(own) => Ok(Some(own)),
-        None => Err(parameters
-            .refused(reach.name(), "required, because layers of this type exist and other types have entries")),
+        None => Err(parameters.refused(
+            reach.name(),
+            "required, because layers of this type exist and other types have entries",
+        )),
     }
 }
 

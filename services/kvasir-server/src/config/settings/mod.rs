@@ -50,7 +50,9 @@ pub const SETTINGS: &[Setting] = &[
         key: "server.ops_listen",
         help: "A second address, only for probes and metrics, always plain HTTP: for kubelets and scrapers without certificates.",
         example: "\"0.0.0.0:7481\"",
-        set: |c, t| parsed(c.server.ops_listen.insert(c.server.listen), t, "an address such as 127.0.0.1:7481"),
+        set: |c, t| {
+            parsed(c.server.ops_listen.insert(c.server.listen), t, "an address such as 127.0.0.1:7481")
+        },
         get: |c| c.server.ops_listen.and_then(|address| quoted(address.to_string())),
     },
     Setting {
@@ -332,8 +334,7 @@ pub const SETTINGS: &[Setting] = &[
         set: |c, t| {
             duration(&mut c.gc.policy.tombstone_retention, t)?;
             let sound = c.gc.policy.tombstone_retention >= limits::TOMBSTONE_RETENTION_MIN;
-            let problem =
-                "must be at least 1m: a garbage collection pass stops deleting after that time";
+            let problem = "must be at least 1m: a garbage collection pass stops deleting after that time";
             if sound { Ok(()) } else { Err(problem.to_owned()) }
         },
         get: |c| duration_text(c.gc.policy.tombstone_retention),

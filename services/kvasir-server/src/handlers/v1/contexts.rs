@@ -46,7 +46,9 @@ pub(in crate::handlers) async fn list(
     let labels = labels(query.labels.as_deref().unwrap_or_default())?;
     let search = query.search.unwrap_or_default();
     if search.len() > LABEL_VALUE_BYTES_MAX {
-        return Err(ApiError::bad_request(format!("a search may have at most {LABEL_VALUE_BYTES_MAX} bytes")));
+        return Err(ApiError::bad_request(format!(
+            "a search may have at most {LABEL_VALUE_BYTES_MAX} bytes"
+        )));
     }
     let (filter, limit) = (ContextFilter { labels, search }, query.limit.unwrap_or(PAGE));
     Ok(Json(state.storage()?.contexts().list(&principal.tenant, &filter, limit, query.after).await?))

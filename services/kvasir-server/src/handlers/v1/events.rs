@@ -31,7 +31,11 @@ impl EventFilter {
         let wanted = query.types.as_deref().unwrap_or_default().split(',').filter(|text| !text.is_empty());
         let types = wanted.map(|text| {
             let known = EventType::ALL.into_iter().find(|kind| kind.as_str() == text);
-            known.ok_or_else(|| ApiError::bad_request(format!("{text:?} is not an event type: use stored, removed or cleared")))
+            known.ok_or_else(|| {
+                ApiError::bad_request(format!(
+                    "{text:?} is not an event type: use stored, removed or cleared"
+                ))
+            })
         });
         Ok(Self {
             tenant: principal.tenant,

@@ -17,7 +17,9 @@ pub(in crate::handlers) async fn post(
 ) -> Result<Json<ExplainResponse>, ApiError> {
     let request: ExplainRequest = body::json(request_body).await?;
     if request.tokens.len() > LOOKUP_TOKENS_MAX {
-        return Err(ApiError::bad_request(format!("more than {LOOKUP_TOKENS_MAX} tokens; send several requests")));
+        return Err(ApiError::bad_request(format!(
+            "more than {LOOKUP_TOKENS_MAX} tokens; send several requests"
+        )));
     }
     Ok(Json(state.storage()?.explain(&principal.tenant, &request).await?))
 }

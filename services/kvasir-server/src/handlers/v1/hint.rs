@@ -42,8 +42,9 @@ pub(super) fn announced(headers: &HeaderMap) -> Result<Option<AnnouncedBody>, Ap
     let Some(digest) = text(headers, HEADER_OBJECT_DIGEST)? else { return Ok(None) };
     let object_digest = digest.parse().map_err(|e| wrong(HEADER_OBJECT_DIGEST, &format!("{e}")))?;
     let no_length = || {
-        let detail =
-            format!("header {HEADER_OBJECT_DIGEST} needs Content-Length: do not send the body with chunked encoding");
+        let detail = format!(
+            "header {HEADER_OBJECT_DIGEST} needs Content-Length: do not send the body with chunked encoding"
+        );
         Problem::new(ErrorCode::LengthRequired, detail)
     };
     Ok(Some(AnnouncedBody { object_digest, bytes: body::declared_length(headers).ok_or_else(no_length)? }))

@@ -24,8 +24,9 @@ pub(in crate::handlers) async fn report(
     let parts =
         record.timeline.as_ref().map_or(0, |timeline| timeline.chunks.len().max(timeline.bandwidth.len()));
     if parts > LOAD_TIMELINE_MAX {
-        let detail =
-            format!("the timeline has {parts} parts; join neighbours until there are at most {LOAD_TIMELINE_MAX}");
+        let detail = format!(
+            "the timeline has {parts} parts; join neighbours until there are at most {LOAD_TIMELINE_MAX}"
+        );
         return Err(ApiError::bad_request(detail));
     }
     state.metrics().api().load(&record);

@@ -84,9 +84,7 @@ fn from_json(request: LookupRequest) -> Result<(LookupQuery, Query), ApiError> {
         }
         (None, None, Some(chunks)) => Query::Chunks(chunks),
         _ => {
-            return Err(ApiError::bad_request(
-                "give exactly one of tokens, block_hashes and chunk_ids",
-            ));
+            return Err(ApiError::bad_request("give exactly one of tokens, block_hashes and chunk_ids"));
         }
     };
     Ok((LookupQuery { model_id, namespace, fresh, direct }, query))

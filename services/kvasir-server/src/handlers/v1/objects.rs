@@ -39,8 +39,7 @@ pub(in crate::handlers) async fn put(
     let (namespace, key) = (id("namespace", &namespace)?, id("key", &key)?);
     body::check_length(&headers, storage.settings().chunk_bytes_max)?;
     let no_length = || {
-        let detail =
-            "send the body with Content-Length, not with chunked encoding: the object's header contains its length";
+        let detail = "send the body with Content-Length, not with chunked encoding: the object's header contains its length";
         Problem::new(ErrorCode::LengthRequired, detail)
     };
     let bytes = body::declared_length(&headers).ok_or_else(no_length)?;

@@ -135,7 +135,9 @@ fn deployment(asked: &PlanRequest) -> Result<Deployment, ApiError> {
 
 fn within(value: u64, least: u64, most: u64, name: &str) -> Result<u64, ApiError> {
     let is_within = (least..=most).contains(&value);
-    is_within.then_some(value).ok_or_else(|| ApiError::bad_request(format!("{name} must be {least} to {most}")))
+    is_within
+        .then_some(value)
+        .ok_or_else(|| ApiError::bad_request(format!("{name} must be {least} to {most}")))
 }
 
 /// A number above zero, small enough that results remain finite.

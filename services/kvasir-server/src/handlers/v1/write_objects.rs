@@ -107,8 +107,8 @@ impl<S: Stream<Item = Result<Bytes, axum::Error>> + Unpin> Received<S> {
     async fn next(&mut self, most: u64) -> Result<Bytes, ApiError> {
         while self.held.is_empty() {
             let part = self.parts.next().await;
-            let part =
-                part.ok_or_else(|| ApiError::bad_request("the body ends before its last object is complete"))?;
+            let part = part
+                .ok_or_else(|| ApiError::bad_request("the body ends before its last object is complete"))?;
             self.held =
                 part.map_err(|error| ApiError::bad_request(format!("the body broke off: {error}")))?;
         }

@@ -62,7 +62,8 @@ pub(super) fn table(rows: &[BudgetRow]) -> Vec<Vec<String>> {
 
 /// Scores of questions.
 pub(super) fn task_table(rows: &[TaskRow]) -> Vec<Vec<String>> {
-    let mut lines = vec![["cache", "task", "questions", "right (95 %)", "F1 (95 %)"].map(str::to_owned).to_vec()];
+    let mut lines =
+        vec![["cache", "task", "questions", "right (95 %)", "F1 (95 %)"].map(str::to_owned).to_vec()];
     lines.extend(rows.iter().map(|row| {
         let range = |e: &Estimate| format!("{:.2} ({:.2}–{:.2})", e.mean, e.low.max(0.0), e.high.min(1.0));
         let kind = format!("{:?}", row.kind).to_lowercase();

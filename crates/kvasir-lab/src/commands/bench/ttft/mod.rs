@@ -147,7 +147,8 @@ fn measure(arguments: &TtftArguments) -> CliResult<TtftReport> {
     let usage = |message: String| CliError::new(Exit::Data, message, "See `kvasir plan --list`.");
     let like =
         preset(&arguments.like).ok_or_else(|| usage(format!("no model is called {}", arguments.like)))?;
-    let card = gpu(&arguments.gpu).ok_or_else(|| usage(format!("there is no known GPU {}", arguments.gpu)))?;
+    let card =
+        gpu(&arguments.gpu).ok_or_else(|| usage(format!("there is no known GPU {}", arguments.gpu)))?;
     let (tokens, rounds) = if arguments.quick { (256, 1) } else { (arguments.tokens, arguments.rounds) };
     let positive = |x: &f64| x.is_finite() && *x > 0.0;
     let links = arguments.bandwidth.iter().chain([&arguments.concurrent_bandwidth, &arguments.slo_ms]);

@@ -69,7 +69,8 @@ fn policy(text: &str) -> Result<PolicyChoice, String> {
 }
 
 pub(super) fn capacity(text: &str) -> Result<f64, String> {
-    let number: f64 = text.trim_end_matches('%').parse().map_err(|_| format!("{text:?} is not a percentage"))?;
+    let number: f64 =
+        text.trim_end_matches('%').parse().map_err(|_| format!("{text:?} is not a percentage"))?;
     if (0.0..=100.0).contains(&number) {
         Ok(number / 100.0)
     } else {
