@@ -1,12 +1,12 @@
-"""Alerts and their recorded rules, each alert with series for which it fires and series for which it does not.
+"""Alerts and what they are computed from, each with series for which it fires and series for which it does not.
 
-Every alert has a section of the same name in the operations page: its meaning, what to check, what to do.
+Every alert has a section of the same name in services/kvasir-server/docs/alerts.md: its cause, what to check, the remedy.
 """
 
 from model import Alert, Series
 
 PAGE, TICKET = "critical", "warning"
-"""PAGE wakes the operator; TICKET can wait until the next day."""
+"""Somebody gets up; somebody looks tomorrow."""
 
 KVASIR = {"job": "kvasir", "namespace": "ml"}
 ONE = 'instance="a",job="kvasir",namespace="ml"'
@@ -48,44 +48,44 @@ RECORDED += [
 
 
 def burn(short: str, long: str, factor: float) -> str:
-    """The budget of 1 request in 1,000 is spent `factor` times too fast, over both a short and a long window."""
+    """The budget of 1 request in 1,000 is spent `factor` times too fast, lately and for a while."""
     name = "namespace_job:kvasir_http_errors:ratio_rate"
     return f"{name}{long} > {factor} * 0.001\nand {name}{short} > {factor} * 0.001"
 
 
 AVAILABILITY = [
     Alert("KvasirAbsent", PAGE, "absent(kvasir_ready)", "5m",
-          "No replica of Kvasir is scraped.", "Prometheus has had no metrics from any replica for 5 minutes.",
+          "No replica of Kvasir is scraped.", "Prometheus has no metrics of any replica for 5 minutes.",
           at="10m", fires=[Series("up", "1x40")], silent=[one("kvasir_ready", "1x40")]),
     Alert("KvasirDown", PAGE, "up == 0\nand on (job) group by (job) (count_over_time(kvasir_build_info[1d]))", "3m",
-          "A replica of Kvasir is down.", "Prometheus cannot scrape it, although it or another replica was scraped within the last day.",
+          "A replica of Kvasir does not answer.", "Prometheus cannot scrape it, while it or its neighbours were scraped within a day.",
           at="10m", labels={**KVASIR, "instance": "b"},
           fires=[one("up", "1x40"), two("up", "1x4 0x40"), one("kvasir_build_info", "1x40", 'version="1"')],
           silent=[one("up", "1x40"), two("up", "1x40"), Series('up{job="other"}', "0x40"), one("kvasir_build_info", "1x40", 'version="1"')]),
     Alert("KvasirNotServing", PAGE, f"sum {BY} (kvasir_ready) == 0", "1m",
-          "No replica of Kvasir accepts traffic.", "Replicas are running, but none is ready, because none has reached its store.",
+          "No replica of Kvasir takes traffic.", "Replicas run and none is ready: none has reached its store.",
           at="5m", labels=KVASIR, fires=[one("kvasir_ready", "1x2 0x20"), two("kvasir_ready", "0x20")],
           silent=[one("kvasir_ready", "0x20"), two("kvasir_ready", "1x20")]),
     Alert("KvasirNotReady", TICKET, "kvasir_ready == 0", "10m",
-          "A replica of Kvasir is running but accepts no traffic.", "It has not reached its store since it started, or its shutdown does not complete.",
+          "A replica of Kvasir runs and takes no traffic.", "It has not reached its store since it started, or its shutdown does not end.",
           at="15m", labels={**KVASIR, "instance": "a"}, fires=[one("kvasir_ready", "0x40"), two("kvasir_ready", "1x40")],
           silent=[one("kvasir_ready", "0x12 1x40"), two("kvasir_ready", "1x40")]),
     Alert("KvasirRestarts", TICKET, "changes(kvasir_start_time_seconds[30m]) > 2", "0m",
-          "A replica of Kvasir restarts repeatedly.", "It started {value} times within 30 minutes.",
+          "A replica of Kvasir starts again and again.", "It started {value} times within 30 minutes.",
           at="20m", labels={**KVASIR, "instance": "a"}, template="{{ $value }}", value="3",
           fires=[one("kvasir_start_time_seconds", "10x8 300x8 600x8 900x30")], silent=[one("kvasir_start_time_seconds", "10x20 700x40")]),
     Alert("KvasirVersionsDiffer", TICKET, f"count {BY} (count by (namespace, job, version) (kvasir_build_info)) > 1", "1h",
-          "Replicas of Kvasir have been running different versions for an hour.", "{value} versions are running: a rollout is stuck or was not completed.",
+          "Replicas of Kvasir have run different versions for an hour.", "{value} versions run: a rollout is stuck, or was left half done.",
           at="80m", labels=KVASIR, template="{{ $value }}", value="2",
           fires=[one("kvasir_build_info", "1x200", 'version="1"'), two("kvasir_build_info", "1x200", 'version="2"')],
           silent=[one("kvasir_build_info", "1x200", 'version="1"'), two("kvasir_build_info", "1x40", 'version="2"'),
                   two("kvasir_build_info", "_x60 1x140", 'version="1"')]),
     Alert("KvasirErrorsFast", PAGE, burn("5m", "1h", 14.4), "2m",
-          "Many requests to Kvasir fail with a server error.", "{value} of the requests of the last hour failed; at this rate, a month's error budget of 0.1 % lasts two days.",
+          "Kvasir answers many requests with a server error.", "{value} of the last hour's requests failed; a month's budget of 0.1 % lasts two days.",
           at="62m", labels=KVASIR, template="{{ $value | humanizePercentage }}", value="4.762%",
           fires=answered("0+600x130", "0+30x130"), silent=answered("0+600x130", "0+6x130")),
     Alert("KvasirErrorsSlow", TICKET, burn("30m", "6h", 6), "15m",
-          "More requests to Kvasir fail with a server error than the error budget allows.", "{value} of the requests of the last 6 hours failed; at this rate, a month's error budget of 0.1 % lasts five days.",
+          "Kvasir answers more requests with a server error than it should.", "{value} of the last 6 hours' requests failed; a month's budget of 0.1 % lasts five days.",
           at="400m", labels=KVASIR, template="{{ $value | humanizePercentage }}", value="0.9901%",
           fires=answered("0+600x900", "0+6x900"), silent=answered("0+6000x900", "0+6x900")),
 ]
@@ -93,7 +93,7 @@ AVAILABILITY = [
 VALUE = [
     Alert("KvasirSloMissed", TICKET,
           f"namespace_job:kvasir_loads_in_slo:ratio_rate30m < 0.9\nand sum {BY} (increase(kvasir_loads_total[30m])) > 20", "10m",
-          "Loads from Kvasir miss their time to first token.", "Only {value} of the loads of the last 30 minutes met their SLO.",
+          "Loads from Kvasir miss their time to first token.", "{value} of the last 30 minutes' loads met their SLO.",
           at="45m", labels=KVASIR, template="{{ $value | humanizePercentage }}", value="66.67%",
           fires=[one("kvasir_loads_total", "0+20x120", 'slo="met"'), one("kvasir_loads_total", "0+10x120", 'slo="missed"')],
           silent=[one("kvasir_loads_total", "0+20x120", 'slo="met"'), one("kvasir_loads_total", "0+1x120", 'slo="missed"')]),
@@ -101,7 +101,7 @@ VALUE = [
           "namespace_job:kvasir_lookup_tokens_found:ratio_rate30m\n"
           "  < 0.5 * avg_over_time(namespace_job:kvasir_lookup_tokens_found:ratio_rate30m[1d] offset 1h)\n"
           f"and sum {BY} (rate(kvasir_lookup_tokens_total{{result=\"asked\"}}[30m])) > 100", "30m",
-          "Kvasir's hit ratio is less than half of yesterday's.", "Only {value} of the looked-up tokens are stored.",
+          "Kvasir finds less than half of what it found yesterday.", "Only {value} of the tokens that are looked up are stored.",
           at="5h", labels=KVASIR, template="{{ $value | humanizePercentage }}", value="10%",
           fires=[one("kvasir_lookup_tokens_total", "0+30000x700", 'result="asked"'),
                  one("kvasir_lookup_tokens_total", "0+24000x420 10080000+3000x280", 'result="matched"')],
@@ -109,7 +109,7 @@ VALUE = [
                   one("kvasir_lookup_tokens_total", "0+24000x420 10080000+15000x280", 'result="matched"')]),
     Alert("KvasirLookupsSlow", TICKET,
           f'histogram_quantile(0.99, sum by (namespace, job, le) (rate(kvasir_http_request_duration_seconds_bucket{{route="/v1/lookup"}}[10m]))) > 0.5',
-          "15m", "Lookups in Kvasir are slow.", "1 lookup in 100 takes longer than {value}.",
+          "15m", "Lookups in Kvasir are slow.", "1 in 100 takes longer than {value}.",
           at="30m", labels=KVASIR, template="{{ $value | humanizeDuration }}", value="995ms",
           fires=[one("kvasir_http_request_duration_seconds_bucket", "0+0x80", 'route="/v1/lookup",le="0.5"'),
                  one("kvasir_http_request_duration_seconds_bucket", "0+100x80", 'route="/v1/lookup",le="1"'),
@@ -120,18 +120,18 @@ VALUE = [
 
 STORE = [
     Alert("KvasirStoreBreakerOpen", PAGE, "kvasir_store_breaker_open > 0", "2m",
-          "The store circuit breaker of a Kvasir replica is open.", "It fails reads or writes immediately and probes the store with one request at a time.",
+          "A replica of Kvasir has given up on its store for now.", "It fails reads or writes at once and tries one request at a time.",
           at="5m", labels={**KVASIR, "instance": "a"}, fires=[one("kvasir_store_breaker_open", "0 1x20")],
           silent=[one("kvasir_store_breaker_open", "0 1 1 0x20")]),
     Alert("KvasirStoreFailing", TICKET,
           f'sum {BY} (rate(kvasir_store_requests_total{{outcome="error"}}[10m])) / sum {BY} (rate(kvasir_store_requests_total[10m])) > 0.05', "10m",
-          "Many of Kvasir's requests to the object store fail.", "{value} of the requests of the last 10 minutes failed.",
+          "The object store fails many of Kvasir's requests.", "{value} of the requests of the last 10 minutes failed.",
           at="25m", labels=KVASIR, template="{{ $value | humanizePercentage }}", value="10%",
           fires=[one("kvasir_store_requests_total", "0+90x60", 'op="get",outcome="ok"'), one("kvasir_store_requests_total", "0+10x60", 'op="get",outcome="error"')],
           silent=[one("kvasir_store_requests_total", "0+90x60", 'op="get",outcome="refused"'), one("kvasir_store_requests_total", "0+1x60", 'op="get",outcome="error"')]),
     Alert("KvasirStoreSlow", TICKET,
           'histogram_quantile(0.9, sum by (namespace, job, le) (rate(kvasir_store_request_duration_seconds_bucket{op="get"}[10m]))) > 1', "15m",
-          "The object store is slow for Kvasir's reads.", "1 read in 10 waits longer than {value} for its response headers.",
+          "The object store answers Kvasir's reads slowly.", "1 read in 10 waits longer than {value} for the head of its answer.",
           at="30m", labels=KVASIR, template="{{ $value | humanizeDuration }}", value="2.35s",
           fires=[one("kvasir_store_request_duration_seconds_bucket", "0+0x80", 'op="get",le="1"'),
                  one("kvasir_store_request_duration_seconds_bucket", "0+100x80", 'op="get",le="2.5"'),
@@ -139,26 +139,26 @@ STORE = [
           silent=[one("kvasir_store_request_duration_seconds_bucket", "0+95x80", 'op="get",le="1"'),
                   one("kvasir_store_request_duration_seconds_bucket", "0+100x80", 'op="get",le="+Inf"')]),
     Alert("KvasirStoreBusy", TICKET, f'sum {BY} (increase(kvasir_store_events_total{{event=~"busy|budget_spent"}}[15m])) > 10', "5m",
-          "Kvasir rejects store requests because too many are waiting or failing.", "{value} requests were rejected within 15 minutes.",
+          "Kvasir refuses store requests because too many wait or fail.", "{value} within 15 minutes.",
           at="25m", labels=KVASIR, template="{{ $value | humanize }}", value="60",
           fires=[one("kvasir_store_events_total", "0+2x60", 'event="busy"')], silent=[one("kvasir_store_events_total", "0+2x60", 'event="retried"')]),
     Alert("KvasirOverCapacity", TICKET,
           f"max {BY} (kvasir_stored_bytes) > 1.05 * max {BY} (kvasir_stored_capacity_bytes)\nand max {BY} (kvasir_stored_capacity_bytes) > 0", "1h",
-          "Kvasir's store holds more than gc.capacity.", "{value} of chunk objects are stored: the collector is slower than the uploads, or most chunks are pinned.",
+          "Kvasir's store holds more than gc.capacity.", "{value} of chunk objects: the collector does not keep up with what is stored, or most is pinned.",
           at="90m", labels=KVASIR, template="{{ $value | humanize1024 }}B", value="2GiB",
           fires=[one("kvasir_stored_bytes", "2147483648x200"), one("kvasir_stored_capacity_bytes", "1073741824x200")],
           silent=[one("kvasir_stored_bytes", "1073741824x200"), one("kvasir_stored_capacity_bytes", "1073741824x200")]),
     Alert("KvasirBackgroundPanics", TICKET, "increase(kvasir_background_panics_total[1h]) > 0", "0m",
-          "A background task of a Kvasir replica panics.", "It restarts after a pause that doubles up to a minute; a replica that needs the task stops accepting traffic.",
+          "A background task of a Kvasir replica panics.", "It runs again after a pause that doubles up to a minute; a replica that needs the task leaves the traffic.",
           at="20m", labels={**KVASIR, "instance": "a", "task": "gc"}, fires=[one("kvasir_background_panics_total", "0x10 1x40", 'task="gc"')],
           silent=[one("kvasir_background_panics_total", "1x60", 'task="gc"')]),
     Alert("KvasirCacheUnusable", TICKET, "kvasir_cache_unusable == 1", "5m",
-          "A Kvasir replica runs without its disk.", "The disk was full or read-only at start: its data is kept in memory or not at all, and is lost when the process ends.",
+          "A Kvasir replica runs without its disk.", "The disk was full or read-only at start: what should lie there is in memory or off, and is gone with the process.",
           at="20m", labels={**KVASIR, "instance": "a", "part": "index"}, fires=[one("kvasir_cache_unusable", "1x60", 'part="index"')],
           silent=[one("kvasir_cache_unusable", "0x60", 'part="index"')]),
     Alert("KvasirCollectorStalled", TICKET,
           f"sum {BY} (increase(kvasir_gc_passes_total[6h])) == 0\nand sum {BY} (max_over_time(kvasir_gc_passes_total[2d])) > 0", "10m",
-          "Kvasir's collector has not run for six hours.", "Deleted and expired chunks still use space, and gc.capacity is not enforced.",
+          "Kvasir's collector has not run for six hours.", "Deleted and expired chunks keep their space, and gc.capacity is not kept.",
           at="10h", labels=KVASIR, fires=[one("kvasir_gc_passes_total", "0+1x100 100x1200")], silent=[one("kvasir_gc_passes_total", "0x100 1x600 2x600")]),
 ]
 
@@ -166,18 +166,18 @@ DATA = [
     Alert("KvasirCorruption", PAGE,
           f'sum {BY} (increase(kvasir_scrub_objects_total{{result="quarantined"}}[1h])) > 0\n'
           f'or sum {BY} (increase(kvasir_http_requests_total{{status="502"}}[1h])) > 0', "0m",
-          "The object store returned wrong bytes to Kvasir.", "No wrong bytes were delivered: all bytes are verified first, and clients recompute instead.",
+          "The object store gave Kvasir other bytes than were stored.", "No wrong byte was handed out: each is checked before, and clients compute instead.",
           at="20m", labels=KVASIR, fires=[one("kvasir_scrub_objects_total", "0x20 1x40", 'result="quarantined"')],
           also=(([one("kvasir_http_requests_total", "0x20 1x40", 'status="502",route="/v1/chunks/{id}",method="GET"')], KVASIR),),
           silent=[one("kvasir_scrub_objects_total", "0+50x60", 'result="sound"'), one("kvasir_http_requests_total", "0+5x60", 'status="503",route="/v1/lookup",method="POST"')]),
     Alert("KvasirDiskCorruption", TICKET, 'increase(kvasir_hot_evictions_total{reason="corrupt"}[1h]) > 0\nor delta(kvasir_index_replaced[1h]) > 0', "0m",
-          "A disk of a Kvasir replica returns wrong bytes.", "Frames of the hot tier or the index were discarded; the store still has all data.",
+          "A disk of a Kvasir replica gives other bytes than were written.", "Frames of the hot tier or the index were thrown away; the store has them all.",
           at="20m", labels={**KVASIR, "instance": "a", "medium": "disk", "reason": "corrupt"},
           fires=[one("kvasir_hot_evictions_total", "0x20 3x40", 'medium="disk",reason="corrupt"')],
           also=(([one("kvasir_index_replaced", "0x20 1x40")], {**KVASIR, "instance": "a"}),),
           silent=[one("kvasir_hot_evictions_total", "0+9x60", 'medium="disk",reason="capacity"'), one("kvasir_index_replaced", "1x60")]),
     Alert("KvasirBadUploads", TICKET, f'sum {BY} (rate(kvasir_http_requests_total{{method="PUT",status="422"}}[15m])) > 0.1', "15m",
-          "A client sends damaged or misnamed chunks to Kvasir.", "{value} uploads per second are rejected.",
+          "A client sends Kvasir damaged or misnamed chunks.", "{value} uploads a second are refused.",
           at="40m", labels=KVASIR, template="{{ $value | humanize }}", value="1",
           fires=[one("kvasir_http_requests_total", "0+30x100", 'method="PUT",status="422",route="/v1/chunks"')],
           silent=[one("kvasir_http_requests_total", "0+30x100", 'method="PUT",status="201",route="/v1/chunks"')]),
@@ -185,13 +185,13 @@ DATA = [
           f'sum {BY} (increase(kvasir_journal_entries_total{{direction="appended"}}[30m])) > 0\n'
           f'unless sum {BY} (increase(kvasir_journal_entries_total{{direction="applied"}}[30m])) > 0\n'
           f"unless count {BY} (kvasir_ready) < 2", "15m",
-          "Replicas of Kvasir do not receive each other's changes.", "Chunks are written to the journal, but no replica applies the others' entries: other replicas miss matches inside chunks, and removals.",
+          "Replicas of Kvasir do not learn of each other.", "Chunks are journalled and no replica takes the others' entries in: matches inside chunks and removals stay unknown.",
           at="50m", labels=KVASIR,
           fires=[one("kvasir_ready", "1x120"), two("kvasir_ready", "1x120"), one("kvasir_journal_entries_total", "0+3x120", 'direction="appended"'),
                  two("kvasir_journal_entries_total", "7x120", 'direction="applied"')],
           silent=[one("kvasir_ready", "1x120"), one("kvasir_journal_entries_total", "0+3x120", 'direction="appended"')]),
     Alert("KvasirStoreNotConditional", TICKET, "kvasir_store_conditional_create == 0 and kvasir_ready == 1", "30m",
-          "Kvasir's store ignores conditional writes.", "Kvasir works, but the first request of each tenant is slower. Check that this is the intended store.",
+          "Kvasir's store ignores conditional writes.", "It works, with a slower first request of each tenant; is this the store you meant?",
           at="40m", labels={**KVASIR, "instance": "a"}, fires=[one("kvasir_store_conditional_create", "0x120"), one("kvasir_ready", "1x120")],
           silent=[one("kvasir_store_conditional_create", "0x10 1x120"), one("kvasir_ready", "1x120")]),
 ]
@@ -200,7 +200,7 @@ PRESSURE = [
     Alert("KvasirHotTierSmall", TICKET,
           'histogram_quantile(0.5, sum by (namespace, job, le) (rate(kvasir_hot_eviction_idle_seconds_bucket{reason="capacity"}[30m]))) < 60\n'
           f'and sum {BY} (rate(kvasir_hot_served_bytes_total{{medium="object"}}[30m])) > 0.5 * sum {BY} (rate(kvasir_hot_served_bytes_total[30m]))', "30m",
-          "Kvasir's memory and disk are too small for the working set.", "Half of the evicted frames were used within the last {value}, and most bytes are read from the store.",
+          "Kvasir's memory and disk are too small for what is read.", "Half of what is evicted was used within {value}, and most bytes are read from the store.",
           at="90m", labels=KVASIR, template="{{ $value | humanizeDuration }}", value="7.5s",
           fires=[one("kvasir_hot_eviction_idle_seconds_bucket", "0+0x200", 'medium="disk",reason="capacity",le="5"'),
                  one("kvasir_hot_eviction_idle_seconds_bucket", "0+20x200", 'medium="disk",reason="capacity",le="10"'),
@@ -210,14 +210,14 @@ PRESSURE = [
                   one("kvasir_hot_eviction_idle_seconds_bucket", "0+20x200", 'medium="disk",reason="capacity",le="+Inf"'),
                   one("kvasir_hot_served_bytes_total", "0+100x200", 'type="",turn="1",medium="object"'), one("kvasir_hot_served_bytes_total", "0+900x200", 'type="",turn="1",medium="cpu"')]),
     Alert("KvasirTenantThrottled", TICKET, "sum by (namespace, job, limit) (rate(kvasir_quota_throttled_total[15m])) > 1", "15m",
-          "A tenant of Kvasir exceeds its quota.", "{value} requests per second are rejected until later.",
+          "A tenant of Kvasir runs into its quota.", "{value} requests a second are refused with a Retry-After.",
           at="40m", labels={**KVASIR, "limit": "requests_per_second"}, template="{{ $value | humanize }}", value="2",
           fires=[one("kvasir_quota_throttled_total", "0+60x100", 'limit="requests_per_second"')], silent=[one("kvasir_quota_throttled_total", "0+3x100", 'limit="requests_per_second"')]),
     Alert("KvasirCredentialsRefused", TICKET, f'sum {BY} (rate(kvasir_auth_refused_total{{reason!="braked"}}[10m])) > 1', "10m",
-          "Kvasir rejects many credentials.", "{value} per second: a token expired or was rotated on one side only, or an attacker is guessing tokens.",
+          "Kvasir refuses many credentials.", "{value} a second: a token expired or was rotated on one side only, or an address guesses.",
           at="25m", labels=KVASIR, template="{{ $value | humanize }}", value="2",
           fires=[one("kvasir_auth_refused_total", "0+60x60", 'reason="invalid"')],
-          # `braked` is the former name of `rate_limited`; refusals are counted under both names and must not count twice.
+          # `braked` is the former name of `rate_limited`: what counts under both must not count twice.
           silent=[one("kvasir_auth_refused_total", "0+6x60", 'reason="invalid"'), one("kvasir_auth_refused_total", "0+18x60", 'reason="rate_limited"'),
                   one("kvasir_auth_refused_total", "0+18x60", 'reason="braked"')]),
 ]

@@ -1,11 +1,11 @@
-"""The parts of dashboards and alerts, and their output formats for Grafana and Prometheus. The content is elsewhere."""
+"""What dashboards and alerts are made of, and the forms that Grafana and Prometheus want them in. No content here."""
 
 import json
 import re
 from dataclasses import dataclass, field
 
-RUNBOOK = "https://github.com/kvasir-kv/kvasir/blob/main/services/kvasir-server/docs/operations.md#"
-"""Where an alert's section of the operations page is; the anchor is its name in lower case."""
+RUNBOOK = "services/kvasir-server/docs/alerts.md#"
+"""Where in the source tree an alert's section is; the anchor is its name in lower case."""
 
 SELECTOR = 'job=~"$job",instance=~"$instance"'
 """What `@` stands for in a panel's query: the dashboard's choice of targets."""
@@ -159,7 +159,7 @@ class Alert:
 
     def annotations(self, value: str) -> dict:
         return {"summary": self.summary, "description": self.description.replace("{value}", value),
-                "runbook_url": RUNBOOK + self.name.lower()}
+                "runbook": RUNBOOK + self.name.lower()}
 
     def test(self, rule_files: list) -> dict:
         fires = [self.case("fires", series, [self.expected(labels)]) for series, labels in ((self.fires, self.labels), *self.also)]

@@ -3,7 +3,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -250,6 +250,60 @@ async fn an_announced_chunk_is_not_acknowledged_under_a_removed_name_either() {
             assert_eq!(matched(replica, &tokens).await, 64);
         }
     }
+}
+
+/// Another replica removes an object while it is stored again here, which is heard of before the bytes are complete; then nobody can say
+/// any more whether there is a tombstone. The row of the removal stays: a process that ends there has nothing else that tells of it.
+#[tokio::test]
+async fn a_removal_that_was_heard_of_outlives_an_upload_of_the_same_bytes() {
+    let backend = Backend::memory();
+    let other = backend.replica().await;
+    let root = prepare(&other).await;
+    let tokens = chunks::tokens(127, 64);
+    let chunk = chunks::chunk(root, &tokens, 0, 64, 50);
+    put(&other, &chunk).await;
+    let tombstone = other.store().layout().path(&Key::Tombstone(key(&chunk)));
+    let (removed_key, here) = (key(&chunk), Arc::new(OnceLock::<Arc<Storage>>::new()));
+    let (looks, remover, hearer, removed) =
+        (Arc::new(AtomicUsize::new(0)), Arc::clone(&other), Arc::clone(&here), tombstone.clone());
+    let hook: Hook = Arc::new(move |request, path| {
+        let (looks, other, here, tombstone) =
+            (Arc::clone(&looks), Arc::clone(&remover), Arc::clone(&hearer), removed.clone());
+        let removed_key = removed_key.clone();
+        async move {
+            if request != Hooked::Reading || path != tombstone {
+                return Ok(());
+            }
+            let objects = other.store().objects();
+            match looks.fetch_add(1, Ordering::Relaxed) + 1 {
+                2 => {
+                    other.lifecycle().remove(&removed_key).await.expect("removes");
+                    here.get().expect("it runs").changes().journal_tail().await.expect("hears of it");
+                    // What the look is told was true a moment before.
+                    objects.delete(&tombstone).await.expect("deletes");
+                    Ok(())
+                }
+                3 => {
+                    objects.put(&tombstone, "removed".into()).await.expect("writes");
+                    let source = "the store is away".into();
+                    Err(object_store::Error::PermissionDenied { path: path.to_string(), source })
+                }
+                _ => Ok(()),
+            }
+        }
+        .boxed()
+    });
+    let storage = backend.hooked_replica(hook).await;
+    here.set(Arc::clone(&storage)).expect("once");
+    let announced = announced(&chunk, chunk.object_digest, chunk.bytes.len());
+    storage
+        .ingest()
+        .put_chunk(announced, body(&chunk.bytes))
+        .await
+        .expect_err("nobody can say whether it is removed");
+    // Not a fresh one, which would ask the store.
+    let lookup = Lookup::new(&tenant(), &name("n"), &model_id(), Query::Tokens(tokens));
+    assert_eq!(storage.lookup(&lookup).await.expect("an answer").matched_tokens, 0);
 }
 
 /// A replica ended between the tombstone and its announcement.

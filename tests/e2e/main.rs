@@ -3,6 +3,7 @@
 mod auth;
 mod bench;
 mod binary;
+mod cluster;
 mod console;
 mod contexts;
 mod direct;

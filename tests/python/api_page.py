@@ -3,6 +3,7 @@
 import ast
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2] / "crates" / "kvasir-python"
@@ -21,9 +22,11 @@ FILES = [
 ]
 HEAD = """# The Python package, name by name
 
-Made of the docstrings by `python tests/python/api_page.py`; `tests/python/run` checks that it is current, and runs the examples.
-In them are `spec`, `profile`, `tokens`, `kv` of a small model, and `store`, `model` in a service (`tests/python/toy_model.py`).
 The guide is the [README](README.md). `kvasir.aio` has the same names for `asyncio`.
+
+`python tests/python/api_page.py` writes this page from the docstrings; `tests/python/run` checks that it is current,
+and runs the examples. They use `spec`, `profile`, `tokens` and `kv` of a small model, and `store` and `model` in a
+service (`tests/python/toy_model.py`).
 """
 
 
@@ -60,7 +63,8 @@ def entry_of(entry: str) -> str:
     head, *rest = entry.split("\n")
     name, _, kind = head.partition(" : ")
     what = " ".join(line.strip() for line in rest)
-    return f"- `{name}`" + (f", {kind}" if kind else "") + (f": {what}" if what else "")
+    line = f"- `{name}`" + (f", {kind}" if kind else "") + (f": {what}" if what else "")
+    return textwrap.fill(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def is_property(node: ast.AST) -> bool:

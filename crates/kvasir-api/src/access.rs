@@ -58,7 +58,7 @@ pub fn required_role(method: &str, route: &str) -> Option<Role> {
     }
     let reads = matches!(method, "GET" | "HEAD");
     let role = match route {
-        routes::CONFIG => Role::Read,
+        routes::CONFIG | routes::MEMBERS => Role::Read,
         // A query; the first request for a namespace creates it.
         routes::LOOKUP
         | routes::NAMESPACES

@@ -15,6 +15,7 @@ mod event;
 mod explain;
 mod load;
 mod lookup;
+mod member;
 mod model;
 mod object;
 mod plan;
@@ -41,6 +42,7 @@ pub use lookup::{
     ChunkErrors, ChunkMatch, LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, LookupQuery, LookupRequest,
     LookupResponse, Via,
 };
+pub use member::{Member, MembersResponse, ROUTE_REPLICAS};
 pub use model::{
     ConfigResponse, MeasuredLevel, ModelInfo, ModelList, NamespaceRequest, NamespaceResponse,
     NamespaceRotation, ProfileInfo, ProfileLevels, ProfileList, RegisteredModel, StoreCapabilities,
@@ -86,6 +88,13 @@ pub const HEADER_NAMESPACE: &str = "kvasir-namespace";
 /// Header of writes of chunks: BLAKE3 of the body; requires a declared length. The body is forwarded to the
 /// store while it arrives.
 pub const HEADER_OBJECT_DIGEST: &str = "kvasir-object-digest";
+
+/// Header of lookups, reads and writes of chunks: the [`RouteKey`](kvasir_types::RouteKey) of the prompt that they serve.
+pub const HEADER_ROUTE: &str = "kvasir-route";
+/// Header of answers to requests that have a route: the epoch of the replica's list of members.
+pub const HEADER_MEMBERS: &str = "kvasir-members";
+/// Header of answers to lookups whose route is split: that route. The caller's next lookup goes by the next one.
+pub const HEADER_SPLIT: &str = "kvasir-split";
 
 /// Stands for a body of bytes in the OpenAPI document.
 #[derive(Debug)]

@@ -11,6 +11,8 @@ pub const READYZ: &str = "/readyz";
 pub const METRICS: &str = "/metrics";
 /// `GET`: capabilities and limits, see [`ConfigResponse`](crate::ConfigResponse).
 pub const CONFIG: &str = "/v1/config";
+/// `GET` a [`MembersResponse`](crate::MembersResponse): the replicas that share the bucket.
+pub const MEMBERS: &str = "/v1/members";
 /// `POST` a [`ModelSpec`](kvasir_types::ModelSpec), returns [`RegisteredModel`](crate::RegisteredModel);
 /// `GET` a [`ModelList`](crate::ModelList).
 pub const MODELS: &str = "/v1/models";

@@ -15,20 +15,23 @@ use kvasir_client::{Deadline, Kvasir, pages::HostPages};
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let url = std::env::args().nth(1).ok_or("usage: first URL")?;
-    let builder = Kvasir::builder(url).model(toy::spec()).profile(toy::profile()?).namespace("examples");
-    let kvasir = builder.connect().await?;
+    let (spec, profile) = (toy::spec(), toy::profile()?);
+    let kvasir = Kvasir::builder(url).model(spec).profile(profile).namespace("examples").connect().await?;
     let prompt = toy::prompt(1000, 1);
     for round in ["first", "second"] {
-        let (pages, deadline) =
-            (HostPages::new(kvasir.spec(), 16, prompt.len())?, Deadline::within(Duration::from_secs(1)));
-        let session = kvasir.session(&prompt).deadline(deadline).await;
-        let loaded = session.load([pages.table()], deadline)?.finish().await;
-        println!(
-            "{round} time: {} tokens loaded, to compute: {:?}",
-            loaded.loaded_tokens(),
-            loaded.missing()
-        );
-        session.save(&toy::prefill(&prompt), prompt.len()).outcome().await;
+        print!("{round} time: ");
+        answer(&kvasir, &prompt).await?;
     }
+    Ok(())
+}
+
+/// One request.
+async fn answer(kvasir: &Kvasir, prompt: &[u32]) -> Result<(), Box<dyn Error>> {
+    let deadline = Deadline::within(Duration::from_secs(1));
+    let pages = HostPages::new(kvasir.spec(), 16, prompt.len())?;
+    let session = kvasir.session(prompt).deadline(deadline).await;
+    let loaded = session.load([pages.table()], deadline)?.finish().await;
+    println!("{} tokens loaded, to compute: {:?}", loaded.loaded_tokens(), loaded.missing());
+    session.save(&toy::prefill(prompt), prompt.len()).outcome().await;
     Ok(())
 }

@@ -138,5 +138,13 @@ pub const SHARED_SILENCE_MAX: Duration = Duration::from_millis(250);
 pub const DIRECT_FAILURES_MAX: u32 = 2;
 /// Threads of a blocking client's runtime: one for the network, one for work that must not wait for it.
 pub const BLOCKING_WORKERS: usize = 2;
+/// How long an unreachable replica is skipped; doubles with each failure in a row.
+pub const MEMBER_AWAY_MIN: Duration = Duration::from_millis(500);
+/// Longest time that it is skipped: about what a pod takes to return.
+pub const MEMBER_AWAY_MAX: Duration = Duration::from_secs(10);
+/// Split routes that a client remembers.
+pub const SPLITS_KNOWN_MAX: usize = 4_096;
+/// How long a client remembers a split route: the replica that split it repeats the hint.
+pub const SPLIT_KNOWN_FOR: Duration = Duration::from_secs(600);
 /// Largest accepted server-sent event: a chunk's block hashes are 20 KB.
 pub(crate) const EVENT_BYTES_MAX: usize = 1 << 20;

@@ -13,6 +13,7 @@ pub mod limits;
 mod lru;
 mod queue_ends;
 pub mod reuse_sampler;
+mod route_splits;
 pub mod table;
 mod turn_index;
 
@@ -25,6 +26,7 @@ pub use eviction_index::{EvictionIndex, TenantIndex, TenantNumbers};
 pub use hit_ratio_curve::{CURVE_SCALES, HitRatioCurve};
 pub use kind::{ParsePolicyError, PolicyKind};
 pub use lru::Lru;
+pub use route_splits::RouteSplits;
 pub use turn_index::TurnInference;
 
 /// Identifies an entry: an interned id, a digest, a (digest, section) pair.

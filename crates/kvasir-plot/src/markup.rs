@@ -5,6 +5,36 @@ use std::fmt::Write as _;
 /// The style sheet of pages and of standalone plots.
 pub(crate) const STYLE: &str = include_str!("style.css");
 
+/// An `<svg>` element as a file of its own with the style of drawings inside.
+///
+/// Colours are literal, because not every viewer knows variables: the light ones, and dark ones where the reader's setting
+/// asks for them.
+pub(crate) fn file(svg: &str, width: f64, height: f64, own_rules: &str) -> String {
+    let Some((attributes, body)) = svg.strip_prefix("<svg ").and_then(|rest| rest.split_once('>')) else {
+        return svg.to_owned();
+    };
+    let palettes: Vec<&str> =
+        STYLE.split(":root {").skip(1).filter_map(|rest| rest.split('}').next()).collect();
+    let rules = STYLE.find("\nsvg {").and_then(|from| STYLE.get(from..)).unwrap_or_default();
+    let rules = rules.split("\n.scroll").next().unwrap_or_default();
+    let rules = format!(
+        "{rules}\nsvg {{ background: var(--paper); font-family: system-ui, sans-serif; }}\n{own_rules}"
+    );
+    let coloured = |palette: &str| {
+        let colours = palette.split(';').filter_map(|line| line.trim().split_once(": "));
+        colours.fold(rules.clone(), |rules, (name, value)| rules.replace(&format!("var({name})"), value))
+    };
+    let style: String = match palettes[..] {
+        [light, dark, ..] => {
+            format!("{}\n@media (prefers-color-scheme: dark) {{{}\n}}\n", coloured(light), coloured(dark))
+        }
+        _ => rules,
+    };
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" {attributes}><style>{style}</style>{body}\n"
+    )
+}
+
 /// Escapes text for an XML or HTML text node or quoted attribute.
 ///
 /// Control characters that no XML document may hold become U+FFFD, so that hostile names (a file, a model)

@@ -1,7 +1,7 @@
 //! XY plots: lines, steps, spans and points over one x axis and up to two y axes.
 
 use super::{
-    markup::{STYLE, escape, put},
+    markup::{escape, file, put},
     scale::{Scale, number},
 };
 
@@ -245,23 +245,9 @@ impl Plot {
         self.series.iter().filter(|s| !s.name.is_empty()).map(legend_entry).sum()
     }
 
-    /// The plot as a file of its own, with the page's style inside, in light colours: not every viewer knows variables.
+    /// The plot as a file of its own.
     pub fn to_file(&self) -> String {
-        let svg = self.to_svg();
-        let head =
-            format!("<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{HEIGHT}\" ");
-        let (light, rules) = STYLE.split_once('}').unwrap_or_default();
-        let rules = rules.find("\n* {").and_then(|behind_dark| rules.get(behind_dark..)).unwrap_or(rules);
-        let background = "svg { background: var(--paper); font-family: system-ui, sans-serif; }";
-        let declared = light.split(['{', ';']).filter_map(|line| line.trim().split_once(": "));
-        let colours = declared.filter(|(name, _)| name.starts_with("--"));
-        let style = colours.fold(format!("<style>{rules}{background}</style>"), |style, (name, value)| {
-            style.replace(&format!("var({name})"), value)
-        });
-        match svg.strip_prefix("<svg ").and_then(|rest| rest.split_once('>')) {
-            Some((attributes, body)) => format!("{head}{attributes}>{style}{body}\n"),
-            None => svg,
-        }
+        file(&self.to_svg(), WIDTH, HEIGHT, "")
     }
 }
 

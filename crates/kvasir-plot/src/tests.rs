@@ -62,10 +62,21 @@ fn every_point_is_drawn() {
 
 #[test]
 fn a_file_of_its_own_names_its_colours() {
-    let file = plot(&[(0.0, 1.0), (1.0, 10.0)], Mark::Joined, "n").to_file();
-    check_markup(&file).expect("well-formed");
-    assert!(file.contains("svg .stroke.c0 { stroke: #") && file.contains("svg { background: #"), "{file}");
-    assert!(!file.contains("var(") && !file.contains("prefers-color-scheme"), "{file}");
+    let bar = Bar { label: "n".to_owned(), value: 1.0, text: "1 s".to_owned(), ours: true };
+    let bars = Bars { description: "n".to_owned(), bars: vec![bar], limit: None };
+    let plot = plot(&[(0.0, 1.0), (1.0, 10.0)], Mark::Joined, "n");
+    for file in [plot.to_file(), bars.to_file()] {
+        check_markup(&file).expect("well-formed");
+        assert!(!file.contains("var(") && !file.contains("table"), "{file}");
+        let (light, dark) =
+            file.split_once("prefers-color-scheme: dark").expect("colours for either setting");
+        for (half, paper) in [(light, "#fcfcfa"), (dark, "#15181d")] {
+            assert!(
+                half.contains(&format!("svg {{ background: {paper}")) && half.contains("svg .fill.c0"),
+                "{file}"
+            );
+        }
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@
 mod blocking;
 mod bucket;
 mod catalog;
+mod chain_cache;
 mod changes;
 mod checked_json;
 mod contexts;

@@ -36,6 +36,8 @@ pub const STREAMED_PART_BYTES: usize = 512 << 10;
 pub const PASSING_HEAD_BYTES_MAX: usize = 512 << 10;
 /// Concurrent store requests of one lookup.
 pub const LOOKUP_PARALLEL: usize = 16;
+/// Parts of prompts, of 1,024 tokens each, whose block hashes are remembered: ~6 KiB each, so 13 MiB for 2 M tokens.
+pub const CHAIN_SEGMENTS_MAX: usize = 2_048;
 /// Chunks probed in the first, the second and each later round of a cold lookup.
 pub const PROBE_ROUNDS: [usize; 3] = [4, 60, 192];
 /// Objects of one seq_hash without a tombstone that a reader considers; the collector removes duplicates.
@@ -150,13 +152,24 @@ pub const HOT_FRAME_BYTES: u64 = 1 << 20;
 pub const HOT_FRAME_BYTES_MAX: u64 = 64 << 20;
 /// Maximum bytes of one store request of the hot tier: bounds the memory that a slow reader makes it hold.
 pub const HOT_FETCH_BYTES: u64 = 8 << 20;
+/// Bytes of a stored object's base that the hot tier is offered: a chunk of a large model. The rest is read
+/// from the store once.
+pub const HOT_OFFERED_BYTES_MAX: u64 = 32 << 20;
+/// Longest time that a body may take to arrive if its frames are copied as it passes, beyond the first
+/// [`HOT_FETCH_BYTES`].
+pub const PASSING_TIME_MAX: Duration = Duration::from_secs(1);
 /// Share of the hot tier's memory for frames in flight, and for evicted ones that are not sent yet.
 pub const HOT_IN_FLIGHT_DIVISOR: u64 = 8;
 /// Share of it that fetches of several frames leave for others.
 pub const HOT_IN_FLIGHT_RESERVE_DIVISOR: u64 = 16;
+/// Share of it that the process keeps for later frames when frames are freed.
+pub const HOT_SPARE_DIVISOR: u64 = 16;
 /// Least memory for frames in transit, however little is cached: several frames, for a tier that only has a
 /// disk.
 pub const HOT_MEMORY_BYTES_MIN: u64 = 16 << 20;
+/// Bytes read at once from a local file into frames: little compared with the memory of the frames, and each
+/// read switches to another thread.
+pub const HOT_READ_BYTES: u64 = 256 << 10;
 /// Bytes read at once for a reader whose frames do not fit into the hot tier's memory, and from a local file:
 /// small enough to count as part of a connection's cost.
 pub const PASSED_BYTES: u64 = 48 << 10;

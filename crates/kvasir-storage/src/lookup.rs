@@ -11,12 +11,12 @@ use kvasir_api::{ChunkMatch, LookupResponse, Via};
 use kvasir_store::{StoreError, layout::ChunkKey};
 use kvasir_types::{
     BLOCK_TOKENS, CHUNK_TOKENS_STEP, Medium, ModelId, Name, ObjectDigest, Reuse, RootHash, SeqHash,
-    TokenChain,
 };
 use tokio::time::Instant;
 
 use crate::{
     catalog::Catalog,
+    chain_cache::ChainCache,
     error::{CatalogError, ChunkError},
     hot::RequestHint,
     index::{IndexEntry, MatchedChunk, Scope, Search, Walk},
@@ -142,11 +142,12 @@ pub(crate) struct Lookups {
     catalog: Arc<Catalog>,
     reads: Arc<Reads>,
     probes: Probes,
+    chains: ChainCache,
 }
 
 impl Lookups {
     pub(crate) fn new(catalog: Arc<Catalog>, reads: Arc<Reads>, probes: Probes) -> Self {
-        Self { catalog, reads, probes }
+        Self { catalog, reads, probes, chains: ChainCache::new() }
     }
 
     /// The longest usable prefix of the query.
@@ -179,8 +180,8 @@ impl Lookups {
             return Ok(LookupResponse { matched_tokens: 0, chunks: Vec::new() });
         }
         let found: Arc<[ChunkKey]> = walk.chunks.iter().map(|chunk| within.key(chunk)).collect();
-        let mut answer = response(&walk);
         let class = self.reads.note_lookup(tenant, within.scope, hint, &blocks, &walk, &found);
+        let mut answer = response(walk);
         for (chunk, key) in answer.chunks.iter_mut().zip(found.iter()) {
             self.reads.index().note_use(within.scope, key.object_digest, class);
             chunk.medium = self.reads.medium(within.scope, key, &chunk.level_bytes);
@@ -293,7 +294,7 @@ impl Lookups {
                 return Ok(RootMatch { blocks: chunks.into(), walk, is_whole });
             }
             Query::Blocks(blocks) => Cow::from(blocks),
-            Query::Tokens(tokens) => Cow::from(TokenChain::new(root, tokens).blocks().to_vec()),
+            Query::Tokens(tokens) => Cow::from(self.chains.blocks(root, tokens)),
         };
         let walk = self.walk(lookup, &root.first_parent(), &blocks).await?;
         let is_whole = walk.whole_blocks == blocks.len();
@@ -468,9 +469,9 @@ fn ends(from: usize, blocks: usize, stride: usize, chunks: usize) -> Vec<usize> 
     ends
 }
 
-fn response(walk: &Walk) -> LookupResponse {
+fn response(walk: Walk) -> LookupResponse {
     let mut first_token = 0;
-    let chunks = walk.chunks.iter().map(|chunk| {
+    let chunks = walk.chunks.into_iter().map(|chunk| {
         let found = chunk_match(chunk, first_token);
         first_token += u64::from(found.matched_tokens);
         found
@@ -479,20 +480,20 @@ fn response(walk: &Walk) -> LookupResponse {
     LookupResponse { matched_tokens: first_token, chunks }
 }
 
-fn chunk_match(chunk: &MatchedChunk, first_token: u64) -> ChunkMatch {
-    let row = &chunk.row;
+fn chunk_match(chunk: MatchedChunk, first_token: u64) -> ChunkMatch {
+    let (matched_tokens, row) = (chunk.matched_tokens(), chunk.row);
     ChunkMatch {
         seq_hash: row.seq_hash,
         object_digest: row.object_digest,
         profile_hash: row.profile_hash,
         first_token,
         tokens: row.token_count,
-        matched_tokens: chunk.matched_tokens(),
+        matched_tokens,
         bytes: row.object_bytes,
         head_bytes: u64::from(row.head_bytes),
-        level_bytes: row.level_bytes.clone(),
+        level_bytes: row.level_bytes,
         kl_beneath: row.kl_beneath,
-        errors: row.errors.clone(),
+        errors: row.errors,
         medium: Medium::Object,
         via: Via::Proxy,
     }

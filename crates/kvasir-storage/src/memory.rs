@@ -1,7 +1,12 @@
 //! Bounded memory: a buffer is charged to a budget for as long as it lives, regardless of its holder. Bytes
 //! not yet sent to readers count like cached ones, so resident memory does not exceed the configured amount.
+//!
+//! The system charges for each new page several times the cost of copying into it. So a budget keeps some of
+//! the freed memory, within its limit, for the next buffer of that length, and releases it when other memory
+//! is requested.
 
 use std::{
+    collections::VecDeque,
     fmt,
     ops::{Deref, DerefMut},
     sync::{
@@ -15,8 +20,8 @@ use memmap2::{MmapMut, MmapOptions};
 use parking_lot::Mutex;
 
 /// Regions from this size on are separate mappings: their memory returns to the system at once, where an
-/// allocator would keep it between others.
-const MAPPED_BYTES_MIN: usize = 64 << 10;
+/// allocator would keep it between others. Their lengths are multiples of it, so that many are equal.
+const MAPPED_BYTES_MIN: u64 = 64 << 10;
 
 /// Maximum bytes held at once.
 #[derive(Debug)]
@@ -24,12 +29,23 @@ pub struct MemoryBudget {
     total: u64,
     used: AtomicU64,
     peak: AtomicU64,
+    spare_max: u64,
+    /// Bytes of the mappings in `spare`. With those used they are at most `total`.
+    spare_bytes: AtomicU64,
+    /// Mappings without an owner, the oldest first.
+    spare: Mutex<VecDeque<MmapMut>>,
 }
 
 impl MemoryBudget {
     /// `total` bytes, all of them free.
     pub fn new(total: u64) -> Arc<Self> {
-        Arc::new(Self { total, used: AtomicU64::new(0), peak: AtomicU64::new(0) })
+        Self::with_spare(total, 0)
+    }
+
+    /// As [`new`](Self::new). Up to `spare_max` bytes that are let go stay with the process.
+    pub(crate) fn with_spare(total: u64, spare_max: u64) -> Arc<Self> {
+        let (used, peak, spare_bytes) = Default::default();
+        Arc::new(Self { total, used, peak, spare_max, spare_bytes, spare: Mutex::default() })
     }
 
     /// Takes `bytes`, if they are free.
@@ -37,15 +53,48 @@ impl MemoryBudget {
         self.lease_leaving(bytes, 0)
     }
 
-    /// Takes `bytes`, if `left` are still free afterwards.
+    /// Takes `bytes`, if `left` are still free afterwards. Long ones are charged as mapped.
     pub fn lease_leaving(self: &Arc<Self>, bytes: u64, left: u64) -> Option<Lease> {
+        let bytes = mapped_bytes(bytes)?;
         let after = |used: u64| {
             let after = used.checked_add(bytes)?;
             (after.checked_add(left)? <= self.total).then_some(after)
         };
-        let before = self.used.fetch_update(Ordering::AcqRel, Ordering::Acquire, after).ok()?;
+        let before = self.used.fetch_update(Ordering::SeqCst, Ordering::SeqCst, after).ok()?;
         self.peak.fetch_max(before + bytes, Ordering::AcqRel);
+        if self.spare_bytes.load(Ordering::SeqCst) > 0 {
+            self.trim(&mut self.spare.lock());
+        }
         Some(Lease { budget: Arc::clone(self), bytes })
+    }
+
+    /// Releases spare mappings until they and the used memory are within the limits.
+    fn trim(&self, spare: &mut VecDeque<MmapMut>) {
+        let is_over = || {
+            let bytes = self.spare_bytes.load(Ordering::SeqCst);
+            bytes > self.spare_max || self.used() + bytes > self.total
+        };
+        while is_over()
+            && let Some(oldest) = spare.pop_front()
+        {
+            self.spare_bytes.fetch_sub(oldest.len() as u64, Ordering::SeqCst);
+        }
+    }
+
+    /// A spare mapping of that length.
+    fn take_spare(&self, bytes: usize) -> Option<MmapMut> {
+        let mut spare = self.spare.lock();
+        let at = spare.iter().rposition(|mapping| mapping.len() == bytes)?;
+        self.spare_bytes.fetch_sub(bytes as u64, Ordering::SeqCst);
+        spare.remove(at)
+    }
+
+    /// Keeps a mapping whose lease has ended.
+    fn keep(&self, mapping: MmapMut) {
+        let mut spare = self.spare.lock();
+        self.spare_bytes.fetch_add(mapping.len() as u64, Ordering::SeqCst);
+        spare.push_back(mapping);
+        self.trim(&mut spare);
     }
 
     /// Total bytes.
@@ -55,13 +104,18 @@ impl MemoryBudget {
 
     /// Bytes in use.
     pub fn used(&self) -> u64 {
-        self.used.load(Ordering::Acquire)
+        self.used.load(Ordering::SeqCst)
     }
 
     /// Peak of the bytes in use.
     pub fn peak(&self) -> u64 {
         self.peak.load(Ordering::Acquire)
     }
+}
+
+/// Bytes of memory that a buffer of `bytes` takes.
+fn mapped_bytes(bytes: u64) -> Option<u64> {
+    if bytes < MAPPED_BYTES_MIN { Some(bytes) } else { bytes.checked_next_multiple_of(MAPPED_BYTES_MIN) }
 }
 
 /// Bytes of a budget; freed when dropped.
@@ -73,14 +127,15 @@ pub struct Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.bytes, Ordering::AcqRel);
+        self.budget.used.fetch_sub(self.bytes, Ordering::SeqCst);
     }
 }
 
-/// A buffer of fixed length, initially zero, with its lease.
+/// A buffer of fixed length with arbitrary initial contents, and its lease.
 pub(crate) struct Region {
     backing: Backing,
-    _lease: Option<Lease>,
+    bytes: usize,
+    lease: Option<Lease>,
 }
 
 enum Backing {
@@ -89,17 +144,37 @@ enum Backing {
 }
 
 impl Region {
+    /// `lease` pays for it, and has memory for it where its budget has some to spare.
     pub(crate) fn new(bytes: usize, lease: Option<Lease>) -> Self {
+        let backing = Self::mapping(bytes, lease.as_ref());
+        let backing = backing.map_or_else(|| Backing::Small(vec![0; bytes]), Backing::Mapped);
+        Self { backing, bytes, lease }
+    }
+
+    fn mapping(bytes: usize, lease: Option<&Lease>) -> Option<MmapMut> {
+        let length = mapped_bytes(bytes as u64).filter(|length| *length >= MAPPED_BYTES_MIN)? as usize;
+        let spare = lease.and_then(|lease| lease.budget.take_spare(length));
         // All of it will be written: populating its pages at once costs a fraction of faulting each.
-        let map = || MmapOptions::new().len(bytes).populate().map_anon().ok();
-        let mapped = if bytes >= MAPPED_BYTES_MIN { map() } else { None };
-        let backing = mapped.map_or_else(|| Backing::Small(vec![0; bytes]), Backing::Mapped);
-        Self { backing, _lease: lease }
+        spare.or_else(|| MmapOptions::new().len(length).populate().map_anon().ok())
     }
 
     /// The first `bytes` of it. The lease lasts as long as any reference to them.
     pub(crate) fn freeze(self, bytes: usize) -> Bytes {
         Bytes::from_owner(self).slice(..bytes)
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        let Some(lease) = self.lease.take() else { return };
+        let backing = std::mem::replace(&mut self.backing, Backing::Small(Vec::new()));
+        let budget = Arc::clone(&lease.budget);
+        drop(lease);
+        if let Backing::Mapped(mapping) = backing
+            && budget.spare_max > 0
+        {
+            budget.keep(mapping);
+        }
     }
 }
 
@@ -115,7 +190,7 @@ impl Deref for Region {
     fn deref(&self) -> &[u8] {
         match &self.backing {
             Backing::Small(bytes) => bytes,
-            Backing::Mapped(bytes) => bytes,
+            Backing::Mapped(bytes) => &bytes[..self.bytes],
         }
     }
 }
@@ -124,7 +199,7 @@ impl DerefMut for Region {
     fn deref_mut(&mut self) -> &mut [u8] {
         match &mut self.backing {
             Backing::Small(bytes) => bytes,
-            Backing::Mapped(bytes) => bytes,
+            Backing::Mapped(bytes) => &mut bytes[..self.bytes],
         }
     }
 }
@@ -135,43 +210,21 @@ impl AsRef<[u8]> for Region {
     }
 }
 
-/// Reusable regions of one size, because the system charges for each new page. Idle ones stay charged to the
-/// budget.
+/// Regions that one user takes repeatedly.
 #[derive(Debug)]
 pub(crate) struct RegionPool {
-    budget: Arc<MemoryBudget>,
-    bytes: usize,
     free: Mutex<Vec<Region>>,
 }
 
 impl RegionPool {
-    pub(crate) fn new(budget: Arc<MemoryBudget>, bytes: usize) -> Arc<Self> {
-        Arc::new(Self { budget, bytes, free: Mutex::default() })
+    pub(crate) fn new(regions: Vec<Region>) -> Arc<Self> {
+        Arc::new(Self { free: Mutex::new(regions) })
     }
 
-    /// A region of the pool's size with arbitrary contents, if `left` bytes of the budget stay free.
-    pub(crate) fn take(self: &Arc<Self>, left: u64) -> Option<PooledRegion> {
-        let waiting = {
-            let mut free = self.free.lock();
-            let held = self.budget.used().saturating_sub((free.len() * self.bytes) as u64);
-            let fits = held + self.bytes as u64 + left <= self.budget.total();
-            if fits { free.pop() } else { return None }
-        };
-        let region = match waiting {
-            Some(region) => region,
-            None => Region::new(self.bytes, Some(self.lease(self.bytes as u64, left)?)),
-        };
+    /// An idle region.
+    pub(crate) fn take(self: &Arc<Self>) -> Option<PooledRegion> {
+        let region = self.free.lock().pop()?;
         Some(PooledRegion { region: Some(region), pool: Arc::clone(self) })
-    }
-
-    /// A lease of the pool's budget; frees idle regions for it.
-    pub(crate) fn lease(&self, bytes: u64, left: u64) -> Option<Lease> {
-        loop {
-            if let Some(lease) = self.budget.lease_leaving(bytes, left) {
-                return Some(lease);
-            }
-            drop(self.free.lock().pop()?);
-        }
     }
 }
 
@@ -215,36 +268,53 @@ mod tests {
     #[test]
     fn a_lease_lasts_as_long_as_any_byte_of_its_buffer() {
         let budget = MemoryBudget::new(200_000);
-        for bytes in [1_000, 100_000] {
+        for (bytes, taken) in [(1_000, 1_000), (100_000, 128 << 10)] {
             let mut region = Region::new(bytes, budget.lease(bytes as u64));
+            assert_eq!(region.len(), bytes);
             region[bytes - 1] = 7;
             let frozen = region.freeze(bytes);
             let last = frozen.slice(bytes - 1..);
             drop(frozen);
-            assert_eq!((last[0], budget.used()), (7, bytes as u64));
-            assert!(budget.lease(200_001 - bytes as u64).is_none());
-            assert!(budget.lease_leaving(100_000, 100_001 - bytes as u64).is_none());
+            assert_eq!((last[0], budget.used()), (7, taken));
+            assert!(budget.lease(200_001 - taken).is_none());
+            assert!(budget.lease_leaving(10_000, 190_001 - taken).is_none());
             drop(last);
             assert_eq!(budget.used(), 0);
         }
-        assert_eq!(budget.peak(), 100_000);
+        assert_eq!(budget.peak(), 128 << 10);
         assert!(budget.lease(u64::MAX).is_none(), "and no overflow");
     }
 
     #[test]
-    fn waiting_regions_are_used_again_or_given_up_and_stay_within_the_budget() {
-        let budget = MemoryBudget::new(300_000);
-        let pool = RegionPool::new(Arc::clone(&budget), 100_000);
-        let taken: Vec<_> = (0..4).map(|_| pool.take(0)).collect();
-        assert_eq!(taken.iter().flatten().count(), 3);
-        drop(taken);
-        assert_eq!(budget.used(), 300_000, "they wait");
-        assert!(pool.take(0).is_some_and(|region| region.len() == 100_000));
-        let lease = pool.lease(150_000, 0).expect("two are given up");
-        assert_eq!(budget.used(), 250_000);
-        assert!(pool.take(50_001).is_none() && pool.take(50_000).is_some(), "some is left for others");
-        drop(lease);
-        assert!(pool.lease(300_001, 0).is_none());
-        assert_eq!(budget.used(), 0, "all were given up for it");
+    fn what_is_let_go_is_used_again_or_given_up_and_stays_within_the_limits() {
+        const MIB: u64 = 1 << 20;
+        let budget = MemoryBudget::with_spare(8 * MIB, 4 * MIB);
+        let region = |bytes: u64| Region::new(bytes as usize, Some(budget.lease(bytes).expect("there is")));
+        let spare = || budget.spare_bytes.load(Ordering::SeqCst) / MIB;
+        let mut regions: Vec<_> = (0..6).map(|_| region(MIB)).collect();
+        regions.iter_mut().for_each(|region| region.fill(7));
+        drop(regions);
+        assert_eq!((budget.used(), spare()), (0, 4), "no more than may be kept");
+        // One of nearly that length has its memory, one of another length has not.
+        let (again, other) = (region(MIB - 100), region(2 * MIB));
+        assert_eq!((again.len() as u64, again[0], other[0]), (MIB - 100, 7, 0));
+        assert_eq!((budget.used() / MIB, spare()), (3, 3));
+        // What others ask for comes first.
+        let lease = budget.lease(4 * MIB).expect("it is free");
+        assert_eq!((budget.used() / MIB, spare()), (7, 1));
+        assert!(budget.lease_leaving(MIB, 1).is_none() && budget.lease(MIB).is_some());
+        drop((again, other, lease));
+        assert_eq!((budget.used(), spare()), (0, 3), "1 MiB and 2 MiB");
+        // What nobody pays for goes.
+        drop(Region::new(MIB as usize, None));
+        assert_eq!(spare(), 3);
+    }
+
+    #[test]
+    fn a_pool_lends_what_it_was_given() {
+        let pool = RegionPool::new((0..2).map(|_| Region::new(100, None)).collect());
+        let (first, second) = (pool.take(), pool.take());
+        assert!(first.is_some_and(|region| region.len() == 100) && second.is_some());
+        assert!(pool.take().is_some() && pool.take().is_some(), "they came back");
     }
 }

@@ -54,17 +54,19 @@ impl ObjectRead {
     pub(crate) fn whole(result: GetResult) -> Self {
         let object_bytes = result.meta.size;
         let failed = StoreError::request("reading an object");
-        Self::of(result, 0..object_bytes, object_bytes, move |error| failed(error).into())
+        let failed = move |error| failed(error).into();
+        Self::of(result, 0..object_bytes, object_bytes, limits::PASSED_BYTES, failed)
     }
 
-    /// The bytes of `range` of an object, from the store's response.
+    /// The bytes of `range` of an object, from the store's response; from a file, `part_bytes` at a time.
     pub(crate) fn of(
         result: GetResult,
         range: Range<u64>,
         object_bytes: u64,
+        part_bytes: u64,
         failed: impl Fn(object_store::Error) -> ChunkError + Send + 'static,
     ) -> Self {
-        Self { range: range.clone(), object_bytes, bytes: exactly(result, range, failed) }
+        Self { range: range.clone(), object_bytes, bytes: exactly(result, range, part_bytes, failed) }
     }
 }
 
@@ -78,10 +80,11 @@ impl std::fmt::Debug for ObjectRead {
 fn exactly(
     result: GetResult,
     range: Range<u64>,
+    part_bytes: u64,
     failed: impl Fn(object_store::Error) -> ChunkError + Send + 'static,
 ) -> BoxStream<'static, Result<Bytes, ChunkError>> {
     let bytes = match result.payload {
-        GetResultPayload::File(file, _) => file_stream(file, range.clone()),
+        GetResultPayload::File(file, _) => file_stream(file, range.clone(), part_bytes),
         GetResultPayload::Stream(stream) => stream.boxed(),
     };
     let state = (bytes, range.end - range.start, failed);
@@ -100,13 +103,17 @@ fn exactly(
 }
 
 /// A local file in pieces large enough that switching to a blocking thread is negligible.
-fn file_stream(file: std::fs::File, range: Range<u64>) -> BoxStream<'static, object_store::Result<Bytes>> {
+fn file_stream(
+    file: std::fs::File,
+    range: Range<u64>,
+    part_bytes: u64,
+) -> BoxStream<'static, object_store::Result<Bytes>> {
     let state = (Arc::new(file), range);
-    futures::stream::try_unfold(state, |(file, range)| async move {
+    futures::stream::try_unfold(state, move |(file, range)| async move {
         if range.is_empty() {
             return Ok(None);
         }
-        let bytes = limits::PASSED_BYTES.min(range.end - range.start);
+        let bytes = part_bytes.min(range.end - range.start);
         let (reader, start) = (Arc::clone(&file), range.start);
         let part = blocking(move || {
             let mut part = vec![0; bytes as usize];

@@ -197,8 +197,13 @@ impl StagedFile {
             let mut part = &part[..];
             while !part.is_empty() {
                 let whole = part.len() / SECTOR_BYTES * SECTOR_BYTES;
-                let is_aligned = part.as_ptr().addr().is_multiple_of(SECTOR_BYTES) && whole > 0;
-                if buffer.bytes().is_empty() && is_aligned {
+                let is_aligned = part.as_ptr().addr().is_multiple_of(SECTOR_BYTES)
+                    && whole >= limits::STORE_UNBUFFERED_WRITE_BYTES_MIN;
+                // Short ones go together, long ones as they lie.
+                if is_aligned && buffer.bytes().len().is_multiple_of(SECTOR_BYTES) {
+                    self.write_sectors(unbuffered, buffer.bytes(), at)?;
+                    at += buffer.bytes().len() as u64;
+                    buffer.clear();
                     self.write_sectors(unbuffered, &part[..whole], at)?;
                     (at, part) = (at + whole as u64, &part[whole..]);
                     continue;
@@ -328,6 +333,19 @@ mod tests {
         bytes.chunks(70_001).map(bytes::Bytes::copy_from_slice).collect()
     }
 
+    /// As bodies lie in memory: short blocks first, then long ones at the beginnings of pages.
+    fn blocks(bytes: &[u8]) -> PutPayload {
+        let (short, long) = bytes.split_at(bytes.len().min(16 * SECTOR_BYTES));
+        let at_a_page = |block: &[u8]| {
+            let mut memory = vec![0; block.len() + SECTOR_BYTES];
+            let start = memory.as_ptr().align_offset(SECTOR_BYTES);
+            memory[start..start + block.len()].copy_from_slice(block);
+            bytes::Bytes::from(memory).slice(start..start + block.len())
+        };
+        let short = short.chunks(5 * SECTOR_BYTES).map(bytes::Bytes::copy_from_slice);
+        short.chain(long.chunks(600_000 / SECTOR_BYTES * SECTOR_BYTES).map(at_a_page)).collect()
+    }
+
     async fn is_there(store: &FileStore, path: &Path, bytes: &[u8]) {
         let read = store.get(path).await.expect("is there").bytes().await.expect("reads");
         assert!(read == bytes, "{path}: {} of {} bytes", read.len(), bytes.len());
@@ -346,9 +364,12 @@ mod tests {
             is_there(&store, &path, &bytes).await;
             let again = create().await.expect_err("is there");
             assert!(matches!(again, Error::AlreadyExists { .. }), "{again}");
-            let other = content(length + 1);
-            store.put(&path, payload(&other)).await.expect("replaces");
-            is_there(&store, &path, &other).await;
+            for (other, payload) in
+                [(content(length + 1), payload as fn(&[u8]) -> _), (content(length + 2), blocks)]
+            {
+                store.put(&path, payload(&other)).await.expect("replaces");
+                is_there(&store, &path, &other).await;
+            }
             let folder = directory.path().join(format!("a/{length}"));
             assert_eq!(std::fs::read_dir(folder).expect("lists").count(), 1);
         }

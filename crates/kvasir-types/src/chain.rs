@@ -4,6 +4,24 @@ use std::fmt;
 
 use crate::{BLOCK_TOKENS, ModelId, RootHash, SeqHash, hash::FieldHasher};
 
+const BLOCK_DOMAIN: &[u8] = b"kvasir/2/block";
+/// Most bytes of the message that a block's hash is of, without the bytes of its `extra`: four fields, each with its length.
+const BLOCK_MESSAGE_BYTES: usize = 4 * 8 + BLOCK_DOMAIN.len() + 32 + BLOCK_TOKENS * 4;
+
+/// Writes bytes to the front of `rest`, which is long enough, and leaves what is behind them.
+fn put(rest: &mut &mut [u8], bytes: &[u8]) {
+    if let Some((front, behind)) = std::mem::take(rest).split_at_mut_checked(bytes.len()) {
+        front.copy_from_slice(bytes);
+        *rest = behind;
+    }
+}
+
+/// As [`FieldHasher::field`].
+fn put_field(rest: &mut &mut [u8], bytes: &[u8]) {
+    put(rest, &(bytes.len() as u64).to_le_bytes());
+    put(rest, bytes);
+}
+
 /// Keys the block hashes of a namespace and model; derived from their [`RootHash`].
 ///
 /// Without it, a guessed text cannot be checked against hashes. Only chunk objects contain it.
@@ -51,13 +69,20 @@ impl ChainLink {
     /// if the block has no images or other non-token inputs.
     pub fn next(&self, tokens: &[u32], extra: &[u8]) -> SeqHash {
         debug_assert!((1..=BLOCK_TOKENS).contains(&tokens.len()), "a block has 1 to 16 tokens");
-        let mut bytes = [0; BLOCK_TOKENS * 4];
-        for (slot, token) in bytes.chunks_exact_mut(4).zip(tokens) {
-            slot.copy_from_slice(&token.to_le_bytes());
+        let mut message = [0; BLOCK_MESSAGE_BYTES];
+        let mut rest = &mut message[..];
+        put_field(&mut rest, BLOCK_DOMAIN);
+        put_field(&mut rest, &self.parent);
+        put(&mut rest, &(tokens.len() as u64 * 4).to_le_bytes());
+        tokens.iter().for_each(|token| put(&mut rest, &token.to_le_bytes()));
+        put(&mut rest, &(extra.len() as u64).to_le_bytes());
+        let used = BLOCK_MESSAGE_BYTES - rest.len();
+        let message = message.get(..used).unwrap_or(&message);
+        if extra.is_empty() {
+            // A prompt has thousands of blocks: a hasher that takes a field at a time takes half as long again.
+            return (*blake3::keyed_hash(&self.key.0, message).as_bytes()).into();
         }
-        let used = bytes.get(..tokens.len() * 4).unwrap_or(&bytes);
-        let hasher = FieldHasher::keyed(&self.key.0, "kvasir/2/block");
-        hasher.field(&self.parent).field(used).field(extra).finish().into()
+        (*blake3::Hasher::new_keyed(&self.key.0).update(message).update(extra).finalize().as_bytes()).into()
     }
 
     /// The hashes of the blocks of `tokens`, the last of them possibly partial.
@@ -213,6 +238,18 @@ mod tests {
         let link = ChainLink::first(root());
         assert_ne!(link.next(&[0], &[]), link.next(&[0, 0], &[]));
         assert_ne!(link.next(&[0], &[]), link.next(&[0], &[1]));
+    }
+
+    #[test]
+    fn a_block_is_hashed_as_fields() {
+        let link = ChainLink::first(root());
+        let tokens: Vec<u32> = (0..BLOCK_TOKENS as u32).map(|i| i * 0x0102_0305).collect();
+        for (count, extra) in (1..=BLOCK_TOKENS).flat_map(|count| [(count, &b""[..]), (count, b"an image")]) {
+            let bytes: Vec<u8> = tokens[..count].iter().flat_map(|token| token.to_le_bytes()).collect();
+            let fields = FieldHasher::keyed(link.key.as_bytes(), "kvasir/2/block");
+            let expected = fields.field(&link.parent).field(&bytes).field(extra).finish();
+            assert_eq!(link.next(&tokens[..count], extra).as_bytes(), &expected, "{count}");
+        }
     }
 
     /// FORMAT.md 3.2, computed by another implementation (Python's `blake3`).

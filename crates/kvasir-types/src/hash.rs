@@ -18,9 +18,9 @@ fn parse_hex(s: &str) -> Result<[u8; 32], ParseHashError> {
     let mut out = [0; 32];
     let is_sound = s.len() == 64
         && out.iter_mut().zip(s.as_bytes().as_chunks().0).all(|(byte, &[high, low])| {
-            let digits = digit(high).zip(digit(low));
-            *byte = digits.map_or(0, |(high, low)| high << 4 | low);
-            digits.is_some()
+            let (high, low) = (DIGITS_OF[usize::from(high)], DIGITS_OF[usize::from(low)]);
+            *byte = high << 4 | low & 15;
+            (high | low) < 16
         });
     if is_sound {
         return Ok(out);
@@ -28,6 +28,18 @@ fn parse_hex(s: &str) -> Result<[u8; 32], ParseHashError> {
     let bad_digit = !s.bytes().all(|b| b.is_ascii_hexdigit());
     Err(ParseHashError { found_chars: s.chars().count(), bad_digit })
 }
+
+/// What a character stands for; 255 for one that is no hex digit.
+const DIGITS_OF: [u8; 256] = {
+    let (mut digits, mut at) = ([u8::MAX; 256], 0);
+    while at < digits.len() {
+        if let Some(digit) = digit(at as u8) {
+            digits[at] = digit;
+        }
+        at += 1;
+    }
+    digits
+};
 
 const fn digit(character: u8) -> Option<u8> {
     match character {

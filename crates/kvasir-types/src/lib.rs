@@ -21,6 +21,7 @@ mod model;
 mod name;
 mod object_key;
 mod quality;
+mod route;
 #[cfg(feature = "openapi")]
 mod schema;
 mod units;
@@ -38,4 +39,5 @@ pub use model::{
 pub use name::{Name, NameError};
 pub use object_key::{ObjectKey, ObjectKeyError};
 pub use quality::{LevelError, Loss, Quality, QualityError};
+pub use route::{ParseRouteKeyError, ROUTE_TOKENS, RouteKey};
 pub use units::{Level, Medium, Plane, TokenRange};

@@ -9,6 +9,9 @@ use crate::files;
 /// Longest Rust file. This limit may only be lowered.
 const FILE_LINES_MAX: usize = 500;
 
+/// Longest line of Markdown, except in tables, headings and code blocks.
+const LINE_CHARACTERS_MAX: usize = 120;
+
 /// Checks everything and reports all violations together.
 pub(crate) fn check(root: &Path) -> Result<()> {
     let mut breaches = Vec::new();
@@ -25,6 +28,13 @@ pub(crate) fn check(root: &Path) -> Result<()> {
             let missing = named_tests(&text).filter(|test| !is_there(root, test));
             breaches.extend(missing.map(|test| format!("{name}: the test {test} does not exist")));
         }
+        breaches.extend(
+            long_lines(&text)
+                .map(|line| format!("{name}:{line}: longer than {LINE_CHARACTERS_MAX} characters, wrap it")),
+        );
+        breaches.extend(quotes(&text).filter(|(from, quoted)| !is_quoted(root, from, quoted)).map(
+            |(from, _)| format!("{name}: a block is said to be from {from}, which does not have these lines"),
+        ));
         let folder = path.parent().unwrap_or(root);
         breaches.extend(
             links(&text)
@@ -83,10 +93,40 @@ fn is_there(root: &Path, test: &str) -> bool {
     function.is_none_or(|name| text.contains(&format!("fn {name}(")) || text.contains(&format!("fn {name}<")))
 }
 
-/// Targets of relative links `[text](target)`, without their fragment.
+/// Numbers of the lines of text that are too long, from 1.
+fn long_lines(text: &str) -> impl Iterator<Item = usize> {
+    let mut is_code = false;
+    text.lines().enumerate().filter_map(move |(index, line)| {
+        let is_fence = line.trim_start().starts_with("```");
+        is_code ^= is_fence;
+        let is_text = !is_code && !is_fence && !line.trim_start().starts_with(['|', '#']);
+        (is_text && line.chars().count() > LINE_CHARACTERS_MAX).then_some(index + 1)
+    })
+}
+
+/// Blocks of code after `<!-- from PATH -->`, each with the path from the root.
+fn quotes(text: &str) -> impl Iterator<Item = (&str, &str)> {
+    text.split("<!-- from ").skip(1).filter_map(|rest| {
+        let (from, rest) = rest.split_once(" -->\n```")?;
+        Some((from, rest.split_once('\n')?.1.split("\n```").next()?))
+    })
+}
+
+/// Whether a file has these lines one after the other, wherever they are indented to.
+fn is_quoted(root: &Path, from: &str, quoted: &str) -> bool {
+    let Ok(text) = fs::read_to_string(root.join(from)) else { return false };
+    let [text, quoted] = [&text, quoted].map(|text| text.lines().map(str::trim).collect::<Vec<_>>());
+    !quoted.is_empty() && text.windows(quoted.len()).any(|window| window == quoted)
+}
+
+/// Targets of relative links `[text](target)` and of pictures `src="target"`, without their fragment.
 fn links(text: &str) -> impl Iterator<Item = &str> {
-    text.match_indices("](").filter_map(|(at, _)| {
-        let target = text[at + 2..].split(')').next().unwrap_or_default();
+    let targets =
+        [("](", ')'), ("src=\"", '"'), ("srcset=\"", '"')].into_iter().flat_map(move |(start, end)| {
+            text.match_indices(start)
+                .map(move |(at, _)| text[at + start.len()..].split(end).next().unwrap_or_default())
+        });
+    targets.filter_map(|target| {
         let path = target.split('#').next().unwrap_or_default();
         (!path.is_empty() && !path.contains("://") && !path.contains(char::is_whitespace)).then_some(path)
     })
@@ -121,8 +161,24 @@ mod tests {
     }
 
     #[test]
+    fn long_lines_of_text_are_found() {
+        let long = "x".repeat(LINE_CHARACTERS_MAX + 1);
+        let text = format!("{long}\n| {long} |\n# {long}\n```text\n{long}\n```\n- {long}\n{}\n", &long[1..]);
+        assert_eq!(long_lines(&text).collect::<Vec<_>>(), [1, 7]);
+    }
+
+    #[test]
+    fn a_quotation_that_its_file_does_not_have_is_found() {
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        let text = "<!-- from Cargo.toml -->\n```toml\n[package]\n  name = \"xtask\"\n```\n\
+                    <!-- from Cargo.toml -->\n```toml\nname = \"other\"\n```\n<!-- from gone -->\n```\nx\n```\n";
+        let found: Vec<_> = quotes(text).map(|(from, quoted)| is_quoted(here, from, quoted)).collect();
+        assert_eq!(found, [true, false, false]);
+    }
+
+    #[test]
     fn only_relative_links_are_checked() {
-        let text = "[a](x.md#part) [b](https://example.org) [c](#here) [d](dir/y.md) `m[i](j k)`";
-        assert_eq!(links(text).collect::<Vec<_>>(), ["x.md", "dir/y.md"]);
+        let text = "[a](x.md#part) [b](https://example.org) [c](#here) [d](dir/y.md) `m[i](j k)` <img src=\"z.svg\">";
+        assert_eq!(links(text).collect::<Vec<_>>(), ["x.md", "dir/y.md", "z.svg"]);
     }
 }

@@ -79,6 +79,10 @@ store:
   {{- end }}
 cache:
   directory: /var/lib/kvasir/cache
+{{- if ne .Values.store.type "file" }}
+cluster:
+  members: {{ printf "dns+srv://_api._tcp.%s-headless" (include "kvasir.fullname" .) | quote }}
+{{- end }}
 {{- if ne .Values.gc.mode "service" }}
 gc:
   interval: 0s

@@ -21,7 +21,7 @@ use super::{arguments::SpeedArguments, servers, stats};
 use crate::{
     http::{self, DiscardingConnection},
     index_rows::{CHUNK_TOKENS, IndexLocation, SyntheticContext, fill},
-    process::{pause, usage},
+    process::{ChildProcess, pause, usage},
 };
 
 /// Chunks of a context: 98,304 tokens.
@@ -33,15 +33,19 @@ const ASKED_ANY: usize = 8_192;
 /// Of these, the number with generated tokens; the rest has hashes only.
 const WITH_TOKENS: usize = 8;
 
-/// Requests per second and their latencies, over concurrent connections.
-fn load(
-    address: SocketAddr,
-    requests: &[Vec<u8>],
-    connections: usize,
-    seconds: f64,
-) -> Result<(f64, Vec<f64>)> {
-    let ended = Arc::new(AtomicBool::new(false));
-    let start = Instant::now();
+/// Result of a load.
+struct Loaded {
+    per_second: f64,
+    /// Latency of each request, in seconds.
+    times: Vec<f64>,
+    /// CPU time of the service per request, in microseconds.
+    cpu_us: f64,
+}
+
+/// Loads a service over concurrent connections.
+fn load(service: &ChildProcess, requests: &[Vec<u8>], connections: usize, seconds: f64) -> Result<Loaded> {
+    let (address, ended) = (service.address, Arc::new(AtomicBool::new(false)));
+    let (start, before) = (Instant::now(), usage::usage_of(&[service.id()]).cpu_s);
     let times = std::thread::scope(|scope| {
         let asking: Vec<_> = (0..connections)
             .map(|nth| {
@@ -68,7 +72,9 @@ fn load(
         asking.into_iter().map(|thread| thread.join().expect("no panic")).collect::<Result<Vec<_>>>()
     })?;
     let times = times.concat();
-    Ok((times.len() as f64 / start.elapsed().as_secs_f64(), times))
+    let (took, cpu_s) = (start.elapsed().as_secs_f64(), usage::usage_of(&[service.id()]).cpu_s - before);
+    let count = times.len() as f64;
+    Ok(Loaded { per_second: count / took, times, cpu_us: cpu_s * 1e6 / count })
 }
 
 /// Asks for everything once.
@@ -152,30 +158,36 @@ fn one(runtime: &Runtime, common: &SpeedArguments, count: usize, connections: us
             http::post(&path, service.address, MEDIA_TOKENS, &body)
         })
         .collect();
-    load(service.address, &by_ids, connections, 1.0)?;
+    load(&service, &by_ids, connections, 1.0)?;
     // Each of them once, as after a while in service.
     load_once(service.address, &by_any_ids)?;
-    let mut rates = [Vec::new(), Vec::new()];
+    let (mut rates, mut cpu_us) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
     let mut p99 = Vec::new();
     for _ in 0..common.pairs {
-        let (rate, times) = load(service.address, &by_ids, connections, common.seconds)?;
-        rates[0].push(rate);
+        let Loaded { per_second, times, cpu_us: of_ids } =
+            load(&service, &by_ids, connections, common.seconds)?;
+        rates[0].push(per_second);
+        cpu_us[0].push(of_ids);
         // Latency of one caller at a time: of several on two cores, it is the time spent waiting for a core.
-        let (_, alone) = load(service.address, &by_ids, 1, common.seconds)?;
-        let (_, any) = load(service.address, &by_any_ids, 1, common.seconds)?;
+        let alone = load(&service, &by_ids, 1, common.seconds)?.times;
+        let any = load(&service, &by_any_ids, 1, common.seconds)?.times;
         p99.push([&alone, &any, &times].map(|times| stats::quantile(times, 0.99) * 1e3));
-        rates[1].push(load(service.address, &by_tokens, connections, common.seconds)?.0);
+        let tokens = load(&service, &by_tokens, connections, common.seconds)?;
+        rates[1].push(tokens.per_second);
+        cpu_us[1].push(tokens.cpu_us);
     }
     let of = |i: usize| p99.iter().map(|pair| pair[i]).collect::<Vec<f64>>();
     Ok(json!({
         "chunks": count,
         "by_64_ids_per_second": stats::median(&rates[0]),
         "by_98304_tokens_per_second": stats::median(&rates[1]),
+        "cpu_us_by_64_ids": stats::median(&cpu_us[0]),
+        "cpu_us_by_98304_tokens": stats::median(&cpu_us[1]),
         "p99_ms_one_caller": stats::median(&of(0)),
         "p99_ms_one_caller_any_context": stats::median(&of(1)),
         "p99_ms_all_callers": stats::median(&of(2)),
         "resident_mib": usage::resident_bytes(service.id())? >> 20,
         "index_bytes_a_chunk": usage::folder_bytes(&directory.path().join("cache")) / count as u64,
-        "raw": { "by_ids": rates[0], "by_tokens": rates[1], "p99_ms": p99 },
+        "raw": { "by_ids": rates[0], "by_tokens": rates[1], "cpu_us": cpu_us, "p99_ms": p99 },
     }))
 }

@@ -3,6 +3,7 @@
 use std::{panic::AssertUnwindSafe, time::Duration};
 
 use futures::FutureExt;
+use hickory_resolver::TokioResolver;
 use kvasir_storage::{ScrubReport, gc::GcPolicy};
 use tokio::task::JoinSet;
 
@@ -18,10 +19,11 @@ pub(crate) enum BackgroundTask {
     Gc,
     Scrub,
     Series,
+    Members,
 }
 
 impl BackgroundTask {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::IndexFlush,
         Self::RemovalsExpiry,
         Self::Reload,
@@ -29,6 +31,7 @@ impl BackgroundTask {
         Self::Gc,
         Self::Scrub,
         Self::Series,
+        Self::Members,
     ];
 
     /// Label of metrics.
@@ -41,6 +44,7 @@ impl BackgroundTask {
             Self::Gc => "gc",
             Self::Scrub => "scrub",
             Self::Series => "series",
+            Self::Members => "members",
         }
     }
 
@@ -54,7 +58,7 @@ impl BackgroundTask {
 /// Starts all tasks. Each except the reload and the series begins once the store was reached; all end with
 /// the set.
 pub(crate) fn start(state: &AppState, config: &Config) -> JoinSet<()> {
-    use BackgroundTask::{Gc, IndexFlush, Journal, Reload, RemovalsExpiry, Scrub, Series};
+    use BackgroundTask::{Gc, IndexFlush, Journal, Members, Reload, RemovalsExpiry, Scrub, Series};
     let mut tasks = JoinSet::new();
     tasks.spawn(repeat(IndexFlush, state.clone(), jittered(limits::INDEX_FLUSH_EVERY), async |state| {
         if let Some(storage) = state.ready_storage().cloned() {
@@ -80,6 +84,13 @@ pub(crate) fn start(state: &AppState, config: &Config) -> JoinSet<()> {
             blocking(move || state.reload()).await;
         },
     ));
+    if state.cluster().is_resolved() {
+        let mut resolver = None;
+        let pause = jittered(limits::MEMBERS_RESOLVE_EVERY);
+        tasks.spawn(repeat(Members, state.clone(), pause, async move |state| {
+            resolve_members(&state, &mut resolver).await;
+        }));
+    }
     // The series must cover outages of the store.
     tasks.spawn(repeat(
         Series,
@@ -161,6 +172,21 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) 
     }
 }
 
+/// Asks DNS for the members; the resolver is made of the system's configuration when it is first needed.
+async fn resolve_members(state: &AppState, resolver: &mut Option<TokioResolver>) {
+    let asked = match resolver {
+        Some(resolver) => state.cluster().resolve(resolver).await,
+        None => match TokioResolver::builder_tokio().and_then(|builder| builder.build()) {
+            Ok(made) => state.cluster().resolve(resolver.insert(made)).await,
+            Err(error) => Err(error.to_string()),
+        },
+    };
+    if let Err(error) = asked {
+        state.metrics().cluster().resolve_failed();
+        tracing::warn!(error, "the members of the cluster are not known anew; the former list stays in use");
+    }
+}
+
 async fn sync_journal(state: AppState) {
     let Some(storage) = state.ready_storage() else { return };
     let (journal, metrics) = (state.journal(), state.metrics());
@@ -223,13 +249,21 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{auth::Authenticator, journal_sync::JournalSync, metrics::Metrics};
+    use crate::{auth::Authenticator, cluster::Cluster, journal_sync::JournalSync, metrics::Metrics};
 
     #[tokio::test(start_paused = true)]
     async fn a_task_that_panics_runs_again_later_and_later_and_is_missed_where_it_is_needed() {
         let authenticator = Authenticator::open(&Config::default().auth).expect("no files");
         let journal = JournalSync::new(Duration::ZERO);
-        let state = AppState::new(Arc::new(Metrics::new()), authenticator, None, None, None, journal);
+        let state = AppState::new(
+            Arc::new(Metrics::new()),
+            authenticator,
+            None,
+            None,
+            None,
+            journal,
+            Cluster::default(),
+        );
         for (task, missed) in [(BackgroundTask::Journal, Some("journal")), (BackgroundTask::Scrub, None)] {
             let (begun, turns) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
             let seen = Arc::clone(&turns);

@@ -14,6 +14,7 @@ use tower::{Service, ServiceExt};
 
 use crate::{
     connection_limiter::ConnectionPermit,
+    gathered_body::{GatherLimit, GatheredBody},
     idle_timer::{IdleTimer, TimedStream},
     limits,
     middleware::authorize::PeerAddress,
@@ -46,13 +47,13 @@ pub(crate) async fn serve_connection<S>(
         tracing::debug!(%error, "TCP_NODELAY");
     }
     let timer = IdleTimer::new();
-    let request_timer = timer.clone();
+    let (request_timer, gather_limit) = (timer.clone(), GatherLimit::new());
     let service = service.map_future(move |answer| {
-        let request = request_timer.track_request();
+        let (request, limit) = (request_timer.track_request(), gather_limit.clone());
         async move {
             let answered = answer.await;
             drop(request);
-            answered
+            answered.map(|response| response.map(|body| GatheredBody::new(body, limit)))
         }
     });
     let service = TowerToHyperService::new(service);

@@ -6,6 +6,7 @@ mod api_error;
 mod audit;
 mod auth;
 mod background;
+mod cluster;
 mod config;
 mod connection;
 mod connection_limiter;
@@ -13,6 +14,7 @@ mod egress;
 mod encryption_keys;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
+mod gathered_body;
 mod handlers;
 mod idle_timer;
 mod jobs;
@@ -40,9 +42,9 @@ mod wall_clock;
 
 pub use auth::{AuthError, NewAccessKey, NewToken};
 pub use config::{
-    AuthConfig, CacheConfig, Config, ConfigError, GcConfig, HotConfig, JournalConfig, JwtConfig, Layers,
-    LogConfig, LogFormat, Mistake, RENAMED_SETTINGS, RenamedSetting, SETTINGS, ScrubConfig, ServerConfig,
-    Setting, TlsConfig,
+    AuthConfig, CacheConfig, ClusterConfig, Config, ConfigError, GcConfig, HotConfig, JournalConfig,
+    JwtConfig, Layers, LogConfig, LogFormat, MemberSource, Mistake, RENAMED_SETTINGS, RenamedSetting,
+    SETTINGS, ScrubConfig, ServerConfig, Setting, TlsConfig,
 };
 pub use encryption_keys::EncryptionKeysError;
 pub use run_error::RunError;

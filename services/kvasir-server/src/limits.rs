@@ -35,6 +35,16 @@ pub(crate) const CONNECTION_MEMORY_BYTES_MAX: u64 = 16 << 20;
 pub(crate) const CONNECTION_MEMORY_OVERHEAD_BYTES: u64 = 32 << 10;
 /// Longest read and write buffer of an HTTP/1 connection: longer ones are no faster.
 pub(crate) const H1_BUFFER_BYTES_MAX: u64 = 256 << 10;
+/// Least bytes of a response, as far as they are ready, that one write passes to the socket: a frame of the
+/// hot tier.
+pub(crate) const GATHERED_BYTES_MIN: usize = 1 << 20;
+/// The same for a socket that takes them fast; twice as much is no cheaper. A millisecond of a core.
+pub(crate) const GATHERED_BYTES_MAX: usize = 4 << 20;
+/// Longest time in which a fast connection takes them: 200 MB/s.
+pub(crate) const GATHERED_TIME_MAX: Duration = Duration::from_millis(20);
+/// Shortest part behind which others are gathered: usually a frame of the hot tier, whose memory is leased.
+/// Parts that a store sends for a reader whose frames do not fit into the tier are shorter, and are not held.
+pub(crate) const GATHERED_PART_BYTES_MIN: usize = 512 << 10;
 /// Window of one HTTP/2 connection, in multiples of a connection's memory: bounds all its streams together.
 pub(crate) const H2_CONNECTION_WINDOWS: u64 = 8;
 /// Window of one HTTP/2 stream, likewise: the most that one unread upload can hold.
@@ -134,5 +144,11 @@ pub(crate) const AUDITED_PATH_BYTES_MAX: usize = 768;
 pub(crate) const PLAN_TOKENS_MAX: u64 = 1 << 30;
 /// Most GPUs of a plan.
 pub(crate) const PLAN_GPUS_MAX: u64 = 100_000;
+/// Members of a cluster: ten times the largest considered in the design; ranking all of them takes 0.1 ms.
+pub(crate) const MEMBERS_MAX: usize = 1_000;
+/// Interval of DNS queries for the members: Kubernetes records have a TTL of 5 s to 30 s.
+pub(crate) const MEMBERS_RESOLVE_EVERY: Duration = Duration::from_secs(5);
+/// Timeout of a DNS query.
+pub(crate) const MEMBERS_RESOLVE_TIME_MAX: Duration = Duration::from_secs(5);
 /// Number of jobs kept on record.
 pub(crate) const JOBS_KEPT: usize = 32;

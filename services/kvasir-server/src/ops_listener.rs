@@ -60,7 +60,7 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
-    use crate::{auth::Authenticator, journal_sync::JournalSync, metrics::Metrics};
+    use crate::{auth::Authenticator, cluster::Cluster, journal_sync::JournalSync, metrics::Metrics};
 
     async fn status(address: std::net::SocketAddr, path: &str) -> String {
         let mut stream = tokio::net::TcpStream::connect(address).await.expect("connects");
@@ -81,6 +81,7 @@ mod tests {
             None,
             None,
             JournalSync::new(Duration::ZERO),
+            Cluster::default(),
         );
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
         let address = listener.local_addr().expect("an address");

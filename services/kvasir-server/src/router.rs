@@ -14,6 +14,7 @@ use crate::{
     handlers::{console, openapi, ops},
     middleware::{
         authorize::authorize,
+        label_route::label_route,
         observe_request::observe_request,
         request_limits::{AcceptedEncodings, enforce_request_limits},
     },
@@ -54,6 +55,7 @@ pub(crate) fn routes() -> Router<AppState> {
 /// The middleware before every handler.
 pub(crate) fn with_middleware(routes: Router<AppState>, state: AppState) -> Router {
     routes
+        .layer(from_fn_with_state(state.clone(), label_route))
         .layer(from_fn_with_state(state.clone(), authorize))
         .layer(from_fn_with_state(AcceptedEncodings(&["identity"]), enforce_request_limits))
         .layer(from_fn_with_state(state.clone(), observe_request))

@@ -23,6 +23,7 @@ use tower::ServiceExt;
 use crate::{
     auth::Authenticator,
     background,
+    cluster::Cluster,
     config::Config,
     connection::{connection_builder, serve_connection, track_connection, with_peer_address},
     connection_limiter::ConnectionLimiter,
@@ -126,6 +127,7 @@ pub async fn run(
     }
     let egress = config.server.egress_bytes_per_second;
     let egress = (egress > 0).then(|| EgressScheduler::new(egress));
+    let cluster = Cluster::new(config.cluster.clone(), config.tls.is_some());
     let state = AppState::new(
         Arc::clone(&metrics),
         authenticator,
@@ -133,6 +135,7 @@ pub async fn run(
         keys,
         egress,
         JournalSync::new(config.journal.interval),
+        cluster,
     );
     state.jobs().set_gc_policy(config.gc.policy.clone());
     let store = with_encryption(OpenStore::open(&config.store, metrics)?, state.keys());

@@ -13,7 +13,7 @@ use kvasir_storage::Storage;
 use parking_lot::Mutex;
 
 use crate::{
-    api_error::ApiError, audit::AuditLog, auth::Authenticator, background::BackgroundTask,
+    api_error::ApiError, audit::AuditLog, auth::Authenticator, background::BackgroundTask, cluster::Cluster,
     egress::EgressScheduler, encryption_keys::EncryptionKeys, jobs::Jobs, journal_sync::JournalSync,
     loads::LoadLog, metrics::Metrics, quota::QuotaLimiter, series::SeriesLog, tls::Tls,
 };
@@ -37,6 +37,7 @@ struct SharedState {
     series: SeriesLog,
     loads: LoadLog,
     audit: AuditLog,
+    cluster: Cluster,
     journal: JournalSync,
     /// Background tasks that keep panicking, and without which this replica must not receive traffic.
     failing: Mutex<BTreeSet<BackgroundTask>>,
@@ -50,6 +51,7 @@ impl AppState {
         keys: Option<EncryptionKeys>,
         egress: Option<EgressScheduler>,
         journal: JournalSync,
+        cluster: Cluster,
     ) -> Self {
         let draining = AtomicBool::new(false);
         let storage = OnceLock::new();
@@ -67,6 +69,7 @@ impl AppState {
             series: SeriesLog::new(),
             loads: LoadLog::default(),
             audit: AuditLog::default(),
+            cluster,
             journal,
             failing: Mutex::default(),
         }))
@@ -145,6 +148,11 @@ impl AppState {
     /// The latest changes by callers.
     pub(crate) fn audit(&self) -> &AuditLog {
         &self.0.audit
+    }
+
+    /// The replicas that share the bucket.
+    pub(crate) fn cluster(&self) -> &Cluster {
+        &self.0.cluster
     }
 
     /// The storage, if the store was reached.

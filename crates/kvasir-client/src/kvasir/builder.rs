@@ -149,6 +149,7 @@ impl Builder {
             rest.token = Some(BearerToken::new(token)?);
         }
         let client = Client::new(url, rest)?;
+        client.learn_members().await;
         let codec = Arc::new(Codec::new(spec, self.profile)?);
         let own = Arc::new(Binding::open(&client, codec, namespace).await?);
         let runtime = Handle::current();

@@ -62,6 +62,7 @@ impl Binding {
         if is_stale {
             let (this, client) = (Arc::clone(self), client.clone());
             runtime.spawn(async move {
+                client.learn_members().await;
                 if let Err(error) = this.ask_for_root(&client).await {
                     tracing::debug!(%error, "the root of a namespace could not be refreshed");
                 }

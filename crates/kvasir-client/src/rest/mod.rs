@@ -6,12 +6,14 @@ mod block_lookup;
 mod body;
 mod class;
 mod first_byte;
+mod members;
 mod object;
 mod opaque;
 mod problem;
 mod read;
 mod retry;
 mod route;
+mod send;
 mod service;
 mod shared_reads;
 mod upload_pacer;
@@ -20,9 +22,9 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use kvasir_api::{
-    ChunkSample, ConfigResponse, HEADER_NAMESPACE, HEADER_OBJECT_DIGEST, LookupQuery, LookupRequest,
-    LookupResponse, MEDIA_BLOCKS, MEDIA_CHUNK, MEDIA_PROFILE, NamespaceRequest, NamespaceResponse,
-    ProfileList, RegisteredModel, SampleQuery, StoredChunk, routes,
+    ChunkSample, ConfigResponse, HEADER_NAMESPACE, HEADER_OBJECT_DIGEST, HEADER_ROUTE, LookupRequest,
+    LookupResponse, MEDIA_CHUNK, MEDIA_PROFILE, NamespaceRequest, NamespaceResponse, ProfileList,
+    RegisteredModel, SampleQuery, StoredChunk, routes,
 };
 use kvasir_types::{ModelId, ModelSpec, Name, ObjectDigest, ProfileHash, RootHash, SeqHash};
 use reqwest::{
@@ -34,6 +36,7 @@ use url::Url;
 pub(crate) use active_loads::{ActiveLoadGuard, ActiveLoads};
 pub(crate) use block_lookup::BlockLookup;
 pub use class::RequestClass;
+use members::{Members, Target};
 pub use object::{ObjectRange, ObjectRead};
 pub(crate) use read::{ByteSink, ObjectName};
 pub(crate) use retry::backoff;
@@ -64,6 +67,8 @@ pub struct ClientConfig {
     pub ca_certificates: Option<Vec<u8>>,
     /// Class of requests, unless [`Client::for_request`] sets another.
     pub class: RequestClass,
+    /// The zone that this process runs in: of two replicas that keep a context, one in the same zone is asked first.
+    pub zone: Option<Name>,
 }
 
 /// A credential; its text never appears in logs.
@@ -101,6 +106,7 @@ impl Default for ClientConfig {
             token: None,
             ca_certificates: None,
             class: RequestClass::default(),
+            zone: None,
         }
     }
 }
@@ -131,10 +137,13 @@ pub struct Client {
     http: reqwest::Client,
     /// For presigned URLs: connections to the store, never with the service's credentials.
     direct: reqwest::Client,
-    base: String,
+    members: Arc<Members>,
+    /// Where its requests go.
+    target: Target,
     config: ClientConfig,
     budget: Arc<retry::RetryBudget>,
     pub(crate) first_byte_latencies: Arc<first_byte::FirstByteLatencies>,
+    lookup_latencies: Arc<first_byte::FirstByteLatencies>,
     pub(crate) active_loads: Arc<ActiveLoads>,
     pub(crate) shared_reads: Arc<SharedReads>,
 }
@@ -156,21 +165,26 @@ impl Client {
         }
         let http = builder.build().map_err(Error::Transport)?;
         let direct = connections(&config)?.build().map_err(Error::Transport)?;
-        let base = base.as_str().trim_end_matches('/').to_owned();
+        let members = Arc::new(Members::new(base.as_str().trim_end_matches('/'), config.zone.clone()));
         Ok(Self {
             http,
             direct,
-            base,
+            target: members.given(),
+            members,
             config,
             budget: Arc::new(retry::RetryBudget::new()),
             first_byte_latencies: Arc::default(),
+            lookup_latencies: Arc::default(),
             active_loads: Arc::default(),
             shared_reads: Arc::default(),
         })
     }
 
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
-        let request = self.http.request(method, format!("{}{path}", self.base));
+        let mut request = self.http.request(method, format!("{}{path}", self.target.named_in_requests()));
+        if let Some(route) = self.target.route {
+            request = request.header(HEADER_ROUTE, route.to_string());
+        }
         let request = match &self.config.token {
             Some(BearerToken(value)) => request.header(AUTHORIZATION, value),
             None => request,
@@ -191,51 +205,17 @@ impl Client {
         this
     }
 
-    /// Sends an idempotent request until it succeeds, its error is final, or attempts or budget are
-    /// exhausted.
-    async fn send(&self, request: RequestBuilder) -> Result<reqwest::Response, Error> {
-        let Some(first) = request.try_clone() else {
-            return Err(Error::Config {
-                what: "a streaming body must be built again for each attempt".into(),
-            });
-        };
-        let mut first = Some(first);
-        self.send_again(|| {
-            let next = request.try_clone();
-            first.take().or(next).expect("it was cloned before, so it can be cloned")
-        })
-        .await
-    }
-
-    /// Like [`send`](Self::send), for a request that is built again for each attempt.
-    async fn send_again(
-        &self,
-        mut request: impl FnMut() -> RequestBuilder,
-    ) -> Result<reqwest::Response, Error> {
-        let mut attempt = 0;
-        loop {
-            attempt += 1;
-            let one = request();
-            let error = match one.send().await {
-                Ok(response) => match problem::check(response).await {
-                    Ok(response) => {
-                        self.budget.on_success();
-                        return Ok(response);
-                    }
-                    Err(error) => error,
-                },
-                Err(error) => Error::Transport(error),
-            };
-            let again = error.is_retryable() && attempt < limits::ATTEMPTS_MAX && self.budget.take();
-            match backoff(attempt, Some(&error)).filter(|_| again) {
-                Some(wait) => tokio::time::sleep(wait).await,
-                None => return Err(error),
-            }
-        }
-    }
-
     async fn json<T: serde::de::DeserializeOwned>(&self, request: RequestBuilder) -> Result<T, Error> {
-        let response = self.send(request.timeout(self.config.control_timeout)).await?;
+        self.json_from(0, request).await
+    }
+
+    /// As [`json`](Self::json), of the replica `first` places behind the best one first.
+    async fn json_from<T: serde::de::DeserializeOwned>(
+        &self,
+        first: usize,
+        request: RequestBuilder,
+    ) -> Result<T, Error> {
+        let response = self.send_from(first, request.timeout(self.config.control_timeout)).await?;
         let body = body::read_bounded(response, limits::CONTROL_BYTES_MAX).await?;
         serde_json::from_slice(&body).map_err(|e| Error::protocol(e.to_string()))
     }
@@ -346,20 +326,6 @@ impl Client {
     /// As for every request: see [`Error`]. A miss is an empty response.
     pub async fn lookup(&self, request: &LookupRequest) -> Result<LookupResponse, Error> {
         self.json(self.with_json(Method::POST, routes::LOOKUP, request)?).await
-    }
-
-    /// Like [`lookup`](Self::lookup), with block hashes only, sent in binary form.
-    ///
-    /// # Errors
-    /// As there.
-    pub async fn lookup_blocks(
-        &self,
-        target: &LookupQuery,
-        blocks: &[SeqHash],
-    ) -> Result<LookupResponse, Error> {
-        let body: Vec<u8> = blocks.iter().flat_map(|block| *block.as_bytes()).collect();
-        let request = self.request(Method::POST, &service::with_query(routes::LOOKUP, target)?);
-        self.json(request.header(CONTENT_TYPE, MEDIA_BLOCKS).body(body)).await
     }
 
     /// Stored chunks of a model in all namespaces, a uniform sample of at most `chunks`. Needs the role

@@ -42,20 +42,31 @@ impl Client {
     /// `unknown_chunk`, `range_not_satisfiable`, `corrupt_chunk`, `store_unavailable`; transport errors;
     /// [`Error::Protocol`] if the response has another range.
     pub async fn get_object(&self, range: &ObjectRange, via: &Via) -> Result<ObjectRead, Error> {
+        self.get_object_from(0, range, via).await
+    }
+
+    /// As [`get_object`](Self::get_object), of the replica `nth` places behind the best one.
+    pub(super) async fn get_object_from(
+        &self,
+        nth: usize,
+        range: &ObjectRange,
+        via: &Via,
+    ) -> Result<ObjectRead, Error> {
         let ObjectRange { start, end, .. } = *range;
         if start >= end {
             return Err(Error::Config { what: format!("bytes {start}..{end} are not a valid range") });
         }
-        let request = match via {
-            Via::Direct { url, .. } => self.direct.get(url),
+        let header = format!("bytes={start}-{}", end - 1);
+        let response = match via {
+            Via::Direct { url, .. } => {
+                let sent = self.direct.get(url).header(RANGE, header).send().await;
+                problem::check(sent.map_err(Error::Transport)?).await?
+            }
             Via::Proxy => {
                 let path = routes::chunk_object(&range.model_id, &range.seq_hash, &range.object_digest);
-                self.request(Method::GET, &path)
+                self.send_to(nth, self.request(Method::GET, &path).header(RANGE, header)).await?
             }
         };
-        let request = request.header(RANGE, format!("bytes={start}-{}", end - 1));
-        let response = request.send().await.map_err(Error::Transport)?;
-        let response = problem::check(response).await?;
         let first = match response.status() {
             StatusCode::PARTIAL_CONTENT => content_range_start(&response),
             // A store that ignores `Range` sends the object from its first byte.

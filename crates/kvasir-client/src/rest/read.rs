@@ -105,7 +105,7 @@ impl Routes {
     /// Opens a read. If its first byte takes longer than for nearly all recent reads, opens a second one and
     /// keeps the first that yields a byte. The other is dropped, which cancels it.
     async fn open(&self, object: &ObjectName, range: &Range<u64>, via: &Via) -> Result<OpenedRead, Error> {
-        let mut first = pin!(self.open_once(object, range, via));
+        let mut first = pin!(self.open_once(0, object, range, via));
         let latencies = &self.client().first_byte_latencies;
         let Some(patience) = latencies.hedge_after() else { return first.await };
         tokio::select! {
@@ -117,7 +117,8 @@ impl Routes {
             return first.await;
         }
         Counters::count(&self.counters.hedges, 1);
-        let mut second = pin!(self.open_once(object, range, &Via::Proxy));
+        // Another replica, where the client knows one.
+        let mut second = pin!(self.open_once(1, object, range, &Via::Proxy));
         tokio::select! {
             biased;
             opened = &mut first => match opened {
@@ -138,6 +139,7 @@ impl Routes {
 
     async fn open_once(
         &self,
+        nth: usize,
         object: &ObjectName,
         range: &Range<u64>,
         via: &Via,
@@ -146,7 +148,7 @@ impl Routes {
         Counters::count(&self.counters.requests, 1);
         let direct = matches!(via, Via::Direct { .. });
         let range = object.range(range);
-        let mut read = within(direct, self.client().get_object(&range, via)).await?;
+        let mut read = within(direct, self.client().get_object_from(nth, &range, via)).await?;
         let Some(first) = within(direct, read.next()).await? else {
             return Err(Error::protocol("an empty response to a range that is not empty"));
         };

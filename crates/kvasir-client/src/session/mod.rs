@@ -125,6 +125,7 @@ impl Session {
             ));
         };
         let lookup = bound.binding.lookup(&bound.chain, self.kvasir.direct_reads());
+        self.client = self.client.for_prompt(bound.chain.blocks());
         let mut matched = Matched::ask(&self.client, &lookup).await?;
         let (codec, floor) = (&bound.binding.codec, self.kvasir.quality());
         matched.take_while(|chunk| match codec.decoder(&chunk.profile_hash) {
@@ -253,7 +254,7 @@ impl Session {
         let bound = self.bound.as_ref()?;
         let count = tokens.min(self.tokens.len());
         let mut context = Context {
-            client: self.client.clone(),
+            client: self.client.for_prompt(bound.chain.blocks()),
             binding: Arc::clone(&bound.binding),
             kind: self.class.kind.clone(),
             tokens: Arc::clone(&self.tokens),

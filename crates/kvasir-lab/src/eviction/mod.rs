@@ -11,6 +11,7 @@ pub mod policies;
 mod profile;
 mod replay;
 mod report;
+mod routes;
 mod study;
 
 pub use curve::{CurveRow, compare_curve};
@@ -19,6 +20,7 @@ pub use policies::{Baseline, ComparedPolicy, ParseComparedPolicyError};
 pub use profile::{ClassProfile, HISTOGRAM_BINS, TimeHistogram, TraceProfile};
 pub use replay::{Replay, ReplayOptions, ReplayRow, TraceSource, replay};
 pub use report::{ClassReuse, ClassRow, EvictReport, PolicySummary, Row, TraceFacts};
+pub use routes::{RoutesRow, SharedTemplate, Spreading, spread};
 pub use study::{StudyTrace, study_traces};
 
 /// Prefill time of an engine: linear in tokens plus attention over the tokens before.

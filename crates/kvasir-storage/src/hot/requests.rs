@@ -23,6 +23,8 @@ pub struct RequestHint {
     pub kind: Option<Name>,
     /// Its turn in its conversation, from 1.
     pub turn: Option<u32>,
+    /// Whether other replicas keep its route: what is read for it here is not kept.
+    pub transient: bool,
 }
 
 /// One request of an engine.
@@ -207,7 +209,11 @@ mod tests {
         let nothing: Arc<[ChunkKey]> = Arc::new([]);
         let block = |n: u64| vec![SeqHash::from(*blake3::hash(&n.to_le_bytes()).as_bytes()); 16];
         let look = |tenant: &Name, n: u64| {
-            let hint = RequestHint { kind: Some(name(&format!("t{n}"))), turn: Some(n as u32 % 40 + 1) };
+            let hint = RequestHint {
+                kind: Some(name(&format!("t{n}"))),
+                turn: Some(n as u32 % 40 + 1),
+                transient: false,
+            };
             log.record_lookup(tenant, &hint, &block(n), &nothing, Moment::from_millis(n))
         };
         let mallory = name("mallory");

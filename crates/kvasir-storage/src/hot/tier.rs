@@ -85,10 +85,11 @@ impl HotTier {
             disk_levels: LevelBytes::default(),
             eviction_log: EvictionLog::default(),
         };
+        let memory_bytes = settings.ram_bytes.max(limits::HOT_MEMORY_BYTES_MIN);
         let folder = Arc::new(FrameFolder::new(settings.directory.clone(), settings.keys.clone()));
         let prefetches = Arc::new(Semaphore::new(limits::HOT_PREFETCHES_MAX));
         let tier = Self {
-            memory: MemoryBudget::new(settings.ram_bytes.max(limits::HOT_MEMORY_BYTES_MIN)),
+            memory: MemoryBudget::with_spare(memory_bytes, memory_bytes / limits::HOT_SPARE_DIVISOR),
             settings,
             clock,
             observer,

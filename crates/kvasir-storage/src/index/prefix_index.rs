@@ -96,20 +96,14 @@ impl PrefixIndex {
         self.index.opaque_objects(scope, seq_hash, &|row| !self.is_gone(scope, row.object_digest))
     }
 
-    /// Adds an object that this replica has stored: earlier knowledge of it is outdated.
-    pub(crate) fn insert(&self, scope: Scope, entry: &Arc<IndexEntry>) {
-        let _turning = self.turning.lock();
-        self.clear_gone(scope, &entry.row.object_digest);
-        self.take_in(scope, entry);
-    }
-
     fn clear_gone(&self, scope: Scope, object: &ObjectDigest) {
         self.gone.remove(&(scope, *object));
         self.index.clear_removed(scope, object);
     }
 
-    /// Adds an object that the store listed without a tombstone, when [`removals`](Self::removals) was
-    /// `before`. If it was removed since then, the removal may be younger than the listing, and is kept.
+    /// Adds an object that the store has and that had no tombstone when it was checked, which began when
+    /// [`removals`](Self::removals) was `before`. If it was removed since then, the removal may be younger
+    /// than the check, and is kept.
     pub(crate) fn insert_listed(&self, scope: Scope, entry: &Arc<IndexEntry>, before: u64) {
         let object = entry.row.object_digest;
         let mut forgotten = self.turning.lock();

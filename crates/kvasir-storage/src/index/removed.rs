@@ -69,7 +69,7 @@ impl RemovedFilter {
         with(&self.bits[bit / 64], 1 << (bit % 64))
     }
 
-    fn may_have(&self, digest: &ObjectDigest) -> bool {
+    pub(super) fn may_have(&self, digest: &ObjectDigest) -> bool {
         self.bit(name(digest.as_bytes()), |word, bit| word.load(Ordering::Relaxed) & bit != 0)
     }
 

@@ -255,12 +255,13 @@ impl Ingest {
             let is_broken = self.reads.index().is_gone(scope, key.object_digest);
             let created = upload.spool.send(self.bucket.objects(), &path, is_broken).await?;
             self.bucket.reached(Transition::ObjectWritten);
-            let since_ms = self.indexed(scope, &upload.entry);
+            let (before, since_ms) = (self.reads.index().removals(), self.bucket.now_ms());
             removed = tombstones.of_chunk(&tenant, &model_id, &seq_hash).await?;
             if removed.contains(&key.object_digest) {
                 self.reads.forget_removed(scope, key.object_digest, Removal::Removed);
                 continue;
             }
+            self.indexed(scope, &upload.entry, before);
             let block_hashes = std::mem::take(&mut upload.head.block_hashes);
             let namespace = upload.put.namespace.take();
             return Ok(self.stored(key, &upload.entry, block_hashes, namespace, since_ms, created));
@@ -269,15 +270,15 @@ impl Ingest {
             .into())
     }
 
-    /// Records an object that is in the store, before its tombstone is checked for the last time: a later
-    /// removal then finds the row and removes it. Returns the store's time in ms.
-    pub(super) fn indexed(&self, scope: Scope, entry: &Arc<IndexEntry>) -> Option<i64> {
-        self.reads.index().insert(scope, entry);
+    /// Records an object that is in the store and had no tombstone when it was checked. The check began when
+    /// the index counted `before` removals; a removal heard of since then is kept. Not called earlier: that
+    /// would delete the row of a known removal, and a process that ends then would offer the object again.
+    pub(super) fn indexed(&self, scope: Scope, entry: &Arc<IndexEntry>, before: u64) {
+        self.reads.index().insert_listed(scope, entry, before);
         self.bucket.reached(Transition::IndexWritten);
-        self.bucket.now_ms()
     }
 
-    /// Records an object that is durable, was [`indexed`](Self::indexed) at `since_ms` and has no tombstone.
+    /// Records an object that is durable, existed at `since_ms` and has no tombstone.
     pub(super) fn stored(
         &self,
         key: ChunkKey,
@@ -298,7 +299,9 @@ impl Ingest {
     /// Offers the base of a stored object to the hot tier, frame by frame, as far as memory allows.
     pub(super) async fn offer_base(&self, mut upload: Upload) -> std::io::Result<()> {
         let base = self.reads.offered_bytes(&upload.entry.row.level_bytes);
-        let Some(hot) = self.reads.tier().filter(|_| base > 0) else { return Ok(()) };
+        let Some(hot) = self.reads.tier().filter(|_| base > 0 && !upload.put.hint.transient) else {
+            return Ok(());
+        };
         upload.spool.settle().await?;
         let object = self.reads.register_object(hot, &upload.key(), &upload.head);
         let context = hot.requests().context(&object, &upload.put.hint, hot.tier().now());

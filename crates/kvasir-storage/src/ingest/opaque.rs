@@ -166,8 +166,7 @@ impl Ingest {
             self.bucket.reached(Transition::ObjectWritten);
             match self.settle(&mine, payload).await? {
                 Standing::Alone { is_first, before, since_ms } => {
-                    self.reads.index().insert_listed(scope, &upload.entry, before);
-                    self.bucket.reached(Transition::IndexWritten);
+                    self.indexed(scope, &upload.entry, before);
                     self.reads.index().note_acknowledged(scope, mine.object_digest);
                     let block_hashes = std::mem::take(&mut upload.head.block_hashes);
                     let namespace = upload.put.namespace.take();

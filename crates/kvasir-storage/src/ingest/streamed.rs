@@ -17,7 +17,7 @@ use kvasir_store::{
 };
 use kvasir_types::{Level, ObjectDigest};
 use object_store::{MultipartUpload, ObjectStoreExt, path::Path};
-use tokio::task::JoinHandle;
+use tokio::{task::JoinHandle, time::Instant};
 
 use super::{
     Ingest,
@@ -29,7 +29,7 @@ use crate::{
     hot::{HotCache, HotObject},
     index::IndexEntry,
     limits,
-    memory::{Lease, MemoryBudget, PooledRegion, Region, RegionPool},
+    memory::{PooledRegion, Region, RegionPool},
     read::Reads,
     removal::Removal,
     transitions::Transition,
@@ -69,7 +69,9 @@ impl Ingest {
             _ => limits::STREAMED_PART_BYTES,
         };
         let part_bytes = part_bytes.min(announced.bytes as usize).max(1);
-        let Some(lease) = self.spools.lease(2 * part_bytes as u64) else { return Ok(None) };
+        let parts = announced.bytes.div_ceil(part_bytes as u64).clamp(1, 2);
+        let space = |_| Some(Region::new(part_bytes, Some(self.spools.lease(part_bytes as u64)?)));
+        let Some(parts) = (0..parts).map(space).collect::<Option<Vec<_>>>() else { return Ok(None) };
         let key = put.key(announced.object_digest);
         if self.reads.tombstones().has(&key).await? {
             return Ok(None);
@@ -79,6 +81,7 @@ impl Ingest {
         let begun = self.bucket.objects().put_multipart(&path).await;
         let upload = begun.map_err(StoreError::request("storing an object in parts"))?;
         self.bucket.reached(Transition::PartsBegun);
+        let kept = self.reads.tier().filter(|_| !put.hint.transient);
         Ok(Some(StreamedObject {
             bucket: Arc::clone(&self.bucket),
             path,
@@ -86,12 +89,11 @@ impl Ingest {
             existed,
             upload: Some(upload),
             part_bytes,
-            pool: RegionPool::new(MemoryBudget::new(2 * part_bytes as u64), part_bytes),
-            _lease: lease,
+            pool: RegionPool::new(parts),
             part: None,
             filled: 0,
             sending: None,
-            frames: self.reads.tier().map(|hot| PassingFrames::new(Arc::clone(hot), key)),
+            frames: kept.map(|hot| PassingFrames::new(Arc::clone(hot), key)),
         }))
     }
 
@@ -144,11 +146,12 @@ impl Ingest {
         object.complete().await?;
         self.bucket.reached(Transition::ObjectWritten);
         let entry = Arc::new(IndexEntry::of_head(&head, key.object_digest));
-        let since_ms = self.indexed(scope, &entry);
+        let (before, since_ms) = (self.reads.index().removals(), self.bucket.now_ms());
         if tombstones.has(&key).await? {
             self.reads.forget_removed(scope, key.object_digest, Removal::Removed);
             return Err(removed());
         }
+        self.indexed(scope, &entry, before);
         let (block_hashes, namespace) = (std::mem::take(&mut head.block_hashes), put.namespace.take());
         let stored = self.stored(key.clone(), &entry, block_hashes, namespace, since_ms, !object.existed);
         if let Some(frames) = object.frames.take() {
@@ -169,9 +172,8 @@ pub(super) struct StreamedObject {
     /// `None` once it was completed or aborted.
     upload: Option<Box<dyn MultipartUpload>>,
     part_bytes: usize,
-    /// Two reused parts; the lease covers them.
+    /// Two parts, or one if memory allows only one.
     pool: Arc<RegionPool>,
-    _lease: Lease,
     part: Option<PooledRegion>,
     filled: usize,
     sending: Option<JoinHandle<object_store::Result<()>>>,
@@ -206,14 +208,14 @@ impl BodySink for StreamedObject {
 impl StreamedObject {
     /// Memory for a part.
     async fn space(&mut self) -> Result<PooledRegion, PutError> {
-        if let Some(space) = self.pool.take(0) {
+        if let Some(space) = self.pool.take() {
             return Ok(space);
         }
         self.settle().await?;
         // A store's client may hold a part briefly after its response.
-        let other = || RegionPool::new(MemoryBudget::new(self.part_bytes as u64), self.part_bytes).take(0);
+        let other = || RegionPool::new(vec![Region::new(self.part_bytes, None)]).take();
         let none = || StoreError::own("storing an object in parts", "there is no memory for a part").into();
-        self.pool.take(0).or_else(other).ok_or_else(none)
+        self.pool.take().or_else(other).ok_or_else(none)
     }
 
     /// Sends the collected part once the previous one is stored.
@@ -297,13 +299,14 @@ struct PassingFrames {
     frames: Vec<Region>,
     /// Number of bytes in the last one.
     filled: usize,
+    begun: Instant,
     is_over: bool,
 }
 
 impl PassingFrames {
     fn new(hot: Arc<HotCache>, key: ChunkKey) -> Self {
-        let (early, frames) = (Vec::new(), Vec::new());
-        Self { hot, key, cut: None, early, frames, filled: 0, is_over: false }
+        let (early, frames, begun) = (Vec::new(), Vec::new(), Instant::now());
+        Self { hot, key, cut: None, early, frames, filled: 0, begun, is_over: false }
     }
 
     fn push(&mut self, bytes: &[u8], head: Option<&Head>) {
@@ -315,7 +318,7 @@ impl PassingFrames {
         }
         self.early.extend_from_slice(bytes);
         if let Some(head) = head {
-            let base = head.level_bytes(Level::BASE).unwrap_or(0).min(limits::HOT_FETCH_BYTES);
+            let base = head.level_bytes(Level::BASE).unwrap_or(0).min(limits::HOT_OFFERED_BYTES_MAX);
             self.cut = Some((HotObject::new(&self.key, head), base));
             let early = std::mem::take(&mut self.early);
             self.fill(&early);
@@ -329,7 +332,11 @@ impl PassingFrames {
         while !bytes.is_empty() {
             if self.frames.last().is_none_or(|last| self.filled == last.len()) {
                 let next = self.frames.len() as u32;
-                let is_wanted = next < object.frames() && object.range(next).end <= *base;
+                // A slow sender would hold memory of the tier for long.
+                let end = object.range(next).end;
+                let is_soon =
+                    end <= limits::HOT_FETCH_BYTES || self.begun.elapsed() <= limits::PASSING_TIME_MAX;
+                let is_wanted = next < object.frames() && end <= *base && is_soon;
                 match is_wanted.then(|| self.hot.tier().space(object, next)).flatten() {
                     Some(space) => (self.filled, _) = (0, self.frames.push(space)),
                     None => return self.is_over = true,

@@ -202,11 +202,12 @@ impl DirectUploads {
         }
         let entry = Arc::new(IndexEntry::of_head(&head, key.object_digest));
         let scope = Scope::new(&key.tenant, &key.model_id);
-        let since_ms = ingest.indexed(scope, &entry);
+        let (before, since_ms) = (reads.index().removals(), self.bucket.now_ms());
         if reads.tombstones().has(key).await? {
             reads.forget_removed(scope, key.object_digest, Removal::Removed);
             return Err(DirectUnavailable { reason: BEING_DELETED }.into());
         }
+        ingest.indexed(scope, &entry, before);
         Ok(ingest.stored(key.clone(), &entry, head.block_hashes, None, since_ms, there.is_none()))
     }
 

@@ -46,10 +46,14 @@ impl Reads {
         range: ByteRange,
         hint: &RequestHint,
     ) -> Result<ObjectRead, ChunkError> {
-        self.index.note_use(Scope::new(&key.tenant, &key.model_id), key.object_digest, None);
+        let scope = Scope::new(&key.tenant, &key.model_id);
+        self.index.note_use(scope, key.object_digest, None);
         match &self.tier {
-            Some(hot) => self.read_hot(hot, key, range, hint).await,
-            None => self.read_store(key, range).await,
+            // Other replicas keep it: what is here already is served, and nothing is taken in.
+            Some(hot) if !hint.transient || hot.object(scope, key.object_digest).is_some() => {
+                self.read_hot(hot, key, range, hint).await
+            }
+            Some(_) | None => self.read_store(key, range).await,
         }
     }
 
@@ -77,15 +81,17 @@ impl Reads {
             Some(bytes) => Some(range.resolve(bytes).ok_or(ChunkError::Range { object_bytes: bytes })?),
             None => None,
         };
-        self.open(key, wanted, object_bytes).await
+        self.open(key, wanted, object_bytes, limits::PASSED_BYTES).await
     }
 
-    /// Reads `wanted`, or all, of an object in the store, whose size may be known.
+    /// Reads `wanted`, or all, of an object in the store, whose size may be known; from a file, `part_bytes` at
+    /// a time.
     pub(super) async fn open(
         self: &Arc<Self>,
         key: &ChunkKey,
         wanted: Option<Range<u64>>,
         object_bytes: Option<u64>,
+        part_bytes: u64,
     ) -> Result<ObjectRead, ChunkError> {
         let whole = wanted.as_ref().is_none_or(|w| w.start == 0 && Some(w.end) == object_bytes);
         let options = GetOptions {
@@ -107,7 +113,7 @@ impl Reads {
         }
         let (this, key) = (Arc::clone(self), key.clone());
         let failed = move |error| this.read_failed(&key, "reading an object", error);
-        Ok(ObjectRead::of(result, wanted, object_bytes, failed))
+        Ok(ObjectRead::of(result, wanted, object_bytes, part_bytes, failed))
     }
 
     /// An object removed by request is not served, although its bytes stay for the grace. One removed by the

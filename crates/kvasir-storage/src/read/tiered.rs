@@ -83,9 +83,13 @@ impl Reads {
     /// Reads ranges of an object from the store, for the hot tier.
     fn range_reader(self: &Arc<Self>, key: &ChunkKey, object_bytes: u64) -> RangeReader {
         let (this, key) = (Arc::clone(self), key.clone());
-        Arc::new(move |range: Range<u64>| {
+        Arc::new(move |range: Range<u64>, part_bytes| {
             let (this, key) = (Arc::clone(&this), key.clone());
-            async move { Ok(this.open(&key, Some(range), Some(object_bytes)).await?.bytes) }.boxed()
+            async move {
+                let parts = this.open(&key, Some(range), Some(object_bytes), part_bytes).await?;
+                Ok(parts.bytes)
+            }
+            .boxed()
         })
     }
 
@@ -149,7 +153,7 @@ impl Reads {
     /// Bytes of an object's prefix that are cached when it is stored: its base, if there is a hot tier.
     pub(crate) fn offered_bytes(&self, level_bytes: &[u64]) -> u64 {
         let base = level_bytes.first().copied().unwrap_or(0);
-        if self.tier.is_some() { base.min(limits::HOT_FETCH_BYTES) } else { 0 }
+        if self.tier.is_some() { base.min(limits::HOT_OFFERED_BYTES_MAX) } else { 0 }
     }
 
     /// Tells the hot tier about a lookup and its result. Returns the request's class.

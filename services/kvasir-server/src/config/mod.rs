@@ -21,6 +21,7 @@ use kvasir_storage::{Settings, gc::GcPolicy, limits};
 use kvasir_store::{Secret, StoreConfig};
 use url::Url;
 
+pub use crate::cluster::{ClusterConfig, MemberSource};
 pub use hot::HotConfig;
 pub use layers::Layers;
 #[cfg(any(test, fuzzing))]
@@ -36,6 +37,8 @@ pub struct Config {
     pub server: ServerConfig,
     /// Authentication.
     pub auth: AuthConfig,
+    /// The other replicas.
+    pub cluster: ClusterConfig,
     /// Certificates; `None` for plain HTTP.
     pub tls: Option<TlsConfig>,
     /// File with the keys of encryption at rest; `None`: nothing is encrypted.
@@ -196,6 +199,7 @@ impl Default for Config {
                 drain_grace: Duration::from_secs(25),
             },
             auth: AuthConfig { tenants_file: None, jwt: None, failures_per_minute: 30 },
+            cluster: ClusterConfig::default(),
             tls: None,
             keys_file: None,
             keys: None,
@@ -250,6 +254,7 @@ impl Config {
             ));
         }
         self.check_auth(mistakes);
+        self.check_cluster(mistakes);
         self.check_store_urls(mistakes);
         let (url_ttl, grace) = (self.storage.direct.url_ttl, self.gc.policy.grace);
         if self.storage.direct.enabled && (url_ttl > grace || url_ttl.as_secs() == 0) {
@@ -314,6 +319,13 @@ impl Config {
             mistakes.extend(
                 missing.map(|(name, _)| Mistake::new(name, "is not set, but other settings of TLS are")),
             );
+        }
+    }
+
+    fn check_cluster(&self, mistakes: &mut Vec<Mistake>) {
+        if let Some(this) = self.cluster.stranger() {
+            let problem = format!("is {this}, which is not one of cluster.members");
+            mistakes.push(Mistake::new("cluster.advertise", &problem));
         }
     }
 

@@ -21,6 +21,7 @@ use tower::ServiceExt;
 
 use crate::{
     auth::Authenticator,
+    cluster::Cluster,
     config::Config,
     journal_sync::JournalSync,
     metrics::Metrics,
@@ -76,7 +77,8 @@ async fn new_service() -> AppState {
     config.storage.spool_directory = std::env::temp_dir().join("kvasir-fuzz");
     let authenticator = Authenticator::open(&config.auth).expect("there are no files");
     let journal = JournalSync::new(config.journal.interval);
-    let state = AppState::new(Arc::clone(&METRICS), authenticator, None, None, None, journal);
+    let state =
+        AppState::new(Arc::clone(&METRICS), authenticator, None, None, None, journal, Cluster::default());
     let store = OpenStore::open(&config.store, Arc::new(NoObserver)).expect("memory");
     let abilities = store.probe().await.expect("memory answers");
     let index = Index::memory_within(INDEX_BYTES);

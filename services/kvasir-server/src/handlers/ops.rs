@@ -37,5 +37,6 @@ pub(crate) async fn metrics(State(state): State<AppState>) -> impl IntoResponse 
     if let Some(storage) = state.ready_storage() {
         state.metrics().refresh(storage);
     }
+    state.metrics().cluster().refresh(state.cluster());
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], state.metrics().render())
 }

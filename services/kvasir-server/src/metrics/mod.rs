@@ -1,6 +1,7 @@
 //! All metrics of the service: one typed function per observation. Labels are bounded sets.
 
 mod api;
+mod cluster;
 mod health;
 mod hot_tier;
 
@@ -14,7 +15,7 @@ use prometheus::{
 };
 
 pub(crate) use self::health::CachePart;
-use self::{api::ApiMetrics, health::HealthMetrics, hot_tier::HotTierMetrics};
+use self::{api::ApiMetrics, cluster::ClusterMetrics, health::HealthMetrics, hot_tier::HotTierMetrics};
 use crate::wall_clock::unix_ms;
 
 /// Seconds: from a hot lookup to a slow upload.
@@ -62,6 +63,7 @@ pub(crate) struct Metrics {
     hot: Arc<HotTierMetrics>,
     api: ApiMetrics,
     health: HealthMetrics,
+    cluster: ClusterMetrics,
 }
 
 fn counter(name: &str, help: &str) -> IntCounter {
@@ -92,6 +94,7 @@ impl Metrics {
             hot: Arc::new(HotTierMetrics::new(&registry)),
             api: ApiMetrics::new(&registry),
             health: HealthMetrics::new(&registry),
+            cluster: ClusterMetrics::new(&registry),
             registry,
             http_requests: counters(
                 "kvasir_http_requests_total",
@@ -134,7 +137,7 @@ impl Metrics {
             ),
             store_events: counters(
                 "kvasir_store_events_total",
-                "Actions of the retry layer: see the operations page.",
+                "Events of the retry layer: see docs/metrics.md.",
                 &["event"],
             ),
             store_breaker: gauge(
@@ -264,6 +267,11 @@ impl Metrics {
     /// The metrics of the replica's health.
     pub(crate) fn health(&self) -> &HealthMetrics {
         &self.health
+    }
+
+    /// Those of the cluster.
+    pub(crate) fn cluster(&self) -> &ClusterMetrics {
+        &self.cluster
     }
 
     pub(crate) fn request_begins(&self) {

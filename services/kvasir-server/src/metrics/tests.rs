@@ -32,7 +32,7 @@ fn a_rate_limited_refusal_counts_under_both_label_values() {
     assert_eq!(series, ["{reason=\"braked\"} 2", "{reason=\"invalid\"} 1", "{reason=\"rate_limited\"} 2"]);
 }
 
-/// The operations page lists exactly the metrics there are.
+/// The page of metrics lists exactly those there are.
 #[test]
 fn every_metric_is_documented() {
     let metrics = Metrics::new();
@@ -71,6 +71,6 @@ fn every_metric_is_documented() {
         names.filter(|name| name.starts_with("kvasir_")).collect()
     };
     let text = String::from_utf8(metrics.render()).expect("text");
-    let page = include_str!("../../docs/operations.md");
-    assert_eq!(names(&text, "# TYPE "), names(page, "| `"), "left: code, right: docs/operations.md");
+    let page = include_str!("../../docs/metrics.md");
+    assert_eq!(names(&text, "# TYPE "), names(page, "| `"), "left: code, right: docs/metrics.md");
 }

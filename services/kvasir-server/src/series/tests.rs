@@ -79,7 +79,7 @@ fn the_log_is_bounded_and_read_from_any_time_on() {
 /// A source whose metric is renamed would be silent.
 #[test]
 fn every_source_names_a_metric_that_is_documented() {
-    let page = include_str!("../../docs/operations.md");
+    let page = include_str!("../../docs/metrics.md");
     for source in SOURCES {
         assert!(page.contains(&format!("| `{}` |", source.metric)), "{source:?}");
     }

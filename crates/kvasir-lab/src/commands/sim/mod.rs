@@ -3,6 +3,7 @@
 mod evict;
 mod evict_curve;
 mod evict_study;
+mod routes;
 mod stream;
 
 use clap::Subcommand;
@@ -17,6 +18,8 @@ pub(crate) enum SimCommand {
     EvictCurve(evict_curve::CurveArguments),
     /// Compare the policies on recorded, generated and mixed traces.
     EvictStudy(evict_study::StudyArguments),
+    /// Spread a request trace over replicas by their routes, at random, and over one that has all their memory.
+    Routes(routes::RoutesArguments),
     /// Stream contexts over recorded or random links under every policy.
     Stream(Box<stream::StreamArguments>),
 }
@@ -27,6 +30,7 @@ pub(crate) fn run(command: &SimCommand) -> CliResult {
         SimCommand::Evict(arguments) => evict::run(arguments),
         SimCommand::EvictCurve(arguments) => evict_curve::run(arguments),
         SimCommand::EvictStudy(arguments) => evict_study::run(arguments),
+        SimCommand::Routes(arguments) => routes::run(arguments),
         SimCommand::Stream(arguments) => stream::run(arguments),
     }
 }

@@ -209,6 +209,10 @@ impl Index {
 
     /// The removal of an object.
     pub(crate) fn removed(&self, scope: Scope, digest: &ObjectDigest) -> Option<RemovedRow> {
+        // Asked for each row that a lookup meets: mostly the filter alone knows.
+        if self.removed.read().as_ref().is_some_and(|removed| !removed.may_have(digest)) {
+            return None;
+        }
         self.with_removed(|index, removed| removed.get(index, scope, digest)).flatten()
     }
 

@@ -8,13 +8,13 @@ use object_store::PutPayload;
 
 use crate::{
     limits,
-    memory::{PooledRegion, Region, RegionPool},
+    memory::{MemoryBudget, Region},
 };
 
 /// The first block; each further one is twice as long, up to the maximum.
 const BLOCK_BYTES_MIN: usize = 16 << 10;
-/// The longest block: those are reused.
-pub(super) const BLOCK_BYTES_MAX: usize = 1 << 20;
+/// The longest block.
+const BLOCK_BYTES_MAX: usize = 1 << 20;
 
 /// Blocks, charged to the budget of all uploads.
 #[derive(Debug, Default)]
@@ -27,46 +27,28 @@ pub(super) struct Blocks {
 
 #[derive(Debug)]
 struct Block {
-    space: Space,
+    space: Region,
     filled: usize,
 }
 
-#[derive(Debug)]
-enum Space {
-    Short(Region),
-    Long(PooledRegion),
-}
-
 impl Block {
-    fn space(&mut self) -> &mut [u8] {
-        match &mut self.space {
-            Space::Short(region) => region,
-            Space::Long(region) => region,
-        }
-    }
-
     fn bytes(&self) -> &[u8] {
-        match &self.space {
-            Space::Short(region) => &region[..self.filled],
-            Space::Long(region) => &region[..self.filled],
-        }
-    }
-
-    fn freeze(self) -> Bytes {
-        match self.space {
-            Space::Short(region) => region.freeze(self.filled),
-            Space::Long(region) => Bytes::from_owner(region).slice(..self.filled),
-        }
+        &self.space[..self.filled]
     }
 }
 
 impl Blocks {
     /// Takes as much of `bytes` as memory allows, and returns the rest.
-    pub(super) fn take<'a>(&mut self, mut bytes: &'a [u8], pool: &Arc<RegionPool>, left: u64) -> &'a [u8] {
+    pub(super) fn take<'a>(
+        &mut self,
+        mut bytes: &'a [u8],
+        memory: &Arc<MemoryBudget>,
+        left: u64,
+    ) -> &'a [u8] {
         while !bytes.is_empty() {
-            let free = self.blocks.last_mut().map_or(0, |last| last.space().len() - last.filled);
+            let free = self.blocks.last_mut().map_or(0, |last| last.space.len() - last.filled);
             if free == 0 {
-                if !self.grow(pool, left) {
+                if !self.grow(memory, left) {
                     break;
                 }
                 continue;
@@ -74,24 +56,20 @@ impl Blocks {
             let Some(last) = self.blocks.last_mut() else { break };
             let (now, later) = bytes.split_at(bytes.len().min(free));
             let at = last.filled;
-            last.space()[at..at + now.len()].copy_from_slice(now);
+            last.space[at..at + now.len()].copy_from_slice(now);
             last.filled += now.len();
             bytes = later;
         }
         bytes
     }
 
-    fn grow(&mut self, pool: &Arc<RegionPool>, left: u64) -> bool {
+    fn grow(&mut self, memory: &Arc<MemoryBudget>, left: u64) -> bool {
         let bytes = self.held_bytes.clamp(BLOCK_BYTES_MIN, BLOCK_BYTES_MAX);
         if self.held_bytes + bytes > limits::SPOOL_MEMORY_BYTES {
             return false;
         }
-        let space = if bytes == BLOCK_BYTES_MAX {
-            pool.take(left).map(Space::Long)
-        } else {
-            pool.lease(bytes as u64, left).map(|lease| Space::Short(Region::new(bytes, Some(lease))))
-        };
-        let Some(space) = space else { return false };
+        let Some(lease) = memory.lease_leaving(bytes as u64, left) else { return false };
+        let space = Region::new(bytes, Some(lease));
         self.blocks.push(Block { space, filled: 0 });
         self.held_bytes += bytes;
         true
@@ -113,13 +91,13 @@ impl Blocks {
             }
         } else if let Some(first) = self.blocks.first_mut() {
             let bytes = prefix.len().min(first.filled);
-            first.space()[..bytes].copy_from_slice(&prefix[..bytes]);
+            first.space[..bytes].copy_from_slice(&prefix[..bytes]);
         }
     }
 
     /// The whole content, shared with this value. Nothing may be added afterwards.
     pub(super) fn payload(&mut self) -> PutPayload {
-        self.frozen.extend(self.blocks.drain(..).map(Block::freeze));
+        self.frozen.extend(self.blocks.drain(..).map(|block| block.space.freeze(block.filled)));
         self.frozen.iter().cloned().collect()
     }
 }
@@ -127,17 +105,15 @@ impl Blocks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::MemoryBudget;
 
     #[test]
     fn memory_is_taken_by_leave_and_given_back() {
         let budget = MemoryBudget::new(3 << 20);
-        let pool = RegionPool::new(Arc::clone(&budget), BLOCK_BYTES_MAX);
         let bytes: Vec<u8> = (0..4_000_000u32).map(|i| ((i * 7) >> 2) as u8).collect();
         let mut blocks = Blocks::default();
         let mut refused = 0;
         for part in bytes.chunks(70_001) {
-            let rest = blocks.take(part, &pool, 0);
+            let rest = blocks.take(part, &budget, 0);
             assert!(refused == 0 || rest.len() == part.len(), "what is refused once is refused to the end");
             refused += rest.len();
         }
@@ -160,12 +136,11 @@ mod tests {
         drop(blocks);
         assert!(budget.used() >= 2 << 20, "the store has it yet");
         drop(payload);
-        assert_eq!(budget.used(), 2 << 20, "long blocks wait for the next upload");
-        assert!(pool.lease(3 << 20, 0).is_some());
+        assert_eq!(budget.used(), 0);
         // A small upload uses little memory, and some may have to stay free.
         let mut small = Blocks::default();
-        assert!(small.take(&[1; 100], &pool, 0).is_empty());
+        assert!(small.take(&[1; 100], &budget, 0).is_empty());
         assert_eq!(budget.used(), BLOCK_BYTES_MIN as u64);
-        assert_eq!(Blocks::default().take(&[1; 100], &pool, 3 << 20).len(), 100);
+        assert_eq!(Blocks::default().take(&[1; 100], &budget, 3 << 20).len(), 100);
     }
 }

@@ -16,15 +16,12 @@ use kvasir_types::ObjectDigest;
 use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutPayload, path::Path};
 use tokio::{sync::Semaphore, task::JoinSet};
 
-use self::{
-    file::SpoolFile,
-    memory::{BLOCK_BYTES_MAX, Blocks},
-};
+use self::{file::SpoolFile, memory::Blocks};
 use crate::{
     Settings,
     error::PutError,
     limits,
-    memory::{Lease, MemoryBudget, Region, RegionPool},
+    memory::{Lease, MemoryBudget, Region},
     transitions::{CrashPointObserver, Transition},
 };
 
@@ -37,8 +34,9 @@ use crate::{
 pub(crate) struct SpoolPool {
     directory: PathBuf,
     memory: Arc<MemoryBudget>,
-    blocks: Arc<RegionPool>,
     parts: Arc<Semaphore>,
+    /// As much as all parts together.
+    part_memory: Arc<MemoryBudget>,
     crash_points: Arc<dyn CrashPointObserver>,
 }
 
@@ -47,13 +45,12 @@ impl SpoolPool {
         let parts = (settings.spool_memory_bytes / 2 / limits::MULTIPART_PART_BYTES).max(1);
         let of_parts = (parts * limits::MULTIPART_PART_BYTES).min(settings.spool_memory_bytes / 2);
         let bodies = settings.spool_memory_bytes - of_parts;
-        let memory = MemoryBudget::new(bodies as u64);
         Self {
             directory: settings.spool_directory.clone(),
-            blocks: RegionPool::new(Arc::clone(&memory), BLOCK_BYTES_MAX),
-            memory,
+            memory: MemoryBudget::with_spare(bodies as u64, bodies as u64),
             crash_points: Arc::clone(&settings.crash_points),
             parts: Arc::new(Semaphore::new(parts)),
+            part_memory: MemoryBudget::with_spare(of_parts as u64, of_parts as u64),
         }
     }
 
@@ -64,12 +61,24 @@ impl SpoolPool {
 
     /// Memory for a body without waiting, if enough stays free for others beyond their blocks.
     pub(crate) fn lease(&self, bytes: u64) -> Option<Lease> {
-        self.blocks.lease(bytes, self.memory.total() / limits::SPOOL_BUFFERS_DIVISOR)
+        self.memory.lease_leaving(bytes, self.memory.total() / limits::SPOOL_BUFFERS_DIVISOR)
     }
 
     /// The memory budget of bodies.
     pub(crate) fn memory(&self) -> &Arc<MemoryBudget> {
         &self.memory
+    }
+
+    /// The part of a file that begins at `at`. Whoever asks has a permit of `parts`.
+    async fn read_part(&self, file: &SpoolFile, at: u64, bytes: u64) -> std::io::Result<Bytes> {
+        self.read(file, at..bytes.min(at + limits::MULTIPART_PART_BYTES as u64)).await
+    }
+
+    async fn read(&self, file: &SpoolFile, range: Range<u64>) -> std::io::Result<Bytes> {
+        let bytes = (range.end - range.start) as usize;
+        // A client of a store may hold a part for a moment after its answer: then nobody pays for this one.
+        let space = Region::new(bytes, self.part_memory.lease(bytes as u64));
+        Ok(file.fill(range.start, space).await?.freeze(bytes))
     }
 }
 
@@ -99,11 +108,11 @@ impl Spool {
         let mut bytes = bytes;
         if let SpoolContent::Memory(blocks) = &mut self.content {
             let left = self.pool.memory.total() / limits::SPOOL_BUFFERS_DIVISOR;
-            bytes = blocks.take(bytes, &self.pool.blocks, left);
+            bytes = blocks.take(bytes, &self.pool.memory, left);
             if bytes.is_empty() {
                 return Ok(());
             }
-            let lease = self.pool.blocks.lease(2 * limits::SPOOL_BUFFER_BYTES as u64, 0);
+            let lease = self.pool.memory.lease(2 * limits::SPOOL_BUFFER_BYTES as u64);
             let mut file = SpoolFile::create(self.pool.directory.clone(), self.sealed, lease).await?;
             for part in blocks.parts() {
                 file.write(part).await?;
@@ -140,7 +149,7 @@ impl Spool {
                 file.overwrite_prefix(prefix);
                 let (mut at, _turn) = (0, self.pool.parts.acquire().await);
                 while at < self.bytes {
-                    let part = read_part(file, at, self.bytes).await.map_err(PutError::Spool)?;
+                    let part = self.pool.read_part(file, at, self.bytes).await.map_err(PutError::Spool)?;
                     at += part.len() as u64;
                     digest.update(&part);
                 }
@@ -192,20 +201,19 @@ impl Spool {
             Err(object_store::Error::NotFound { .. }) => None,
             Err(error) => return Err(failed(error).into()),
         };
+        self.settle().await.map_err(PutError::Spool)?;
         if existing == Some(bytes) && !overwrite && self.is_at(store, path).await? {
             return Ok(false);
         }
         match &mut self.content {
-            SpoolContent::File(file) if bytes > limits::MULTIPART_PART_BYTES as u64 => {
-                file.flush().await.map_err(PutError::Spool)?;
-                send_parts(file, &self.pool, store, path, bytes).await?;
+            SpoolContent::File(_) if bytes > limits::MULTIPART_PART_BYTES as u64 => {
+                self.send_parts(store, path).await?;
                 self.pool.crash_points.reached(Transition::PartsCompleted);
                 Ok(existing.is_none())
             }
             SpoolContent::File(file) => {
                 let _permit = self.pool.parts.acquire().await;
-                file.flush().await.map_err(PutError::Spool)?;
-                let payload = read(file, 0..bytes).await.map_err(PutError::Spool)?.into();
+                let payload = self.pool.read(file, 0..bytes).await.map_err(PutError::Spool)?.into();
                 put(store, path, payload, existing.is_some()).await.map_err(|e| failed(e).into())
             }
             SpoolContent::Memory(blocks) => {
@@ -215,13 +223,54 @@ impl Spool {
         }
     }
 
-    /// Whether the object at `path` has the same bytes.
-    async fn is_at(&mut self, store: &Arc<dyn ObjectStore>, path: &Path) -> Result<bool, PutError> {
+    /// Sends a verified file as a multipart upload: nothing is visible before its completion, and a failure aborts it.
+    async fn send_parts(&self, store: &Arc<dyn ObjectStore>, path: &Path) -> Result<(), PutError> {
+        let failed = StoreError::request("storing an object in parts");
+        let mut upload = store.put_multipart(path).await.map_err(&failed)?;
+        self.pool.crash_points.reached(Transition::PartsBegun);
+        let sent = match self.send_each(&mut *upload).await {
+            Ok(()) => match upload.complete().await {
+                Ok(_) => return Ok(()),
+                // It may have taken effect. What stood there before may have the same length and be damaged.
+                Err(_) if self.is_at(store, path).await.unwrap_or(false) => return Ok(()),
+                Err(error) => failed(error).into(),
+            },
+            Err(error) => error,
+        };
+        // GC takes what even this leaves behind.
+        let _ = upload.abort().await;
+        Err(sent)
+    }
+
+    async fn send_each(&self, upload: &mut dyn MultipartUpload) -> Result<(), PutError> {
+        let SpoolContent::File(file) = &self.content else { return Ok(()) };
+        let failed = StoreError::request("storing a part");
+        let (mut sending, mut at) = (JoinSet::new(), 0);
+        while at < self.bytes {
+            let permit = Arc::clone(&self.pool.parts).acquire_owned().await;
+            let part = self.pool.read_part(file, at, self.bytes).await.map_err(PutError::Spool)?;
+            at += part.len() as u64;
+            let (request, crash_points) = (upload.put_part(part.into()), Arc::clone(&self.pool.crash_points));
+            sending.spawn(carry(async move {
+                let _permit = permit;
+                request.await.inspect(|()| crash_points.reached(Transition::PartWritten))
+            }));
+            while let Some(done) = sending.try_join_next() {
+                done.map_err(StoreError::from)?.map_err(&failed)?;
+            }
+        }
+        while let Some(done) = sending.join_next().await {
+            done.map_err(StoreError::from)?.map_err(&failed)?;
+        }
+        Ok(())
+    }
+
+    /// Whether the object at `path` has the same bytes; [`settle`](Self::settle) comes before.
+    async fn is_at(&self, store: &Arc<dyn ObjectStore>, path: &Path) -> Result<bool, PutError> {
         let mut theirs = match store.get(path).await {
             Ok(found) => found.into_stream(),
             Err(error) => return Ok(differs(error)?),
         };
-        self.settle().await.map_err(PutError::Spool)?;
         let mut at = 0;
         while let Some(part) = theirs.next().await {
             let part = match part {
@@ -278,117 +327,5 @@ async fn put(
     }
 }
 
-/// The part of the file that begins at `at`.
-async fn read_part(file: &SpoolFile, at: u64, bytes: u64) -> std::io::Result<Bytes> {
-    read(file, at..bytes.min(at + limits::MULTIPART_PART_BYTES as u64)).await
-}
-
-async fn read(file: &SpoolFile, range: Range<u64>) -> std::io::Result<Bytes> {
-    let bytes = (range.end - range.start) as usize;
-    Ok(file.fill(range.start, Region::new(bytes, None)).await?.freeze(bytes))
-}
-
-/// Sends a verified file as a multipart upload: nothing is visible before its completion, and a failure
-/// aborts it.
-async fn send_parts(
-    file: &SpoolFile,
-    pool: &SpoolPool,
-    store: &Arc<dyn ObjectStore>,
-    path: &Path,
-    bytes: u64,
-) -> Result<(), PutError> {
-    let failed = StoreError::request("storing an object in parts");
-    let mut upload = store.put_multipart(path).await.map_err(&failed)?;
-    pool.crash_points.reached(Transition::PartsBegun);
-    let sent = match send_each(file, bytes, pool, &mut *upload).await {
-        Ok(()) => match upload.complete().await {
-            Ok(_) => Ok(()),
-            // It may have taken effect: names are digests, so a complete object there is ours.
-            Err(error) => match store.head(path).await {
-                Ok(meta) if meta.size == bytes => return Ok(()),
-                _ => Err(failed(error).into()),
-            },
-        },
-        Err(error) => Err(error),
-    };
-    if sent.is_err() {
-        // The collector deletes what even this leaves behind.
-        let _ = upload.abort().await;
-    }
-    sent
-}
-
-async fn send_each(
-    file: &SpoolFile,
-    bytes: u64,
-    pool: &SpoolPool,
-    upload: &mut dyn MultipartUpload,
-) -> Result<(), PutError> {
-    let failed = StoreError::request("storing a part");
-    let (mut sending, mut at) = (JoinSet::new(), 0);
-    while at < bytes {
-        let permit = Arc::clone(&pool.parts).acquire_owned().await;
-        let part = read_part(file, at, bytes).await.map_err(PutError::Spool)?;
-        at += part.len() as u64;
-        let (request, crash_points) = (upload.put_part(part.into()), Arc::clone(&pool.crash_points));
-        sending.spawn(carry(async move {
-            let _permit = permit;
-            request.await.inspect(|()| crash_points.reached(Transition::PartWritten))
-        }));
-        while let Some(done) = sending.try_join_next() {
-            done.map_err(StoreError::from)?.map_err(&failed)?;
-        }
-    }
-    while let Some(done) = sending.join_next().await {
-        done.map_err(StoreError::from)?.map_err(&failed)?;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
-mod tests {
-    use object_store::memory::InMemory;
-
-    use super::*;
-
-    /// Concurrent uploads whose bodies are many times the memory: some in blocks, all others in files.
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn many_uploads_hold_no_more_than_their_memory() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let total = 24 << 20;
-        let settings =
-            Settings { spool_memory_bytes: total, ..Settings::new(directory.path().join("spool")) };
-        let pool = Arc::new(SpoolPool::new(&settings));
-        let parts = pool.parts.available_permits() * limits::MULTIPART_PART_BYTES;
-        assert_eq!(pool.memory.total() as usize + parts, total, "all of it, and no more");
-        let store: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
-        let body: Arc<Vec<u8>> = Arc::new((0..9_000_000u32).map(|i| (i >> 3) as u8).collect());
-        let uploads = (0..24).map(|n| {
-            let (pool, store, body) = (Arc::clone(&pool), Arc::clone(&store), Arc::clone(&body));
-            tokio::spawn(async move {
-                let mut spool = pool.spool(n % 2 == 0);
-                for part in body.chunks(48 << 10) {
-                    spool.push(part).await?;
-                    tokio::task::yield_now().await;
-                }
-                let in_memory = matches!(spool.content, SpoolContent::Memory(_));
-                let path = Path::from(format!("object-{n}"));
-                spool.send(&store, &path, false).await.map_err(std::io::Error::other)?;
-                spool.settle().await?;
-                let prefix = spool.fill(700_000, Region::new(1_000_000, None)).await?;
-                assert_eq!(prefix[..], body[700_000..1_700_000]);
-                Ok::<_, std::io::Error>(in_memory)
-            })
-        });
-        let done = futures::future::join_all(uploads).await;
-        let in_memory = done.into_iter().filter(|done| matches!(done, Ok(Ok(true)))).count();
-        assert!(in_memory <= 1, "{in_memory}: bodies have 8 MiB, and a third of it is for buffers");
-        for n in 0..24 {
-            let stored = store.get(&Path::from(format!("object-{n}"))).await.expect("is there");
-            assert!(stored.bytes().await.expect("reads") == body[..]);
-        }
-        assert!(pool.memory.peak() <= pool.memory.total());
-        assert!(pool.memory.peak() > 1 << 20, "it is used");
-        assert_eq!(pool.parts.available_permits() * limits::MULTIPART_PART_BYTES, parts);
-    }
-}
+mod tests;

@@ -1,6 +1,7 @@
 //! The table of settings: name, meaning, and how to parse and print each.
 
 mod access;
+mod cluster;
 mod forms;
 mod hot;
 mod s3;
@@ -81,6 +82,8 @@ pub const SETTINGS: &[Setting] = &[
     },
     s3::LISTEN,
     s3::DOMAINS,
+    cluster::MEMBERS,
+    cluster::ADVERTISE,
     Setting {
         key: "auth.tenants_file",
         help: "Bearer tokens (their SHA-256) and quotas of tenants, as TOML; reloaded when the file changes.",

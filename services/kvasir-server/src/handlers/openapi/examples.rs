@@ -251,6 +251,15 @@ fn console() -> Value {
     let rates = json!({"value": 0.6, "source": "assumed"});
     json!({
         "list_loads": {"status": 200, "response": {"loads": [kept]}},
+        "get_members": {"status": 200, "response": {
+            "epoch": "9b2f0c61d4a85e37",
+            "members": [
+                {"url": "http://kvasir-0.kvasir-headless.ns.svc.cluster.local:7480", "weight": 1.0},
+                {"url": "http://kvasir-1.kvasir-headless.ns.svc.cluster.local:7480", "weight": 1.0},
+            ],
+            "this": "http://kvasir-0.kvasir-headless.ns.svc.cluster.local:7480",
+            "splits": ["7c5e01b2aa94f3d8"],
+        }},
         "get_series": {"status": 200, "response": {
             "version": env!("CARGO_PKG_VERSION"), "started_at_ms": 1_763_740_790_000_u64, "step_s": 10,
             "times_ms": [1_763_740_800_000_u64],

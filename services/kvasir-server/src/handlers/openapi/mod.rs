@@ -40,6 +40,7 @@ pub(crate) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(ops::readyz))
         .routes(routes!(ops::metrics))
         .routes(routes!(v1::config::get))
+        .routes(routes!(v1::members::get))
         .routes(routes!(v1::models::register, v1::models::list))
         .routes(routes!(v1::models::get))
         .routes(routes!(v1::profiles::list))

@@ -37,7 +37,7 @@ pub(in crate::handlers) async fn put(
         model_id,
         seq_hash,
         namespace: hint::namespace(&headers)?,
-        hint: hint::parse(&headers)?,
+        hint: hint::parse(state.cluster(), &headers)?,
         announced: hint::announced(&headers)?,
     };
     let _reservation = quota_reservation::reserve_body(&state, &principal, &headers).await?;
@@ -192,7 +192,7 @@ async fn answer(
     }
     let range = conditional::range(headers, &etag)?;
     let is_partial = range != ByteRange::Whole;
-    let read = open(state, key, &selection, range, method, &hint::parse(headers)?).await?;
+    let read = open(state, key, &selection, range, method, &hint::parse(state.cluster(), headers)?).await?;
     Ok(body::ranged(state, response, read, is_partial, method))
 }
 

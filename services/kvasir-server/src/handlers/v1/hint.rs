@@ -2,19 +2,23 @@
 
 use axum::http::HeaderMap;
 use kvasir_api::{
-    ErrorCode, HEADER_NAMESPACE, HEADER_OBJECT_DIGEST, HEADER_REQUEST_TYPE, HEADER_TURN, Problem,
+    ErrorCode, HEADER_NAMESPACE, HEADER_OBJECT_DIGEST, HEADER_REQUEST_TYPE, HEADER_ROUTE, HEADER_TURN,
+    Problem,
 };
 use kvasir_storage::{AnnouncedBody, hot::RequestHint};
-use kvasir_types::Name;
+use kvasir_types::{Name, RouteKey};
 
 use super::body;
-use crate::api_error::ApiError;
+use crate::{
+    api_error::ApiError,
+    cluster::{Cluster, RoutePlace},
+};
 
 /// The request class in the headers; omitted parts are inferred.
 ///
 /// # Errors
 /// `bad_request` for a type that is not a name, and for a turn that is not a number from 1.
-pub(super) fn parse(headers: &HeaderMap) -> Result<RequestHint, ApiError> {
+pub(super) fn parse(cluster: &Cluster, headers: &HeaderMap) -> Result<RequestHint, ApiError> {
     let kind = name(headers, HEADER_REQUEST_TYPE)?;
     let turn = match text(headers, HEADER_TURN)? {
         Some(text) => match text.parse() {
@@ -23,7 +27,17 @@ pub(super) fn parse(headers: &HeaderMap) -> Result<RequestHint, ApiError> {
         },
         None => None,
     };
-    Ok(RequestHint { kind, turn })
+    let is_elsewhere = route(headers)?.is_some_and(|route| cluster.place(&route) == RoutePlace::Other);
+    Ok(RequestHint { kind, turn, transient: is_elsewhere })
+}
+
+/// The route of the prompt that the request serves.
+///
+/// # Errors
+/// `bad_request` for one that is no route.
+pub(super) fn route(headers: &HeaderMap) -> Result<Option<RouteKey>, ApiError> {
+    let parsed = text(headers, HEADER_ROUTE)?.map(str::parse);
+    parsed.transpose().map_err(|e| wrong(HEADER_ROUTE, &format!("{e}")))
 }
 
 /// The namespace in a writer's headers.
@@ -74,7 +88,7 @@ mod tests {
             let mut headers = HeaderMap::new();
             kind.map(|kind| headers.insert(HEADER_REQUEST_TYPE, kind.parse().expect("a value")));
             turn.map(|turn| headers.insert(HEADER_TURN, turn.parse().expect("a value")));
-            parse(&headers)
+            parse(&Cluster::default(), &headers)
         };
         assert_eq!(read(None, None).expect("nothing"), RequestHint::default());
         let hint = read(Some("file"), Some("4")).expect("both");

@@ -1,14 +1,14 @@
 //! The longest usable prefix.
 
 use axum::{
-    Json,
     body::Body,
     extract::{Query as UrlQuery, State, rejection::QueryRejection},
-    http::{HeaderMap, header},
+    http::{HeaderMap, HeaderValue, header},
+    response::Response,
 };
 use kvasir_api::{
-    LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, LookupQuery, LookupRequest, LookupResponse, MEDIA_BLOCKS,
-    MEDIA_TOKENS, routes,
+    ErrorCode, HEADER_SPLIT, LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, LookupQuery, LookupRequest,
+    LookupResponse, MEDIA_BLOCKS, MEDIA_TOKENS, Problem, routes,
 };
 use kvasir_storage::{Lookup, Query};
 use kvasir_store::layout::ChunkKey;
@@ -30,7 +30,7 @@ pub(in crate::handlers) async fn post(
     query: Result<UrlQuery<LookupQuery>, QueryRejection>,
     headers: HeaderMap,
     request_body: Body,
-) -> Result<Json<LookupResponse>, ApiError> {
+) -> Result<Response, ApiError> {
     let media = headers.get(header::CONTENT_TYPE).map_or(&[][..], |value| value.as_bytes());
     let (target, query) = if media == MEDIA_TOKENS.as_bytes() || media == MEDIA_BLOCKS.as_bytes() {
         let UrlQuery(target) = query.map_err(|e| ApiError::bad_request(e.to_string()))?;
@@ -51,7 +51,8 @@ pub(in crate::handlers) async fn post(
     };
     let LookupQuery { model_id, namespace, fresh, direct } = target;
     let storage = state.caught_up_storage().await?;
-    let (tenant, hint) = (principal.tenant.clone(), hint::parse(&headers)?);
+    let (tenant, hint) = (principal.tenant.clone(), hint::parse(state.cluster(), &headers)?);
+    let split = hint::route(&headers)?.filter(|route| state.cluster().note_lookup(&tenant, *route));
     let mut found = storage.lookup(&Lookup { tenant, namespace, model_id, query, fresh, hint }).await?;
     if direct {
         for chunk in &mut found.chunks {
@@ -62,7 +63,24 @@ pub(in crate::handlers) async fn post(
         }
     }
     state.metrics().api().lookup(found.matched_tokens.max(asked as u64), found.matched_tokens);
-    Ok(Json(found))
+    let mut response = answer(&found)?;
+    if let Some(split) = split.and_then(|route| HeaderValue::try_from(route.to_string()).ok()) {
+        response.headers_mut().insert(HEADER_SPLIT, split);
+    }
+    Ok(response)
+}
+
+/// Bytes of a chunk in an answer, with a few levels.
+const CHUNK_JSON_BYTES: usize = 512;
+
+/// The answer as JSON, into memory of about its length: into axum's `Json`, whose buffer grows, it takes half as long again.
+fn answer(found: &LookupResponse) -> Result<Response, ApiError> {
+    let mut text = Vec::with_capacity((found.chunks.len() + 1) * CHUNK_JSON_BYTES);
+    serde_json::to_writer(&mut text, found)
+        .map_err(|error| Problem::new(ErrorCode::Internal, format!("the answer is no JSON: {error}")))?;
+    let mut response = Response::new(text.into());
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    Ok(response)
 }
 
 fn from_json(request: LookupRequest) -> Result<(LookupQuery, Query), ApiError> {

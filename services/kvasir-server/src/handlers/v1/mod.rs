@@ -11,6 +11,7 @@ pub(super) mod explain;
 mod hint;
 pub(super) mod loads;
 pub(super) mod lookup;
+pub(super) mod members;
 pub(super) mod models;
 pub(super) mod namespaces;
 pub(super) mod objects;

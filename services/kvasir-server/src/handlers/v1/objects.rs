@@ -43,7 +43,7 @@ pub(in crate::handlers) async fn put(
         Problem::new(ErrorCode::LengthRequired, detail)
     };
     let bytes = body::declared_length(&headers).ok_or_else(no_length)?;
-    let (tenant, hint) = (principal.tenant.clone(), hint::parse(&headers)?);
+    let (tenant, hint) = (principal.tenant.clone(), hint::parse(state.cluster(), &headers)?);
     let _reservation = quota_reservation::reserve(&state, &principal, bytes).await?;
     let mut upload = body::upload(&state, request_body);
     let put = PutObject { tenant, namespace, key, bytes, hint, listed: false };
@@ -94,7 +94,7 @@ pub(in crate::handlers) async fn get(
         let wanted = range.resolve(bytes).ok_or(ChunkError::Range { object_bytes: bytes })?;
         ObjectRead::empty(wanted, bytes)
     } else {
-        storage.reads().read_opaque(&object, range, &hint::parse(&headers)?).await?
+        storage.reads().read_opaque(&object, range, &hint::parse(state.cluster(), &headers)?).await?
     };
     Ok(body::ranged(&state, response, read, range != ByteRange::Whole, &method))
 }
@@ -129,7 +129,8 @@ pub(in crate::handlers) async fn lookup(
     request_body: Body,
 ) -> Result<Json<ObjectsResponse>, ApiError> {
     let storage = state.caught_up_storage().await?;
-    let (namespace, hint): (Name, _) = (id("namespace", &namespace)?, hint::parse(&headers)?);
+    let (namespace, hint): (Name, _) =
+        (id("namespace", &namespace)?, hint::parse(state.cluster(), &headers)?);
     let ObjectsLookup { keys, gaps } = body::json(request_body).await?;
     check_count(&keys)?;
     let (reads, parallel) = (storage.reads(), storage.settings().lookup_parallel);
@@ -177,7 +178,8 @@ pub(in crate::handlers) async fn read(
     request_body: Body,
 ) -> Result<Response, ApiError> {
     let storage = state.caught_up_storage().await?;
-    let (namespace, hint): (Name, _) = (id("namespace", &namespace)?, hint::parse(&headers)?);
+    let (namespace, hint): (Name, _) =
+        (id("namespace", &namespace)?, hint::parse(state.cluster(), &headers)?);
     let ObjectsRequest { keys } = body::json(request_body).await?;
     check_count(&keys)?;
     let parallel = storage.settings().lookup_parallel.max(1);

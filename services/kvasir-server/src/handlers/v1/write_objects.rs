@@ -37,7 +37,8 @@ pub(in crate::handlers) async fn write(
 ) -> Result<Json<WriteObjectsResponse>, ApiError> {
     let settings = state.storage()?.settings();
     let (bytes_max, parallel) = (settings.chunk_bytes_max, settings.lookup_parallel.max(1));
-    let (namespace, hint): (Name, _) = (id("namespace", &namespace)?, hint::parse(&headers)?);
+    let (namespace, hint): (Name, _) =
+        (id("namespace", &namespace)?, hint::parse(state.cluster(), &headers)?);
     body::check_length(&headers, bytes_max.saturating_add(limits::NEW_OBJECTS_HEAD_BYTES_MAX as u64))?;
     let mut received = Received { parts: body::upload(&state, request_body), held: Bytes::new() };
     let at_once = Arc::new(Semaphore::new(parallel));

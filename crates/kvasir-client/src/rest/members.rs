@@ -1,0 +1,177 @@
+//! Which replica a request goes to.
+//!
+//! A client is given one address. Where the service knows its replicas, the client asks for the list and sends the requests of a
+//! prompt to the replicas that keep its route: the first, and the second where the first does not answer. Where it does not,
+//! or none of them can be reached from here, everything goes to the given address, as behind any load balancer.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use kvasir_api::{MembersResponse, ROUTE_REPLICAS};
+use kvasir_types::{Name, RouteKey, SeqHash};
+use tokio::time::Instant;
+
+use crate::limits::{MEMBER_AWAY_MAX, MEMBER_AWAY_MIN, SPLIT_KNOWN_FOR, SPLITS_KNOWN_MAX};
+
+/// A base address, without a slash at its end.
+pub(super) type Base = Arc<str>;
+
+/// The members of the service, and what this client has learnt of them. Shared by all clones of a client.
+#[derive(Debug)]
+pub(crate) struct Members {
+    /// The address that the client was given.
+    given: Base,
+    /// The zone that this client runs in.
+    zone: Option<Name>,
+    state: Mutex<MembersState>,
+    is_refreshing: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct MembersState {
+    list: Option<Arc<MembersResponse>>,
+    /// Members that could not be reached: until when they are passed over, and how often that was so in a row.
+    away: HashMap<String, (Instant, u32)>,
+    splits: HashMap<RouteKey, Instant>,
+}
+
+/// Where the requests of one prompt go.
+#[derive(Debug, Clone)]
+pub(crate) struct Target {
+    /// Best first; never empty, and the given address last.
+    bases: Arc<[Base]>,
+    /// The route of the prompt, which the service is told.
+    pub(super) route: Option<RouteKey>,
+}
+
+impl Target {
+    /// The address that requests are made out to before they are sent: the given one.
+    pub(super) fn named_in_requests(&self) -> &str {
+        self.bases.last().map_or("", |base| base)
+    }
+
+    /// How many addresses there are to go to.
+    pub(super) fn len(&self) -> usize {
+        self.bases.len()
+    }
+}
+
+impl Members {
+    pub(super) fn new(given: &str, zone: Option<Name>) -> Self {
+        Self { given: given.into(), zone, state: Mutex::default(), is_refreshing: AtomicBool::new(false) }
+    }
+
+    fn with<T>(&self, f: impl FnOnce(&mut MembersState) -> T) -> T {
+        f(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Where requests go that no prompt is known of.
+    pub(super) fn given(&self) -> Target {
+        Target { bases: [Arc::clone(&self.given)].into(), route: None }
+    }
+
+    /// Where the requests of a prompt go.
+    pub(super) fn target(&self, blocks: &[SeqHash]) -> Target {
+        let now = Instant::now();
+        self.with(|state| {
+            let Some(list) = &state.list else { return self.given() };
+            let is_split = |key: &RouteKey| state.splits.get(key).is_some_and(|until| *until > now);
+            let Some(route) = RouteKey::of(blocks, is_split) else { return self.given() };
+            let ranked = list.rank(&route).into_iter().take(ROUTE_REPLICAS);
+            let mut keepers: Vec<_> = ranked.filter_map(|at| list.members.get(at)).collect();
+            keepers.sort_by_key(|member| self.zone.is_some() && member.zone != self.zone);
+            let bases = keepers.into_iter().map(|member| Base::from(member.url.as_str()));
+            Target { bases: bases.chain([Arc::clone(&self.given)]).collect(), route: Some(route) }
+        })
+    }
+
+    /// The address for an attempt, from 0: the target's in their order, those last that could not be reached a moment ago.
+    pub(super) fn base(&self, target: &Target, attempt: usize) -> Base {
+        let now = Instant::now();
+        let mut bases: Vec<&Base> = target.bases.iter().collect();
+        self.with(|state| {
+            bases.sort_by_key(|base| state.away.get(&***base).is_some_and(|(until, _)| *until > now));
+        });
+        bases
+            .get(attempt % bases.len().max(1))
+            .map_or_else(|| Arc::clone(&self.given), |base| Arc::clone(base))
+    }
+
+    /// A replica answered.
+    pub(super) fn on_answer(&self, base: &Base) {
+        self.with(|state| state.away.remove(&**base));
+    }
+
+    /// A replica could not be reached or did not answer: it is passed over for a while, longer each time.
+    pub(super) fn on_unreachable(&self, base: &Base) {
+        if *base == self.given {
+            return;
+        }
+        self.with(|state| {
+            let (until, times) = state.away.entry(base.to_string()).or_insert((Instant::now(), 0));
+            *times = times.saturating_add(1);
+            let away = MEMBER_AWAY_MIN.saturating_mul(1 << (*times - 1).min(16)).min(MEMBER_AWAY_MAX);
+            *until = Instant::now() + away;
+        });
+    }
+
+    /// The replica that keeps a route says that too many prompts share it: the next ones go by the next 256 tokens.
+    pub(super) fn on_split(&self, route: RouteKey) {
+        let now = Instant::now();
+        self.with(|state| {
+            if state.splits.len() >= SPLITS_KNOWN_MAX {
+                state.splits.retain(|_, until| *until > now);
+            }
+            if state.splits.len() < SPLITS_KNOWN_MAX {
+                state.splits.insert(route, now + SPLIT_KNOWN_FOR);
+            }
+        });
+    }
+
+    /// Whether the list in use is that of `epoch`.
+    pub(super) fn has(&self, epoch: &str) -> bool {
+        self.with(|state| state.list.as_ref().is_some_and(|list| list.epoch == epoch))
+    }
+
+    /// Whether the list has to be asked for, by the caller: a replica has the list of `epoch`, and nobody asks yet.
+    pub(super) fn begin_refresh(&self, epoch: Option<&str>) -> Option<Refreshing<'_>> {
+        let is_current = match epoch {
+            Some(epoch) => self.has(epoch),
+            None => self.with(|state| state.list.is_some()),
+        };
+        let begins = !is_current && !self.is_refreshing.swap(true, Ordering::AcqRel);
+        begins.then(|| Refreshing(self))
+    }
+}
+
+/// Somebody asks for the list; ends when it is dropped.
+#[derive(Debug)]
+pub(super) struct Refreshing<'a>(&'a Members);
+
+impl Refreshing<'_> {
+    /// Takes the list over. A service that knows no members has none in it, and what is not reached by TLS where the given
+    /// address is, would be sent the credential in the clear.
+    pub(super) fn take(self, mut list: MembersResponse) {
+        let now = Instant::now();
+        let is_tls = self.0.given.starts_with("https:");
+        list.members.retain(|member| !is_tls || member.url.starts_with("https:"));
+        self.0.with(|state| {
+            state.away.retain(|url, _| list.members.iter().any(|member| member.url == *url));
+            for split in list.splits.iter().take(SPLITS_KNOWN_MAX) {
+                state.splits.insert(*split, now + SPLIT_KNOWN_FOR);
+            }
+            state.list = (!list.members.is_empty()).then(|| Arc::new(list));
+        });
+    }
+}
+
+impl Drop for Refreshing<'_> {
+    fn drop(&mut self) {
+        self.0.is_refreshing.store(false, Ordering::Release);
+    }
+}

@@ -1,0 +1,180 @@
+//! How a request is sent: to the replica that keeps its prompt, to another one where that does not answer, and again.
+
+use std::pin::pin;
+
+use kvasir_api::{
+    HEADER_MEMBERS, HEADER_SPLIT, LookupQuery, LookupResponse, MEDIA_BLOCKS, MembersResponse, routes,
+};
+use kvasir_types::SeqHash;
+use reqwest::{Method, RequestBuilder, Response, header::CONTENT_TYPE};
+use tokio::time::Instant;
+
+use super::{Client, backoff, members::Base, problem, service};
+use crate::{Error, limits};
+
+/// Whether an error says something of the replica that gave it, and nothing of the request or of the store.
+fn is_of_replica(error: &Error) -> bool {
+    match error {
+        Error::Transport(_) => true,
+        Error::Api(api) => matches!(api.status, 502..=504),
+        _ => false,
+    }
+}
+
+impl Client {
+    /// The same client for one prompt: its requests go to the replicas that keep the prompt hot, where those are known.
+    #[must_use]
+    pub fn for_prompt(&self, blocks: &[SeqHash]) -> Self {
+        Self { target: self.members.target(blocks), ..self.clone() }
+    }
+
+    /// Asks for the replicas of the service unless they are known. What goes wrong leaves all requests with the given address.
+    pub async fn learn_members(&self) {
+        self.refresh_members(None).await;
+    }
+
+    /// As [`learn_members`](Self::learn_members), and where the list in use is not that of `epoch`.
+    async fn refresh_members(&self, epoch: Option<&str>) {
+        let Some(refreshing) = self.members.begin_refresh(epoch) else { return };
+        match self.json::<MembersResponse>(self.request(Method::GET, routes::MEMBERS)).await {
+            Ok(list) => refreshing.take(list),
+            Err(error) => tracing::debug!(%error, "the members of the service are not known"),
+        }
+    }
+
+    /// Sends an idempotent request until it succeeds, its error is final, or attempts or budget run out.
+    pub(super) async fn send(&self, request: RequestBuilder) -> Result<Response, Error> {
+        self.send_from(0, request).await
+    }
+
+    /// As [`send`](Self::send), to the replica `first` places behind the best one first.
+    pub(super) async fn send_from(&self, first: usize, request: RequestBuilder) -> Result<Response, Error> {
+        let Some(clone) = request.try_clone() else {
+            return Err(Error::Config { what: "a streaming body is made anew for each attempt".into() });
+        };
+        let mut clone = Some(clone);
+        self.send_again_from(first, || {
+            let next = request.try_clone();
+            clone.take().or(next).expect("it was cloned before, so it can be cloned")
+        })
+        .await
+    }
+
+    /// As [`send`](Self::send), of a request that is made anew for each attempt.
+    pub(super) async fn send_again(
+        &self,
+        request: impl FnMut() -> RequestBuilder,
+    ) -> Result<Response, Error> {
+        self.send_again_from(0, request).await
+    }
+
+    async fn send_again_from(
+        &self,
+        first: usize,
+        mut request: impl FnMut() -> RequestBuilder,
+    ) -> Result<Response, Error> {
+        let mut attempt = 0;
+        loop {
+            let error = match self.send_to(first + attempt, request()).await {
+                Ok(response) => {
+                    self.budget.on_success();
+                    return Ok(response);
+                }
+                Err(error) => error,
+            };
+            attempt += 1;
+            if !error.is_retryable() {
+                return Err(error);
+            }
+            // Another replica is asked at once, and at no cost: whatever this one has, that one may not have.
+            if attempt < self.target.len() && is_of_replica(&error) {
+                continue;
+            }
+            let again = attempt < limits::ATTEMPTS_MAX as usize && self.budget.take();
+            match backoff(attempt as u32, Some(&error)).filter(|_| again) {
+                Some(wait) => tokio::time::sleep(wait).await,
+                None => return Err(error),
+            }
+        }
+    }
+
+    /// Sends a request once, to the replica `nth` places behind the best one.
+    pub(super) async fn send_to(&self, nth: usize, request: RequestBuilder) -> Result<Response, Error> {
+        let base = self.members.base(&self.target, nth);
+        let mut request = request.build().map_err(Error::Transport)?;
+        let path = request.url().as_str().strip_prefix(self.target.named_in_requests()).unwrap_or_default();
+        let url = format!("{base}{path}").parse();
+        *request.url_mut() =
+            url.map_err(|error| Error::protocol(format!("{base} is no address: {error}")))?;
+        match self.http.execute(request).await {
+            Ok(response) => {
+                self.note_answer(&base, &response);
+                problem::check(response).await
+            }
+            Err(error) => {
+                self.members.on_unreachable(&base);
+                Err(Error::Transport(error))
+            }
+        }
+    }
+
+    /// Learns from the head of an answer.
+    fn note_answer(&self, base: &Base, response: &Response) {
+        self.members.on_answer(base);
+        let text = |name| response.headers().get(name).and_then(|value| value.to_str().ok());
+        if let Some(split) = text(HEADER_SPLIT).and_then(|text| text.parse().ok()) {
+            self.members.on_split(split);
+        }
+        if let Some(epoch) = text(HEADER_MEMBERS)
+            && !self.members.has(epoch)
+        {
+            let (this, epoch) = (self.clone(), epoch.to_owned());
+            tokio::spawn(async move { this.refresh_members(Some(&epoch)).await });
+        }
+    }
+
+    /// As [`lookup`](Self::lookup), by block hashes alone and without JSON on the way there. A replica that takes longer than
+    /// nearly all lookups did of late is not waited for: the next one is asked as well.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn lookup_blocks(
+        &self,
+        target: &LookupQuery,
+        blocks: &[SeqHash],
+    ) -> Result<LookupResponse, Error> {
+        let body: Vec<u8> = blocks.iter().flat_map(|block| *block.as_bytes()).collect();
+        let request = self.request(Method::POST, &service::with_query(routes::LOOKUP, target)?);
+        let request = request.header(CONTENT_TYPE, MEDIA_BLOCKS).body(body);
+        let second = request.try_clone().filter(|_| self.target.len() > 1);
+        let (sent, latencies) = (Instant::now(), &self.lookup_latencies);
+        let mut first = pin!(self.json_from(0, request));
+        let hedge = async {
+            match second.zip(latencies.hedge_after()) {
+                Some((second, patience)) => {
+                    tokio::time::sleep(patience).await;
+                    if latencies.take_hedge() { Some(second) } else { None }
+                }
+                None => None,
+            }
+        };
+        let second = tokio::select! {
+            biased;
+            answer = &mut first => {
+                latencies.observe(sent.elapsed());
+                return answer;
+            }
+            Some(second) = hedge => second,
+        };
+        let mut second = pin!(self.json_from(1, second));
+        let (answer, other) = tokio::select! {
+            biased;
+            answer = &mut first => (answer, second),
+            answer = &mut second => (answer, first),
+        };
+        match answer {
+            Ok(found) => Ok(found),
+            Err(_) => other.await,
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Replicas that share a trace: each request goes to one of them, whose hot tier holds a part of what all hold together.
+
+use std::{borrow::Cow, collections::HashSet};
+
+use kvasir_eviction::{Access, ClassId, ClassTable, EvictionIndex, PolicyKind, RouteSplits};
+use kvasir_replay::trace::{Request, TraceError};
+use kvasir_types::{BLOCK_TOKENS, ObjectDigest, ROUTE_TOKENS, RouteKey, SeqHash};
+
+use super::{RecomputeModel, TraceSource, lane::block_costs, profile::TraceProfile, replay::class_of};
+
+/// How requests are spread.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Spreading {
+    /// By their routes, as clients of the service do.
+    Routes,
+    /// As a load balancer that knows nothing of prompts.
+    Random,
+}
+
+/// What became of a trace at some replicas.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RoutesRow {
+    /// Memory of all replicas together, as a share of the trace's unique blocks.
+    pub capacity: f64,
+    /// How many replicas.
+    pub replicas: usize,
+    /// How requests were spread.
+    pub spreading: Spreading,
+    /// Share of the blocks that were found, with all blocks before them in their request.
+    pub hit_ratio: f64,
+    /// Blocks asked of the busiest replica, over the mean.
+    pub busiest_over_mean: f64,
+    /// Different blocks among those that all replicas hold at the end, over these.
+    pub unique: f64,
+    /// Routes that were split.
+    pub splits: u64,
+}
+
+/// A system prompt that a share of the conversations begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct SharedTemplate {
+    /// Share of the conversations, 0 to 1.
+    pub share: f64,
+    /// Its blocks.
+    pub blocks: u64,
+}
+
+impl SharedTemplate {
+    /// The request as it is where its conversation begins with the template: its own blocks are others then.
+    fn before<'a>(&self, request: &'a Request) -> Cow<'a, Request> {
+        // What all requests of a trace begin with says nothing of the conversation.
+        let Some(conversation) = request.blocks.get(1).filter(|_| self.blocks > 0) else {
+            return Cow::Borrowed(request);
+        };
+        if uniform(&[*conversation]) >= self.share {
+            return Cow::Borrowed(request);
+        }
+        let block_tokens = request.input_tokens / request.blocks.len() as u64;
+        let template = (0..self.blocks).map(|block| u64::MAX - block);
+        let own = request.blocks.iter().map(|block| !block & (u64::MAX >> 1));
+        Cow::Owned(Request {
+            blocks: template.chain(own).collect(),
+            input_tokens: request.input_tokens + self.blocks * block_tokens,
+            ..request.clone()
+        })
+    }
+}
+
+fn hash(numbers: &[u64]) -> [u8; 32] {
+    let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    *ObjectDigest::of(&bytes).as_bytes()
+}
+
+/// A number in 0..1 that the numbers decide.
+fn uniform(numbers: &[u64]) -> f64 {
+    let hash = hash(numbers);
+    let [bits, ..] = hash.as_chunks().0 else { unreachable!("a hash has 32 bytes") };
+    u64::from_le_bytes(*bits) as f64 / u64::MAX as f64
+}
+
+/// The replicas.
+struct Cluster {
+    names: Vec<String>,
+    replicas: Vec<Replica>,
+    /// What a client knows of splits: here all are one.
+    known: HashSet<RouteKey>,
+    requests: u64,
+}
+
+struct Replica {
+    tier: EvictionIndex<u64>,
+    held: HashSet<u64>,
+    splits: RouteSplits<RouteKey>,
+    asked: u64,
+    found: u64,
+}
+
+impl Cluster {
+    fn new(kind: PolicyKind, count: usize, capacity: u64) -> Self {
+        let replica = |_| Replica {
+            tier: EvictionIndex::new(kind, capacity, 1.0),
+            held: HashSet::new(),
+            splits: RouteSplits::default(),
+            asked: 0,
+            found: 0,
+        };
+        let names = (0..count).map(|nth| format!("http://kvasir-{nth}:7480")).collect();
+        Self { names, replicas: (0..count).map(replica).collect(), known: HashSet::new(), requests: 0 }
+    }
+
+    /// The replica of a request; the first of its route, which may split the route.
+    fn choose(&mut self, request: &Request, block_tokens: u64, spreading: Spreading) -> usize {
+        self.requests += 1;
+        if spreading == Spreading::Random {
+            return (uniform(&[self.requests]) * self.replicas.len() as f64) as usize % self.replicas.len();
+        }
+        let route = RouteKey::of(&blocks_of(request, block_tokens), |key| self.known.contains(key));
+        let Some(route) = route else { return 0 };
+        let ranked = route.rank(self.names.iter().map(|name| (name.as_str(), 1.0)));
+        let first = ranked.first().copied().unwrap_or(0);
+        if self.replicas.len() > 1 && self.replicas[first].splits.note(&route, request.at) {
+            self.known.insert(route);
+        }
+        first
+    }
+
+    fn serve(
+        &mut self,
+        request: &Request,
+        class: ClassId,
+        costs: &[f32],
+        block_tokens: u64,
+        spreading: Spreading,
+    ) {
+        let chosen = self.choose(request, block_tokens, spreading);
+        let replica = &mut self.replicas[chosen];
+        replica.asked += request.blocks.len() as u64;
+        replica.found +=
+            request.blocks.iter().take_while(|block| replica.tier.contains(block)).count() as u64;
+        for (index, block) in request.blocks.iter().enumerate() {
+            let parent = index.checked_sub(1).map(|before| request.blocks[before]);
+            let access = Access::new(request.at, class)
+                .paced(request.pace_seconds)
+                .at(u32::try_from(index).unwrap_or(u32::MAX), parent)
+                .recompute(costs[index]);
+            if replica.tier.contains(block) {
+                replica.tier.touch(block, &access);
+                continue;
+            }
+            replica.held.insert(*block);
+            for victim in replica.tier.insert(0, *block, &access) {
+                replica.held.remove(&victim);
+            }
+        }
+    }
+
+    fn row(&self, capacity: f64, spreading: Spreading) -> RoutesRow {
+        let (asked, found) = self.replicas.iter().fold((0, 0), |(a, f), of| (a + of.asked, f + of.found));
+        let busiest = self.replicas.iter().map(|replica| replica.asked).max().unwrap_or(0);
+        let held: usize = self.replicas.iter().map(|replica| replica.held.len()).sum();
+        let different: HashSet<u64> =
+            self.replicas.iter().flat_map(|replica| &replica.held).copied().collect();
+        RoutesRow {
+            capacity,
+            replicas: self.replicas.len(),
+            spreading,
+            hit_ratio: found as f64 / asked.max(1) as f64,
+            busiest_over_mean: busiest as f64 * self.replicas.len() as f64 / asked.max(1) as f64,
+            unique: different.len() as f64 / held.max(1) as f64,
+            splits: self.replicas.iter().map(|replica| replica.splits.made()).sum(),
+        }
+    }
+}
+
+/// Hashes of the request's blocks of 16 tokens. Those at which no route is decided are all alike.
+fn blocks_of(request: &Request, block_tokens: u64) -> Vec<SeqHash> {
+    let tokens = usize::try_from(request.input_tokens)
+        .unwrap_or(usize::MAX)
+        .min(request.blocks.len() * block_tokens as usize);
+    let step = ROUTE_TOKENS / BLOCK_TOKENS;
+    let count = tokens / BLOCK_TOKENS;
+    let hash_at = |block: usize| {
+        let decides = (block + 1).is_multiple_of(step) || block + 1 == count;
+        let of = block * BLOCK_TOKENS / block_tokens.max(1) as usize;
+        let within = (block + 1) as u64;
+        SeqHash::from(if decides { hash(&[request.blocks[of], within]) } else { [0; 32] })
+    };
+    (0..count).map(hash_at).collect()
+}
+
+/// Replays a trace on each number of replicas, whose memory together is each of `capacities`.
+///
+/// # Errors
+/// As [`replay`](super::replay()).
+pub fn spread(
+    trace: &TraceSource,
+    kind: PolicyKind,
+    capacities: &[f64],
+    replicas: &[usize],
+    template: SharedTemplate,
+) -> Result<Vec<RoutesRow>, TraceError> {
+    let (mut profile, mut classes) = (TraceProfile::default(), ClassTable::default());
+    trace.for_each(|request| {
+        let request = template.before(request);
+        profile.note(&request, class_of(&request, &mut classes));
+    })?;
+    if profile.block_accesses == 0 {
+        return Err(TraceError::Empty);
+    }
+    profile.finish();
+    let mut rows = Vec::new();
+    for capacity in capacities {
+        let blocks = profile.unique_blocks as f64 * capacity;
+        for &count in replicas {
+            for spreading in [Spreading::Routes, Spreading::Random] {
+                if count == 1 && spreading == Spreading::Random {
+                    continue;
+                }
+                let mut cluster = Cluster::new(kind, count, (blocks / count as f64).round() as u64);
+                let (mut costs, mut classes) = (Vec::new(), ClassTable::default());
+                trace.for_each(|request| {
+                    let request = template.before(request);
+                    block_costs(&request, profile.block_tokens, &RecomputeModel::default(), &mut costs);
+                    cluster.serve(
+                        &request,
+                        class_of(&request, &mut classes),
+                        &costs,
+                        profile.block_tokens,
+                        spreading,
+                    );
+                })?;
+                rows.push(cluster.row(*capacity, spreading));
+            }
+        }
+    }
+    Ok(rows)
+}

@@ -1,0 +1,248 @@
+//! The replicas that share the bucket, and the routes that this one keeps.
+//!
+//! Nothing is agreed upon: each replica has the list that its configuration or DNS gives it, and every replica answers every
+//! request. A list that is out of date costs hits, never answers.
+
+mod member_source;
+mod splits;
+
+use std::sync::Arc;
+
+use hickory_resolver::TokioResolver;
+use kvasir_api::{Member, MembersResponse, ROUTE_REPLICAS};
+use kvasir_types::{Name, RouteKey};
+use parking_lot::RwLock;
+
+pub use self::member_source::MemberSource;
+pub(crate) use self::member_source::canonical_url;
+use self::splits::Splits;
+
+/// Who the members are.
+#[derive(Debug, Clone, Default)]
+pub struct ClusterConfig {
+    /// Where the list comes from; none: this replica knows of no others.
+    pub members: Option<MemberSource>,
+    /// Where clients reach this replica, as it stands in the list.
+    pub advertise: Option<String>,
+}
+
+impl ClusterConfig {
+    /// The URL of this replica, where the list is given and does not have it.
+    pub(crate) fn stranger(&self) -> Option<&str> {
+        let (Some(MemberSource::Fixed(members)), Some(this)) = (&self.members, &self.advertise) else {
+            return None;
+        };
+        (!members.iter().any(|member| is_named(&member.url, this))).then_some(this)
+    }
+}
+
+/// Where this replica stands among those that keep a route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RoutePlace {
+    First,
+    Second,
+    /// Others keep it.
+    Other,
+    /// This replica has no list, or is not in it.
+    Unknown,
+}
+
+impl RoutePlace {
+    pub(crate) const ALL: [Self; 4] = [Self::First, Self::Second, Self::Other, Self::Unknown];
+
+    /// Label of metrics.
+    pub(crate) const fn as_str(self) -> &'static str {
+        match self {
+            Self::First => "first",
+            Self::Second => "second",
+            Self::Other => "other",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// The members as this replica knows them now.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    config: ClusterConfig,
+    /// Of members' URLs that DNS gives.
+    scheme: &'static str,
+    current: RwLock<Arc<MemberList>>,
+    splits: Splits,
+}
+
+#[derive(Debug)]
+struct MemberList {
+    epoch: String,
+    members: Vec<Member>,
+}
+
+impl MemberList {
+    fn new(mut members: Vec<Member>) -> Self {
+        members.sort_by(|a, b| a.url.cmp(&b.url));
+        members.dedup_by(|a, b| a.url == b.url);
+        Self { epoch: MembersResponse::epoch_of(&members), members }
+    }
+}
+
+impl Default for Cluster {
+    fn default() -> Self {
+        Self::new(ClusterConfig::default(), false)
+    }
+}
+
+impl Cluster {
+    /// Members that DNS gives are reached with TLS, or without.
+    pub(crate) fn new(config: ClusterConfig, has_tls: bool) -> Self {
+        let members = match &config.members {
+            Some(MemberSource::Fixed(members)) => members.clone(),
+            Some(MemberSource::Srv { .. }) | None => Vec::new(),
+        };
+        let (scheme, current) = (if has_tls { "https" } else { "http" }, Arc::new(MemberList::new(members)));
+        Self { config, scheme, current: RwLock::new(current), splits: Splits::default() }
+    }
+
+    fn current(&self) -> Arc<MemberList> {
+        Arc::clone(&self.current.read())
+    }
+
+    /// How many members there are.
+    pub(crate) fn len(&self) -> usize {
+        self.current().members.len()
+    }
+
+    /// Which of the members this replica is.
+    fn this(&self, list: &MemberList) -> Option<usize> {
+        let this = self.config.advertise.as_ref()?;
+        list.members.iter().position(|member| is_named(&member.url, this))
+    }
+
+    /// The epoch of the list; none where there is no list.
+    pub(crate) fn epoch(&self) -> Option<String> {
+        let current = self.current();
+        (!current.members.is_empty()).then(|| current.epoch.clone())
+    }
+
+    /// What this replica tells a caller of a tenant.
+    pub(crate) fn describe(&self, tenant: &Name) -> MembersResponse {
+        let current = self.current();
+        let this = self.this(&current).and_then(|this| current.members.get(this));
+        MembersResponse {
+            epoch: current.epoch.clone(),
+            members: current.members.clone(),
+            this: this.map(|member| member.url.clone()),
+            splits: self.splits.of_tenant(tenant),
+        }
+    }
+
+    /// Where this replica stands among those that keep `route`.
+    pub(crate) fn place(&self, route: &RouteKey) -> RoutePlace {
+        let current = self.current();
+        let Some(this) = self.this(&current) else { return RoutePlace::Unknown };
+        let members = current.members.iter().map(|member| (member.url.as_str(), member.weight));
+        match route.rank(members).iter().position(|member| *member == this) {
+            Some(0) => RoutePlace::First,
+            Some(rank) if rank < ROUTE_REPLICAS => RoutePlace::Second,
+            _ => RoutePlace::Other,
+        }
+    }
+
+    /// Takes note of a lookup; gives whether its route is split, so that the caller's next lookups should go by the next one.
+    pub(crate) fn note_lookup(&self, tenant: &Name, route: RouteKey) -> bool {
+        self.len() > 1 && self.splits.note(tenant, route)
+    }
+
+    /// Routes that were split so far.
+    pub(crate) fn splits_made(&self) -> u64 {
+        self.splits.made()
+    }
+
+    /// Whether the list has to be asked for again and again.
+    pub(crate) fn is_resolved(&self) -> bool {
+        matches!(self.config.members, Some(MemberSource::Srv { .. }))
+    }
+
+    /// Asks DNS for the list. Where it does not answer or has no member, the list stays.
+    pub(crate) async fn resolve(&self, resolver: &TokioResolver) -> Result<(), String> {
+        let Some(source @ MemberSource::Srv { .. }) = &self.config.members else { return Ok(()) };
+        let list = MemberList::new(source.resolve(resolver, self.scheme).await?);
+        let before = self.current();
+        if before.epoch != list.epoch {
+            tracing::info!(
+                members = list.members.len(),
+                epoch = list.epoch,
+                "the members of the cluster changed"
+            );
+            *self.current.write() = Arc::new(list);
+        }
+        Ok(())
+    }
+}
+
+/// Whether `name` is the URL of a member, or the same with the first labels of its host alone: a pod knows its own name, and DNS
+/// gives it with the domain of the cluster.
+fn is_named(member: &str, name: &str) -> bool {
+    let (Some((host, port)), Some((name, named_port))) = (member.rsplit_once(':'), name.rsplit_once(':'))
+    else {
+        return false;
+    };
+    port == named_port && host.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cluster(list: &str, advertise: Option<&str>) -> Cluster {
+        let members = Some(MemberSource::parse(list).expect("a list"));
+        Cluster::new(ClusterConfig { members, advertise: advertise.map(str::to_owned) }, false)
+    }
+
+    fn key(n: u64) -> RouteKey {
+        format!("{:016x}", n.wrapping_mul(0x9e37_79b9_7f4a_7c15)).parse().expect("16 digits")
+    }
+
+    #[test]
+    fn each_route_has_one_first_and_one_second_replica_and_all_agree() {
+        let urls = ["http://a:7480", "http://b:7480", "http://c:7480"];
+        let replicas = urls.map(|url| cluster("http://c:7480,http://a:7480,http://b:7480", Some(url)));
+        for n in 0..100 {
+            let places = replicas.each_ref().map(|replica| replica.place(&key(n)));
+            let count = |place| places.iter().filter(|of| **of == place).count();
+            assert_eq!(
+                (count(RoutePlace::First), count(RoutePlace::Second), count(RoutePlace::Other)),
+                (1, 1, 1)
+            );
+        }
+        assert_eq!(replicas[0].epoch(), replicas[2].epoch());
+        assert_eq!(cluster("http://a:7480", None).place(&key(1)), RoutePlace::Unknown);
+        assert_eq!(cluster("http://a:7480", Some("http://z:7480")).place(&key(1)), RoutePlace::Unknown);
+        let alone = Cluster::default();
+        assert_eq!((alone.epoch(), alone.len()), (None, 0));
+    }
+
+    #[test]
+    fn a_pod_knows_itself_by_the_first_labels_of_its_name() {
+        let member = "http://kvasir-0.headless.ns.svc.cluster.local:7480";
+        assert!(is_named(member, "http://kvasir-0.headless:7480") && is_named(member, member));
+        for other in [
+            "http://kvasir-0.head:7480",
+            "https://kvasir-0.headless:7480",
+            "http://kvasir-0.headless:80",
+            "http://kvasir-1.headless:7480",
+        ] {
+            assert!(!is_named(member, other), "{other}");
+        }
+    }
+
+    #[test]
+    fn one_replica_alone_splits_nothing() {
+        let tenant: Name = "t".parse().expect("a name");
+        let alone = cluster("http://a:7480", Some("http://a:7480"));
+        assert!((0..10_000).all(|_| !alone.note_lookup(&tenant, key(1))));
+        let two = cluster("http://a:7480,http://b:7480", Some("http://a:7480"));
+        assert!((0..10_000).any(|_| two.note_lookup(&tenant, key(1))));
+        assert_eq!(two.describe(&tenant).splits, [key(1)]);
+        assert_eq!(two.describe(&"other".parse().expect("a name")).splits, []);
+    }
+}

@@ -1,0 +1,257 @@
+//! Several replicas over one bucket: each prompt goes to the replica that keeps it, and to another where that is away.
+
+use std::net::{SocketAddr, TcpListener};
+
+use kvasir_api::{HEADER_ROUTE, HEADER_SPLIT, LookupQuery, MembersResponse, Via, routes};
+use kvasir_client::rest::{Client, ClientConfig, ObjectRange};
+use kvasir_server::MemberSource;
+use kvasir_store::StoreConfig;
+use kvasir_tests::{
+    chunks,
+    service::{Service, expect_problem},
+};
+use kvasir_types::{Medium, ModelId, RootHash, RouteKey, TokenChain};
+use reqwest::StatusCode;
+use tempfile::TempDir;
+
+const TOKENS: usize = 512;
+
+/// Replicas over one directory that know each other.
+struct Replicas {
+    services: Vec<Option<Service>>,
+    urls: Vec<String>,
+    directory: TempDir,
+    model_id: ModelId,
+    root: RootHash,
+}
+
+/// Ports that nobody listens at: a list of members has to name them before they are bound.
+fn free_addresses(count: usize) -> Vec<SocketAddr> {
+    let bound: Vec<_> =
+        (0..count).map(|_| TcpListener::bind(("127.0.0.1", 0)).expect("a free port")).collect();
+    bound.iter().map(|listener| listener.local_addr().expect("bound")).collect()
+}
+
+impl Replicas {
+    async fn start(count: usize) -> Self {
+        let directory = TempDir::new().expect("a directory");
+        let addresses = free_addresses(count);
+        let urls: Vec<String> = addresses.iter().map(|address| format!("http://{address}")).collect();
+        let mut services = Vec::new();
+        for (nth, address) in addresses.iter().enumerate() {
+            let url = format!("file://{}/store", directory.path().display()).parse().expect("a URL");
+            let cache = directory.path().join(nth.to_string());
+            let service = Service::start_with(StoreConfig::new(url), &cache, |config| {
+                config.server.listen = *address;
+                config.cluster.members = Some(MemberSource::parse(&urls.join(",")).expect("a list"));
+                config.cluster.advertise = Some(urls[nth].clone());
+                config.gc.interval = std::time::Duration::ZERO;
+            });
+            services.push(Some(service.await));
+        }
+        let (model_id, root) = services[0].as_ref().expect("runs").prepare("n").await;
+        Self { services, urls, directory, model_id, root }
+    }
+
+    fn service(&self, nth: usize) -> &Service {
+        self.services[nth].as_ref().expect("runs")
+    }
+
+    /// A client that was given the address of one replica.
+    async fn client(&self, nth: usize) -> Client {
+        let url = self.urls[nth].parse().expect("a URL");
+        let client = Client::new(url, ClientConfig::default()).expect("a client");
+        client.learn_members().await;
+        client
+    }
+
+    fn chain(&self, seed: u64) -> TokenChain {
+        TokenChain::new(self.root, &chunks::tokens(seed, TOKENS))
+    }
+
+    /// Looks a prompt up and reads what there is of it.
+    async fn load(&self, client: &Client, seed: u64) -> Vec<Medium> {
+        let chain = self.chain(seed);
+        let client = client.for_prompt(chain.blocks());
+        let target = LookupQuery {
+            model_id: self.model_id,
+            namespace: "n".parse().expect("a name"),
+            fresh: false,
+            direct: false,
+        };
+        let found = client.lookup_blocks(&target, chain.blocks()).await.expect("an answer");
+        assert_eq!(found.matched_tokens, TOKENS as u64);
+        for chunk in &found.chunks {
+            let range = ObjectRange {
+                model_id: self.model_id,
+                seq_hash: chunk.seq_hash,
+                object_digest: chunk.object_digest,
+                start: 0,
+                end: chunk.bytes,
+            };
+            let mut left = chunk.bytes;
+            let mut read = client.get_object(&range, &Via::Proxy).await.expect("a read");
+            while let Some(part) = read.next().await.expect("bytes") {
+                left -= part.len() as u64;
+            }
+            assert_eq!(left, 0);
+        }
+        found.chunks.iter().map(|chunk| chunk.medium).collect()
+    }
+
+    async fn store(&self, client: &Client, seed: u64) {
+        let chunk = chunks::chunk(self.root, &chunks::tokens(seed, TOKENS), 0, TOKENS, 5_000);
+        let client = client.for_prompt(self.chain(seed).blocks());
+        client.put_chunk(&self.model_id, &chunk.seq_hash, chunk.bytes.into()).await.expect("is stored");
+    }
+
+    /// Routed requests that a replica answered at a place.
+    async fn routed(&self, nth: usize, place: &str) -> u64 {
+        let text = self.service(nth).metrics().await;
+        let line = format!("kvasir_route_requests_total{{place=\"{place}\"}} ");
+        text.lines().find_map(|found| found.strip_prefix(&line)?.parse().ok()).expect("there from the start")
+    }
+
+    /// Bytes of frames in a replica's memory.
+    async fn hot_bytes(&self, nth: usize) -> u64 {
+        let text = self.service(nth).metrics().await;
+        let lines =
+            text.lines().filter(|line| line.starts_with("kvasir_hot_bytes{") && line.contains("\"cpu\""));
+        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
+    }
+
+    async fn stop(self) {
+        for service in self.services.into_iter().flatten() {
+            service.stop().await;
+        }
+        drop(self.directory);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_prompt_is_kept_by_its_first_replica_alone() {
+    let replicas = Replicas::start(3).await;
+    let client = replicas.client(0).await;
+    for seed in 0..24 {
+        replicas.store(&client, seed).await;
+    }
+    let mut hot = Vec::new();
+    for nth in 0..3 {
+        assert!(replicas.routed(nth, "first").await > 0, "each has a part of 24 prompts");
+        assert_eq!(replicas.routed(nth, "other").await, 0);
+        hot.push(replicas.hot_bytes(nth).await);
+    }
+    // Another client, given another address, finds each prompt where it is kept.
+    let client = replicas.client(2).await;
+    for seed in 0..24 {
+        assert_eq!(replicas.load(&client, seed).await, [Medium::Cpu], "seed {seed}");
+    }
+    for (nth, before) in hot.into_iter().enumerate() {
+        assert_eq!(replicas.routed(nth, "second").await + replicas.routed(nth, "other").await, 0);
+        assert!(replicas.hot_bytes(nth).await >= before);
+    }
+    let members: MembersResponse =
+        replicas.service(1).get(routes::MEMBERS, &[]).await.json().await.expect("its JSON");
+    assert_eq!(members.this.as_ref(), Some(&replicas.urls[1]));
+    assert_eq!((members.members.len(), members.splits.len()), (3, 0));
+    replicas.stop().await;
+}
+
+/// What others keep is answered all the same, and takes no memory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_that_keeps_no_part_of_a_prompt_answers_colder() {
+    let replicas = Replicas::start(3).await;
+    let client = replicas.client(0).await;
+    replicas.store(&client, 1).await;
+    let chain = replicas.chain(1);
+    let route = RouteKey::of(chain.blocks(), |_| false).expect("a route").to_string();
+    let chunk = chunks::chunk(replicas.root, &chunks::tokens(1, TOKENS), 0, TOKENS, 5_000);
+    let path = routes::chunk_object(&replicas.model_id, &chunk.seq_hash, &chunk.object_digest);
+    let mut places = Vec::new();
+    for nth in 0..3 {
+        let service = replicas.service(nth);
+        let before = replicas.hot_bytes(nth).await;
+        for _ in 0..2 {
+            let answer = service.get(&path, &[(HEADER_ROUTE, &route)]).await;
+            assert!(answer.headers().contains_key("kvasir-members"));
+            assert!(answer.bytes().await.expect("reads") == chunk.bytes);
+        }
+        let is_other = replicas.routed(nth, "other").await > 0;
+        places.push(is_other);
+        let grew = replicas.hot_bytes(nth).await > before;
+        assert!(!is_other || !grew, "replica {nth} took in what it does not keep");
+        // Without a route nobody knows who keeps it.
+        assert!(service.get(&path, &[]).await.bytes().await.expect("reads") == chunk.bytes);
+    }
+    assert_eq!(places.iter().filter(|is_other| **is_other).count(), 1);
+    let answer = replicas.service(0).get(&path, &[(HEADER_ROUTE, "no route")]).await;
+    assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
+    expect_problem(answer, "bad_request").await;
+    replicas.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_that_goes_is_passed_over_and_no_request_fails() {
+    let mut replicas = Replicas::start(3).await;
+    let client = replicas.client(0).await;
+    for seed in 0..24 {
+        replicas.store(&client, seed).await;
+    }
+    replicas.services[2].take().expect("runs").stop().await;
+    for seed in 0..24 {
+        replicas.load(&client, seed).await;
+    }
+    assert!(replicas.routed(0, "second").await + replicas.routed(1, "second").await > 0);
+    // And what it kept is hot at the second one by now.
+    for seed in 0..24 {
+        assert_eq!(replicas.load(&client, seed).await, [Medium::Cpu], "seed {seed}");
+    }
+    replicas.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prefix_that_too_many_prompts_share_is_split_and_they_spread() {
+    let replicas = Replicas::start(3).await;
+    let client = replicas.client(0).await;
+    let template = chunks::tokens(7, 256);
+    let prompt = |n: u64| {
+        let tokens = [template.clone(), chunks::tokens(100 + n, 256)].concat();
+        TokenChain::new(replicas.root, &tokens)
+    };
+    let target = LookupQuery {
+        model_id: replicas.model_id,
+        namespace: "n".parse().expect("a name"),
+        fresh: false,
+        direct: false,
+    };
+    for n in 0..200 {
+        let chain = prompt(n);
+        client.for_prompt(chain.blocks()).lookup_blocks(&target, chain.blocks()).await.expect("an answer");
+    }
+    let mut of_replicas = Vec::new();
+    for nth in 0..3 {
+        of_replicas.push(replicas.routed(nth, "first").await);
+    }
+    of_replicas.sort_unstable();
+    // The first 64 went to one; the others by what follows the template.
+    assert!(of_replicas[0] > 20 && of_replicas[2] < 150, "{of_replicas:?}");
+    let route = RouteKey::of(prompt(0).blocks(), |_| false).expect("a route");
+    let mut keepers = Vec::new();
+    for nth in 0..3 {
+        let service = replicas.service(nth);
+        let list: MembersResponse = service.get(routes::MEMBERS, &[]).await.json().await.expect("its JSON");
+        if list.splits == [route] {
+            keepers.push(nth);
+        }
+    }
+    assert_eq!(keepers.len(), 1, "who keeps the prefix decides, and nobody else");
+    // A client that does not know is told so by the replica that it asks.
+    let service = replicas.service(keepers[0]);
+    let body = serde_json::json!({ "model_id": replicas.model_id, "namespace": "n", "tokens": template });
+    let request = service.http.post(format!("http://{}{}", service.address, routes::LOOKUP));
+    let answer = request.header(HEADER_ROUTE, route.to_string()).json(&body).send().await.expect("an answer");
+    assert_eq!(answer.status(), StatusCode::OK);
+    let split = answer.headers().get(HEADER_SPLIT).expect("is told").to_str().expect("ASCII");
+    assert_eq!(split, route.to_string());
+    replicas.stop().await;
+}
