@@ -413,7 +413,7 @@ mod tests {
         });
         let index =
             shared.get_or_init(|| PrefixIndex::new(Index::over(Arc::new(database)), Duration::ZERO, false));
-        index.insert(scope, &entry);
+        index.insert_listed(scope, &entry, index.removals());
         assert!(!index.has_lost(scope, object));
         index.remove(scope, object);
         let (early, answered) = asked.recv().expect("somebody asked");
