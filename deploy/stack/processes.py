@@ -1,4 +1,4 @@
-"""Processes that end with the one that started them, and waiting until something answers."""
+"""Child processes that end with their parent, and helpers to wait until a process responds."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The few S3 and STS requests that scripts make themselves, signed; and a proxy that says which permission each request needs."""
+"""The few signed S3 and STS requests that scripts need; and a proxy that records the permission of each request."""
 
 import datetime
 import hashlib

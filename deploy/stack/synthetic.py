@@ -1,4 +1,4 @@
-"""A KV dump larger than a model that ships would make: for what only large chunks do, such as uploads in parts."""
+"""A KV dump larger than the shipped model's, for features that only large chunks use, such as multipart uploads."""
 
 import array
 import json

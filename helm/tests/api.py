@@ -1,4 +1,4 @@
-"""As much of a Kubernetes API server as helm needs to install and upgrade: discovery, objects as they were sent, patches as they came.
+"""The part of a Kubernetes API server that helm needs to install and upgrade: discovery, objects and patches, stored as received.
 
 It judges nothing: that is what the tests do with what it recorded.
 """

@@ -1,4 +1,4 @@
-"""What the tests of the chart share: rendering it, and finding objects in what comes out."""
+"""Common helpers of the chart's tests: rendering it, and finding objects in the output."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Values that must render, and be right for Kubernetes; values that must not, and the sentence they fail with."""
+"""Values that must render to valid Kubernetes objects, and values that must fail, with their error messages."""
 
 import json
 import os

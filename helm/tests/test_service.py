@@ -1,4 +1,4 @@
-"""What the chart renders, against the service itself: settings, probes, ports, tenants, `helm test`'s and the CronJob's commands.
+"""Tests the chart's output with the service itself: settings, probes, ports, tenants, and the commands of `helm test` and the CronJob.
 
 Nothing here needs a store but a folder, or a dead address in place of one.
 """
@@ -176,7 +176,7 @@ class Settings(Folder):
         path.write_text(config(rendered("minimal")) + '\n[hott]\nmemory = "1GiB"\n')
         done = kvasir("config", "--config", path)
         self.assertEqual(done.returncode, 64)
-        self.assertIn("hott.memory: is no setting", done.stderr)
+        self.assertIn("hott.memory: is not a setting", done.stderr)
 
     def test_version(self):
         version = chart.yaml.safe_load((chart.CHART / "Chart.yaml").read_text())["appVersion"]
@@ -202,7 +202,7 @@ class Probes(Folder):
         documents = of(local({"auth": {"allowUnauthenticated": True}}, store=store))
         keys = ["--store.access_key_id", "a", "--store.secret_access_key", "b"]
         with Service(documents, self.folder, keys) as service:
-            wait_for("the store's first failure", lambda: "does not answer" in service.said())
+            wait_for("the store's first failure", lambda: "does not respond" in service.said())
             for _ in range(5):
                 self.assertEqual((service.probe("liveness"), service.probe("readiness")), (200, 503))
             self.assertEqual(status(service.ports["ops"], "/metrics"), 200)
@@ -251,7 +251,7 @@ class Commands(Folder):
             fresh = Path(self.folder) / "..fresh"
             fresh.write_text(after["tenants.toml"])
             fresh.rename(Path(self.folder) / "tenants.toml")
-            wait_for("the new tenants", lambda: "read again" in service.said())
+            wait_for("the new tenants", lambda: "files reloaded" in service.said())
             done = kvasir(*arguments)
             self.assertEqual(done.returncode, 0, done.stderr)
 

@@ -1,4 +1,4 @@
-"""What each template makes of values."""
+"""The output of each template for given values."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""From the chart's previous versions to this one: values are still taken, and nothing changes that Kubernetes lets nobody change.
+"""Upgrades from the chart's previous versions: values are still accepted, and no immutable field of Kubernetes changes.
 
 tests/previous/VERSION holds values and what that version made of them; `helm/check keep` writes the present one's.
 """

@@ -1,7 +1,9 @@
-//! `kvasir-load apart`: whether a tenant can tell by the clock what another one has, or what it does.
+//! `kvasir-load apart`: whether a tenant can infer from response times what data another tenant has, or
+//! whether it is active.
 //!
-//! A tenant asks for what the other has and for what nobody has, in pairs and in random order; and for what it has itself, while the
-//! other is still and while it is at work. Of each it says the medians and how the pairs differ.
+//! A tenant requests, in pairs and in random order, data of the other tenant and data that no tenant has. It
+//! also requests its own data, while the other tenant is idle and while it is active. The report gives the
+//! medians of each and the differences within the pairs.
 
 use std::{
     sync::{
@@ -31,7 +33,7 @@ use crate::{
     },
 };
 
-/// Measures whether one tenant's answers take another time for what another tenant has or does.
+/// Measures whether one tenant's response times depend on another tenant's data or activity.
 #[derive(Debug, Args)]
 pub(crate) struct ApartArguments {
     #[command(flatten)]
@@ -83,7 +85,7 @@ impl Question {
             [1, 2, 3].map(|quarter| values[(values.len() * quarter / 4).min(values.len() - 1)])
         };
         let differences = sorted(pairs.iter().map(|(with, without)| with - without).collect());
-        // The interval of a median by order statistics: it asks nothing of the distribution.
+        // The confidence interval of a median by order statistics: it assumes nothing about the distribution.
         let (n, spread) = (differences.len(), 0.98 * (differences.len() as f64).sqrt());
         let at = |position: f64| differences[(position.max(0.0) as usize).min(n - 1)];
         let middle = n as f64 / 2.0;
@@ -128,8 +130,8 @@ impl Apart {
 
     pub(crate) fn page(&self) -> String {
         let mut page = Page::new(
-            "Tenants apart",
-            "What a tenant's answers take with and without another tenant's data and work.",
+            "Isolation of tenants",
+            "A tenant's response times with and without another tenant's data and activity.",
         );
         page.paragraph(&report::machine(&self.machine));
         page.paragraph("Medians with quartiles, of requests in pairs in random order; the difference is the median of the pairs', with its interval of 95 %.");
@@ -197,7 +199,8 @@ pub(crate) async fn measure(arguments: &ApartArguments) -> Result<Apart> {
         Ask::get(routes::chunk_object(&own.model_id, &chunk.seq_hash, &chunk.object_digest))
     };
     let key = |n: u64| Ask::get(format!("/v1/namespaces/n/objects/key-{n}"));
-    // What nobody has is as new to the service as what the other has: each is asked for by this tenant for the first time.
+    // Data of no tenant is as new to the service as data of the other: this tenant requests each for the
+    // first time.
     for (name, ask) in [
         (
             "lookup of tokens that the other stored",
@@ -222,7 +225,7 @@ pub(crate) async fn measure(arguments: &ApartArguments) -> Result<Apart> {
     Ok(Apart { machine, tenants_apart: questions })
 }
 
-/// Lookups of what the tenant has itself, while the other stores and looks up and while it is still.
+/// Lookups of the tenant's own data, while the other stores and looks up and while it is idle.
 async fn beside_work(
     own: &Tenant,
     other: Arc<Tenant>,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-/// What every measurement of scenarios, peers and links needs.
+/// Arguments common to scenarios, peers and links.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct CommonArguments {
     /// The `kvasir` binary.
@@ -22,6 +22,6 @@ pub(crate) struct CommonArguments {
 }
 
 fn named_file(text: &str) -> Result<(String, PathBuf), String> {
-    let (name, file) = text.split_once('=').ok_or("a trace is given as NAME=FILE")?;
+    let (name, file) = text.split_once('=').ok_or("a trace must have the form NAME=FILE")?;
     Ok((name.to_owned(), file.into()))
 }

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-/// Bytes that are read at once.
+/// Bytes per read.
 pub(crate) const BUFFER_BYTES: usize = 1 << 20;
 
 /// The head of a response.
@@ -21,20 +21,20 @@ pub(crate) struct ResponseHead {
 }
 
 impl ResponseHead {
-    /// The head that `bytes` begin with; none where it is not whole yet.
+    /// The head at the start of `bytes`; `None` if it is incomplete.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Option<Self>> {
         let Some(at) = bytes.windows(4).position(|w| w == b"\r\n\r\n") else { return Ok(None) };
         let text = String::from_utf8_lossy(&bytes[..at]).to_ascii_lowercase();
         let status = text.split(' ').nth(1).and_then(|status| status.parse().ok());
-        let status = status.with_context(|| format!("no status: {text}"))?;
+        let status = status.with_context(|| format!("the response has no status: {text}"))?;
         let length = text.lines().find_map(|line| line.strip_prefix("content-length:"));
         let length = length.and_then(|length| length.trim().parse().ok());
-        let body_bytes = length.with_context(|| format!("no length: {text}"))?;
+        let body_bytes = length.with_context(|| format!("the response has no length: {text}"))?;
         Ok(Some(Self { status, head_bytes: at + 4, body_bytes }))
     }
 }
 
-/// A connection whose requests are written as they come.
+/// A connection that sends each request immediately.
 pub(crate) fn connect(address: SocketAddr) -> Result<TcpStream> {
     let socket = TcpStream::connect(address)?;
     socket.set_nodelay(true)?;
@@ -87,7 +87,7 @@ pub(crate) fn post(path: &str, address: SocketAddr, media: &str, body: &[u8]) ->
     [&head_with_body("POST", path, address, media, body.len(), &[])[..], body].concat()
 }
 
-/// The head of a request whose body follows.
+/// The head of a request with a body.
 pub(crate) fn head_with_body(
     method: &str,
     path: &str,

@@ -1,4 +1,4 @@
-//! A large hot index without as many objects: rows for chunks that only lookups ask for.
+//! A large hot index without the objects: rows for chunks that are only looked up.
 
 use std::{
     path::Path,
@@ -11,13 +11,13 @@ use kvasir_storage::index::{Index, IndexEntry, IndexRow, Scope};
 use kvasir_tests::chunks;
 use kvasir_types::{BLOCK_TOKENS, ModelId, ProfileHash, RootHash, SeqHash, TokenChain};
 
-/// Tokens of a chunk.
+/// Tokens per chunk.
 pub(crate) const CHUNK_TOKENS: usize = 1536;
-/// Chunks of a context that scenarios look up, and its tokens.
+/// Chunks and tokens of a context that scenarios look up.
 pub(crate) const CONTEXT_CHUNKS: usize = 16;
 pub(crate) const CONTEXT_TOKENS: usize = CONTEXT_CHUNKS * CHUNK_TOKENS;
 const CHUNK_BLOCKS: usize = CHUNK_TOKENS / BLOCK_TOKENS;
-/// Bytes of a row's head, and of the object that it speaks of up to each of its levels: about those of an 8B model's chunk.
+/// Bytes of a row's head, and of its object up to each level: about those of an 8B model's chunk.
 const HEAD_BYTES: u32 = 8_000;
 const LEVEL_BYTES: [u64; 4] = [1 << 20, 2 << 20, 5 << 20, 10 << 20];
 
@@ -29,7 +29,7 @@ pub(crate) struct SyntheticContext {
 }
 
 impl SyntheticContext {
-    /// Number `number` under a root, with hashes that are made up: nobody has its tokens.
+    /// Number `number` under a root, with made-up hashes that match no tokens.
     pub(crate) fn made_up(root: RootHash, number: usize, chunks: usize) -> Self {
         let mut bytes = vec![0; CHUNK_BLOCKS * chunks * 32];
         let mut hasher = blake3::Hasher::new();
@@ -69,7 +69,7 @@ impl SyntheticContext {
     }
 }
 
-/// Context number `number` under a root, as scenarios look it up.
+/// Context number `number` under a root, as looked up by scenarios.
 pub(crate) fn context(root: RootHash, number: usize) -> SyntheticContext {
     SyntheticContext::made_up(root, number, CONTEXT_CHUNKS)
 }
@@ -79,7 +79,7 @@ pub(crate) fn context(root: RootHash, number: usize) -> SyntheticContext {
 pub(crate) struct IndexLocation<'a> {
     /// Its `cache.directory`.
     pub(crate) cache: &'a Path,
-    /// What it calls its store.
+    /// The identity of its store.
     pub(crate) store_identity: [u8; 32],
     /// Bytes of page cache while it is filled.
     pub(crate) memory_bytes: u64,

@@ -1,4 +1,5 @@
-//! `kvasir-load`: scenarios of load and faults against the service, peers beside it, and what follows for larger ones.
+//! `kvasir-load`: load and fault scenarios against the service, comparisons with other servers, and
+//! projections to larger installations.
 #![forbid(unsafe_code)]
 
 mod apart;
@@ -36,7 +37,7 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Runs scenarios, one after the other. Ends with 1 where a threshold was missed.
+    /// Runs scenarios in sequence. Exits with 1 if a threshold was missed.
     Run(RunArguments),
     Peers(peers::PeersArguments),
     ScaleOut(scale_out::ScaleArguments),
@@ -45,18 +46,18 @@ enum Command {
     Apart(apart::ApartArguments),
     Project(projection::ProjectArguments),
     Report(render::ReportArguments),
-    /// Measures single operations beside nginx and an S3 server, in alternating pairs.
+    /// Measures single operations against nginx and an S3 server, in alternating pairs.
     #[command(subcommand)]
     Speed(speed::SpeedCommand),
-    /// An S3 server of its own process, until it is killed.
+    /// Runs a separate S3 server until it is killed.
     #[command(hide = true)]
     S3Server {
-        /// Where to listen.
+        /// Address to listen on.
         listen: SocketAddr,
     },
 }
 
-/// Prints a line for whoever waits.
+/// Prints a progress line.
 fn say(text: &str) {
     // A closed output ends nothing.
     let _ = writeln!(std::io::stdout(), "{text}");

@@ -1,5 +1,5 @@
-//! What larger installations would be: arithmetic over stated assumptions, with a small simulation of the hot tiers, calibrated on
-//! what was measured here. It is a projection, not a measurement.
+//! A projection to larger installations: arithmetic over stated assumptions, with a small simulation of the
+//! hot tiers, calibrated on measurements from this machine. It is a projection, not a measurement.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -23,7 +23,8 @@ use crate::{
 /// A projection to 100 replicas, 1 PB, 10⁹ chunks, 400 Gb/s, from the results of the other commands.
 #[derive(Debug, Args)]
 pub(crate) struct ProjectArguments {
-    /// Folder with peers.json, scale-out.json and namespace-1m.json; what is missing is assumed, and said.
+    /// Folder with peers.json, scale-out.json and namespace-1m.json; missing values are assumed and marked as
+    /// such.
     #[arg(long, default_value = "load-tests/results")]
     results: PathBuf,
     /// Folder for projection.json and projection.html.
@@ -50,7 +51,8 @@ pub(crate) struct ProjectArguments {
     /// Chunks of a lookup.
     #[arg(long, default_value_t = 8.0)]
     lookup_chunks: f64,
-    /// `journal.interval`, in seconds: how often a replica looks at the journal, and appends to it where it stored something.
+    /// `journal.interval`, in seconds: how often a replica reads the journal, and appends to it if it stored
+    /// something.
     #[arg(long, default_value_t = 2.0)]
     journal_s: f64,
     /// `journal.retention`, in hours.
@@ -61,7 +63,7 @@ pub(crate) struct ProjectArguments {
     prices: Vec<f64>,
 }
 
-/// What was measured, or assumed where it was not.
+/// A measured value, or an assumed one if there is no measurement.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 struct Calibration {
     value: f64,
@@ -105,14 +107,14 @@ pub(crate) struct Projection {
 
 /// Keys of one listing, by the S3 API.
 const LISTED: f64 = 1_000.0;
-/// Bytes of one ranged read of the store: what the service fetches at once.
+/// Bytes of one ranged read of the store by the service.
 const RANGE: f64 = 8e6;
 const MONTH_S: f64 = 30.4 * 86_400.0;
-/// A listing of a large bucket, in seconds: what S3 and its like take for 1,000 keys.
+/// Time to list 1,000 keys of a large bucket in S3 and similar stores, in seconds.
 const LISTING_S: f64 = 0.1;
 /// Prefixes that are listed side by side, by tenant and model.
 const LISTED_AT_ONCE: f64 = 16.0;
-/// Chunks that the simulation of hot tiers stands for all with.
+/// Number of chunks that represent all chunks in the simulation of hot tiers.
 const SIMULATED: usize = 20_000;
 const ACCESSES: usize = 200_000;
 
@@ -218,15 +220,16 @@ fn row(
     let hot_share = (replicas * a.hot_tb * 1e12 / (chunks * a.chunk_bytes)).min(1.0);
     let (hit_ratio, busiest_over_mean) = simulate(replicas as usize, hot_share, a.zipf);
     let writes_per_s = reads_per_s * a.write_share;
-    // Each replica that stored something appends a batch an interval, and every other one reads it.
+    // Each replica that stored something appends one batch per interval, and every other one reads it.
     let batches_per_s = writes_per_s.min(replicas / a.journal_s);
     let journal_reads_per_s = batches_per_s * (replicas - 1.0);
-    // One listing finds what is new while it is one page; then it takes one of each other replica's batches.
+    // A single listing finds all new batches while they fit one page; beyond that, one listing per other
+    // replica.
     let is_one_page = batches_per_s * a.journal_h * 3_600.0 <= LISTED;
     let listings = if is_one_page { measured("idle_requests_per_s_of_one") } else { replicas / a.journal_s };
     let journal_listings_per_s = replicas * listings;
     let store_gets_per_s = reads_per_s * (1.0 - hit_ratio) * (a.chunk_bytes / RANGE).ceil();
-    // A chunk of 33 MB goes in parts of 8 MiB: begun, so many parts, completed.
+    // A chunk of 33 MB is uploaded in parts of 8 MiB: one request to begin, one per part, one to complete.
     let store_puts_per_s = writes_per_s * ((a.chunk_bytes / 8.4e6).ceil() + 2.0);
     let index_gb = chunks * measured("index_bytes_per_chunk") / 1e9;
     let gc_listings = chunks / LISTED;
@@ -250,7 +253,7 @@ fn row(
         journal_listings_per_s,
         journal_reads_per_s,
         index_gb,
-        // Every replica follows every journal, so each has a row of every chunk.
+        // Every replica reads all journals, so each has a row for every chunk.
         index_gb_of_a_replica: index_gb,
         rebuild_h: chunks / LISTED * LISTING_S / LISTED_AT_ONCE / 3_600.0 + chunks * 0.02 / 128.0 / 3_600.0,
         gc_pass_h: gc_listings * LISTING_S / LISTED_AT_ONCE / 3_600.0,
@@ -261,7 +264,7 @@ fn row(
     }
 }
 
-/// The table for sizes from a test bed to what the issue names.
+/// The table for sizes from a test bed to the largest named in the issue.
 pub(crate) fn project(arguments: &ProjectArguments) -> Result<Projection> {
     let calibration = calibrate(&arguments.results);
     let sizes = [(4.0, 1e6), (16.0, 5e6), (100.0, 30e6), (100.0, 1e9)];
@@ -278,19 +281,19 @@ pub(crate) fn project(arguments: &ProjectArguments) -> Result<Projection> {
             a.write_share * 100.0
         ),
         format!(
-            "popularity by Zipf's law with exponent {}; hot tiers of {} TB a replica, least recently used out; {SIMULATED} chunks stand for all",
+            "popularity by Zipf's law with exponent {}; hot tiers of {} TB per replica with LRU eviction; {SIMULATED} chunks represent all",
             a.zipf, a.hot_tb
         ),
         format!(
-            "{} cores a replica; a core serves what was measured here, at any number of connections",
+            "{} cores per replica; each core serves at the rate measured here, with any number of connections",
             a.cores
         ),
         format!(
-            "a listing of 1,000 keys takes {LISTING_S} s and {LISTED_AT_ONCE} prefixes are listed at once; a head is read in 20 ms, 128 at once"
+            "a listing of 1,000 keys takes {LISTING_S} s and {LISTED_AT_ONCE} prefixes are listed concurrently; a head is read in 20 ms, 128 concurrently"
         ),
         format!(
-            "the journal is looked at every {} s by every replica; with more than {LISTED} batches in {} h, by a listing of each other \
-             replica's; every batch is read by every other replica",
+            "every replica reads the journal every {} s; with more than {LISTED} batches in {} h, it lists each other \
+             replica's journal; every batch is read by every other replica",
             a.journal_s, a.journal_h
         ),
         format!(
@@ -335,7 +338,7 @@ impl Projection {
         let mut text = format!("{}\n\ncalibration:\n", self.what);
         for (name, Calibration { value, measured }) in &self.calibration {
             let origin = if *measured { "measured" } else { "ASSUMED: no result" };
-            // A string takes all that is written to it, here and below.
+            // Writing to a string cannot fail, here and below.
             let _ = writeln!(text, "  {name} = {} ({origin})", number(*value));
         }
         text += "assumptions:\n";

@@ -1,4 +1,4 @@
-//! What reports share: result files, parts of pages, and figures that JSON cannot hold.
+//! Common parts of reports: result files, sections of pages, and figures that JSON cannot represent.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -31,7 +31,7 @@ pub(crate) fn machine(machine: &Machine) -> String {
     format!("Machine: {}", serde_json::to_string(machine).unwrap_or_default())
 }
 
-/// What was left out, and why.
+/// The skipped measurements, with reasons.
 pub(crate) fn skipped(page: &mut Page, skipped: &BTreeMap<String, String>) {
     skipped.iter().for_each(|(name, reason)| page.paragraph(&format!("Skipped {name}: {reason}")));
 }
@@ -58,7 +58,7 @@ pub(crate) fn p99_plot(loads: &[(&str, &Summary)], guides: Vec<Guide>) -> Plot {
     }
 }
 
-/// Reads a figure; JSON has `null` where it was not a number or infinite.
+/// Reads a figure; JSON has `null` if it was not a number or infinite.
 pub(crate) fn finite_or_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }

@@ -1,4 +1,4 @@
-//! 1, 2, 4 replicas, each in a network namespace with a link of its own, over one S3 server.
+//! 1, 2, 4 replicas, each in a network namespace with a separate link, over one S3 server.
 
 use std::{net::SocketAddr, path::PathBuf, process::Command, sync::Arc, time::Duration};
 
@@ -59,10 +59,11 @@ struct ReplicaCount {
     /// A closed loop over objects that are hot, each on the replica that rendezvous hashing prefers.
     mb_per_s: f64,
     times_one: f64,
-    /// Stored through one replica, asked of each other one at once: how often it was not found.
+    /// Objects stored through one replica and immediately requested from each other one: how many were not
+    /// found.
     cold_lookups: u64,
     cold_lookups_missed: u64,
-    /// Requests to the store in a second without load, by all replicas together: the price of the journal.
+    /// Requests to the store per second without load, by all replicas together: the cost of the journal.
     idle_store_requests_per_s: f64,
     /// An open loop at half of that, with a replica killed in the middle; none for a single one.
     with_a_replica_lost: Option<ReplicaLoss>,
@@ -71,7 +72,7 @@ struct ReplicaCount {
 #[derive(Debug, Serialize, Deserialize)]
 struct ReplicaLoss {
     killed_at_s: f64,
-    /// As clients see it: they ask the next replica where one does not answer.
+    /// As clients see it: they try the next replica if one does not respond.
     summary: Summary,
     acknowledged: u64,
     not_found_afterwards: u64,
@@ -97,7 +98,7 @@ fn ip(arguments: &str) -> Result<()> {
     Ok(())
 }
 
-/// A bridge in this namespace, and one namespace a replica behind it. Gone when dropped.
+/// A bridge in this namespace, and one namespace per replica behind it. Removed on drop.
 struct BridgedNetwork {
     bridge: String,
     names: Vec<String>,
@@ -139,7 +140,7 @@ impl BridgedNetwork {
 impl Drop for BridgedNetwork {
     fn drop(&mut self) {
         for name in &self.names {
-            // May not exist where making it failed.
+            // May not exist if creating it failed.
             let _ = ip(&format!("netns del {name}"));
         }
         let _ = ip(&format!("link del {}", self.bridge));
@@ -164,7 +165,7 @@ async fn group(arguments: &ScaleArguments, network: &BridgedNetwork) -> Result<R
     for (nth, name) in network.names.iter().enumerate() {
         let cache: PathBuf = directory.path().join(name);
         let program = std::path::absolute(&arguments.common.kvasir)?;
-        ensure!(program.exists(), "{} is not there", program.display());
+        ensure!(program.exists(), "{} does not exist", program.display());
         let program = program.to_string_lossy().into_owned();
         let mut start = Start::new(&program, &store, &cache);
         start.under = ["ip", "netns", "exec", name.as_str()].map(str::to_owned).into();
@@ -203,7 +204,7 @@ impl ReplicaGroup {
         Ok(())
     }
 
-    /// New chunks, asked of every replica right after their acknowledgement.
+    /// New chunks, requested from every replica right after their acknowledgement.
     async fn cold_lookups(&self) -> Result<(u64, u64)> {
         let (mut asked, mut missed) = (0, 0);
         for id in 0..20u64 {
@@ -301,7 +302,7 @@ async fn row(arguments: &ScaleArguments, replicas: usize, one: Option<f64>) -> R
     })
 }
 
-/// Measures all of them; where namespaces cannot be made it says why.
+/// Measures all sizes; if namespaces cannot be created, the result says why.
 pub(crate) async fn scale(arguments: &ScaleArguments) -> Result<Scaling> {
     let mut scaling = Scaling {
         what:
@@ -331,7 +332,7 @@ impl Scaling {
         let mut text = format!("links of {} Mb/s\n", self.link_mbps);
         for row in &self.rows {
             text += &format!(
-                "{} replicas: {:.1} MB/s, {:.2} times one; {} of {} lookups of what another had just stored missed; {:.1} store requests/s when idle\n",
+                "{} replicas: {:.1} MB/s, {:.2} times one; {} of {} lookups of objects just stored by another replica missed; {:.1} store requests/s when idle\n",
                 row.replicas,
                 row.mb_per_s,
                 row.times_one,
@@ -372,7 +373,7 @@ impl Scaling {
             text: format!("{} MB/s, {} times one", number(row.mb_per_s), number(row.times_one)),
             ours: true,
         };
-        let description = "Bytes a second of hot objects, closed loop".to_owned();
+        let description = "Bytes per second of hot objects, closed loop".to_owned();
         let bars = self.rows.iter().map(bar).collect();
         page.drawing(&Bars { description: description.clone(), bars, limit: None }.to_svg(), &description);
         let columns = ["replicas", "MB/s", "times one", "lookups missed", "of", "idle store requests/s"];

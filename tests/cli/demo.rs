@@ -1,4 +1,4 @@
-//! The demo as a new user runs it. No test looks at its times: they are this machine's.
+//! The demo as a new user runs it. No test checks its times, because they depend on the machine.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},

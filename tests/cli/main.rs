@@ -1,4 +1,4 @@
-//! The `kvasir` binary from outside: what a user types, what comes back, and what happens with bad input.
+//! Tests the `kvasir` binary from outside: typed commands, their output, and errors for invalid input.
 
 mod demo;
 mod models;

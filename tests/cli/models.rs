@@ -1,4 +1,4 @@
-//! `kvasir model spec` and `kvasir plan`: from a Hugging Face config.json to arithmetic.
+//! Tests `kvasir model spec` and `kvasir plan`: from a Hugging Face config.json to the arithmetic.
 
 use crate::{empty_bench, exit};
 
@@ -16,7 +16,7 @@ fn a_config_gives_a_spec_and_a_plan() {
     bench.write("spec.json", &printed);
     bench.ok("plan --model spec.json --parameters 8.2 --bandwidth 3gbit");
     let text = bench.ok("plan --config config.json --bandwidth 400MB/s,10gbit --slo 1s");
-    assert!(text.contains("KV a token   147.5 kB fp16") && text.contains("over 3.2 gbit/s"), "{text}");
+    assert!(text.contains("KV per token 147.5 kB fp16") && text.contains("over 3.2 gbit/s"), "{text}");
     let raw = bench.ok("model spec --config . --weights Qwen/Qwen3-8B --revision abc --adapter lora --freqs");
     let raw: kvasir_types::ModelSpec = serde_json::from_str(&raw).expect("a spec");
     assert_eq!(raw.model_id(), spec.model_id());
@@ -44,11 +44,11 @@ fn what_is_missing_is_said() {
     bench.ok(&format!("{spec} --revision r --context 131072"));
     bench.write("other.json", r#"{"model_type": "mamba"}"#);
     bench.run("plan --config other.json").fails(exit::DATA, &["model_type: \"mamba\"", "llama"]);
-    bench.run("plan --model llama-3.1-8b --slo 1").fails(exit::USAGE, &["a time has a unit", "250ms, 1s"]);
+    bench.run("plan --model llama-3.1-8b --slo 1").fails(exit::USAGE, &["a time needs a unit", "250ms, 1s"]);
     bench
         .run("plan --model llama-3.1-8b --bandwidth 3")
-        .fails(exit::USAGE, &["a bandwidth has a unit", "3gbit"]);
-    bench.run("plan --model config.json").fails(exit::DATA, &["no model spec", "--config"]);
+        .fails(exit::USAGE, &["a bandwidth needs a unit", "3gbit"]);
+    bench.run("plan --model config.json").fails(exit::DATA, &["not a model spec", "--config"]);
 }
 
 #[test]

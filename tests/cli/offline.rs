@@ -80,7 +80,7 @@ fn encoding_is_deterministic() {
 fn inspect_shows_the_tree_and_the_rates() {
     let bench = bench();
     let text = bench.ok("object inspect out.kvc");
-    for needle in ["level 0", "scope 0", "bits an element", "300 from position 0", "all verified"] {
+    for needle in ["level 0", "scope 0", "bits per element", "300 from position 0", "all verified"] {
         assert!(text.contains(needle), "{needle} in\n{text}");
     }
     let profile = bench.ok("profile inspect p.kvp");
@@ -175,7 +175,7 @@ fn dumps_are_read_as_hostile_bytes() {
     }
 }
 
-/// Token ids are behind the `#`: browsers send that to nobody, so they reach no log.
+/// Token ids are after the `#`: browsers do not send that part, so the ids appear in no log.
 #[test]
 fn the_consoles_page_of_a_question_has_its_tokens_in_the_fragment() {
     let bench = bench();

@@ -1,4 +1,4 @@
-//! Commands for whoever looks after a running service: context, admin, selftest, completions.
+//! Commands for operators of a running service: context, admin, selftest, completions.
 
 use std::fs;
 
@@ -31,7 +31,7 @@ fn what_became_of_a_request_of_an_engine_on_this_host() {
     );
     bench
         .run("context explain --request cmpl-8 --folder engines")
-        .fails(exit::NOTHING, &["remembers a request cmpl-8"]);
+        .fails(exit::NOTHING, &["has a record of request cmpl-8"]);
     bench.run("context explain --folder engines").fails(exit::USAGE, &[]);
 }
 
@@ -69,7 +69,7 @@ fn a_service_is_looked_after() {
     let listed = json(&bench.ok(&format!("context list --url {url} --label app=rag --json")));
     assert_eq!(listed.as_array().map(Vec::len), Some(1));
     bench.ok(&format!("context delete --url {url} {id}"));
-    bench.run(&format!("context list --url {url} {id}")).fails(exit::DATA, &["is not there"]);
+    bench.run(&format!("context list --url {url} {id}")).fails(exit::DATA, &["does not exist"]);
 
     let usage = json(&bench.ok(&format!("admin usage --url {url} --json")));
     assert_eq!((&usage["objects"], &usage["context_versions"]), (&2.into(), &3.into()));

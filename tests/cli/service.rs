@@ -39,7 +39,7 @@ fn a_context_is_stored_found_and_fetched() {
         .fails(exit::DATA, &["level 99 does not exist"]);
 }
 
-/// The shipped model's cache under another name: a model for which nobody has trained a profile.
+/// The shipped model's cache under another name: a model without a trained profile.
 #[test]
 fn a_model_that_was_never_seen_is_stored_from_its_first_dump() {
     let bench = empty_bench();
@@ -77,7 +77,7 @@ fn a_model_that_was_never_seen_is_stored_from_its_first_dump() {
         .fails(exit::NOTHING, &["nothing is stored"]);
 }
 
-/// What is stored of a model makes its next profile, which is smaller and as good.
+/// The stored data of a model makes its next profile, which is smaller and as good.
 #[test]
 fn a_profile_is_trained_on_what_is_stored() {
     let bench = empty_bench();

@@ -1,5 +1,5 @@
-//! A copy of the bucket, made in any order while it is written to: what the replicas of a restored copy owe, and what the loss of a
-//! salt or of a key means. What `deploy/docs/backup.md` says.
+//! A copy of the bucket, made in any order during writes: the promises of the replicas of a restored copy,
+//! and the effects of losing a salt or a key. Checks the statements of `deploy/docs/backup.md`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -29,7 +29,7 @@ const KEYS: &str = "[[key]]\ntenant = \"default\"\nid = \"k1\"\nkey = \"01010101
 const OTHER_KEYS: &str = "[[key]]\ntenant = \"other\"\nid = \"k1\"\nkey = \"0202020202020202020202020202020202020202020202020202020202020202\"\n";
 const CHUNKS: u64 = 12;
 
-/// What is below sealing: what a backup sees.
+/// The layer below sealing, as a backup sees it.
 #[derive(Debug, Clone, Default)]
 struct Bucket(Arc<InMemory>);
 
@@ -55,7 +55,8 @@ impl Bucket {
         listed.into_iter().map(|meta| meta.location).collect()
     }
 
-    /// Copies `paths` in an order that the dice decide, each at a moment of its own. What is gone meanwhile is not copied.
+    /// Copies `paths` in a random order, each at a different moment. Objects deleted in the meantime are not
+    /// copied.
     async fn copied(&self, mut paths: Vec<Path>, dice: &mut Dice) -> Self {
         let copy = Self::default();
         while !paths.is_empty() {
@@ -74,8 +75,8 @@ fn a_chunk(root: kvasir_types::RootHash, n: u64) -> (Vec<u32>, Chunk) {
     (tokens, chunk)
 }
 
-/// Whether a chunk is there, for reads and then for lookups. The journal may have offered what the copy does not have: that ends with
-/// the read.
+/// Whether a chunk is served, for reads and then for lookups. The journal may have offered objects that the
+/// copy lacks: the read ends that.
 async fn is_served(storage: &Arc<Storage>, (tokens, chunk): &(Vec<u32>, Chunk)) -> bool {
     let offered = matched(storage, tokens).await;
     let served = match read(storage, chunk, ByteRange::Whole).await {

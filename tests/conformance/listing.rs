@@ -1,4 +1,4 @@
-//! Lists of keys: what S3 clients would get of the same keys elsewhere.
+//! Lists of keys: compares them with the answers that other S3 servers give for the same keys.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 

@@ -1,4 +1,5 @@
-//! One suite over every object store: what we rest on, what each lacks, and the storage core over each.
+//! One suite over every object store: the properties that the service needs, those that each store lacks, and
+//! the storage core over each.
 //!
 //! `tests/servers/run` runs it with real servers beside it. Any other server joins with
 //! `KVASIR_TEST_S3=s3://bucket/prefix` and the usual `AWS_*` variables.
@@ -30,7 +31,7 @@ use kvasir_tests::{
 use object_store::path::Path;
 use tempfile::TempDir;
 
-/// A store to test, and what keeps it alive.
+/// A store to test, and the handles that keep it alive.
 pub(crate) struct Backend {
     name: String,
     config: StoreConfig,
@@ -75,7 +76,7 @@ impl Backend {
         self
     }
 
-    /// The real servers there are, each under a prefix of its own.
+    /// The available real servers, each with a separate prefix.
     fn real(test: &str) -> Vec<Self> {
         let prefix = format!("{test}-{}", std::process::id());
         let servers = RealServer::all();
@@ -97,7 +98,7 @@ impl Backend {
         self.shared.clone().unwrap_or_else(open)
     }
 
-    /// Where everything lies whose path has `part` in it.
+    /// All paths that contain `part`.
     async fn paths(&self, part: &str) -> Vec<String> {
         let open = self.open();
         let listed = open.objects().list(Some(open.layout().base()));
@@ -105,12 +106,12 @@ impl Backend {
         paths.expect("lists").into_iter().filter(|path| path.contains(part)).collect()
     }
 
-    /// A replica of its own: nothing shared but the store.
+    /// A separate replica: only the store is shared.
     async fn replica(&self) -> Arc<Storage> {
         self.replica_with(|_| {}).await
     }
 
-    /// The replica that has the only disk, started anew.
+    /// The replica that has the only disk, restarted.
     async fn replica_on_disk(&self, change: impl FnOnce(&mut Settings)) -> Arc<Storage> {
         let store = self.open();
         let abilities = store.probe().await.expect("the store answers");

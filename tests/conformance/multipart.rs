@@ -1,4 +1,4 @@
-//! Uploads in parts: what becomes of them when they are complete, and when they are not.
+//! Uploads in parts: their results when they are complete, and when they are not.
 
 use std::{sync::Arc, time::Duration};
 

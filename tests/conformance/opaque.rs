@@ -1,4 +1,4 @@
-//! Opaque objects: a key has one value, whoever writes, reads, removes and collects, and whatever breaks.
+//! Opaque objects: a key has one value, whoever writes, reads, removes and collects, and whatever fails.
 
 use std::sync::{
     Arc,
@@ -162,7 +162,8 @@ pub(crate) async fn a_removed_key_takes_other_bytes(backend: &Backend) {
     assert!(matches!(never, Err(ObjectError::Unknown { .. })), "{never:?}");
 }
 
-/// Writers of different bytes at once: at most one is acknowledged, and the key has his bytes for everybody.
+/// Concurrent writers of different bytes: at most one is acknowledged, and all readers get the bytes of that
+/// one.
 pub(crate) async fn of_writers_that_meet_one_wins(backend: &Backend) {
     let replicas = join_all((0..4).map(|_| backend.replica())).await;
     let mut acknowledged = 0;
@@ -191,7 +192,8 @@ pub(crate) async fn of_writers_that_meet_one_wins(backend: &Backend) {
     assert!(acknowledged > 0, "not all of them gave way each time");
 }
 
-/// A hook that loses the answer to the first write of an object, which is there; and, where the writer `dies`, all that come after.
+/// A hook that loses the answer to the first write of an object, which is stored; and, if the writer `dies`,
+/// all later ones.
 fn losing_answers(dies: bool) -> Hook {
     let (lost, is_dead) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
     Arc::new(move |what, path| {
@@ -207,7 +209,7 @@ fn losing_answers(dies: bool) -> Hook {
     })
 }
 
-/// A writer whose first answer was lost gives way like every other: what it wrote is its own.
+/// A writer whose first answer was lost yields like any other, because the stored object is its own.
 #[tokio::test]
 async fn a_writer_whose_answer_was_lost_gives_way() {
     let backend = Backend::memory();
@@ -219,7 +221,7 @@ async fn a_writer_whose_answer_was_lost_gives_way() {
     assert!(get(&backend.replica().await, "k", ByteRange::Whole).await.expect("reads") == payload(1, 100));
 }
 
-/// A writer ends between its write and giving way: what it left is served by nobody.
+/// A writer dies between its write and yielding: its object is never served.
 #[tokio::test]
 async fn what_a_writer_left_behind_is_not_served() {
     let backend = Backend::memory();
@@ -260,7 +262,7 @@ pub(crate) async fn damage_is_never_served(backend: &Backend) {
     }
 }
 
-/// Changes the last byte of what is stored under a key.
+/// Changes the last byte of the object stored under a key.
 async fn damage(storage: &Arc<Storage>, text: &str) {
     let root = storage.catalog().root(&tenant(), &name("n"), &ModelId::OPAQUE).await.expect("a root");
     let layout = storage.store().layout().clone();

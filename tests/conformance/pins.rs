@@ -1,5 +1,5 @@
-//! Pins and the collector: an acknowledged pin holds the bytes, whatever collects meanwhile; what cannot be read holds its
-//! own tenant's bytes and nobody else's.
+//! Pins and the collector: an acknowledged pin keeps the bytes, whatever collections run at the same time; an
+//! unreadable pin keeps the bytes of its tenant and of no other tenant.
 
 use std::{
     sync::{
@@ -52,7 +52,7 @@ async fn pinned(storage: &Storage) -> Vec<SeqHash> {
     list.contexts.into_iter().filter(|context| context.pinned).flat_map(|context| context.chunks).collect()
 }
 
-/// Four chunks that are past their time, each of a context of its own.
+/// Four expired chunks, each of a different context.
 async fn expired_chunks(storage: &Arc<Storage>, seed: u64) -> Vec<(Vec<u32>, Chunk)> {
     let root = prepare(storage).await;
     let contexts: Vec<_> = (0..4)
@@ -129,7 +129,7 @@ async fn a_pin_acknowledged_before_the_intent_holds() {
     }
 }
 
-/// The collector has said what it is about to delete: whoever pins that waits, and is refused.
+/// The collector has announced a deletion: a pin of that data waits, and is rejected.
 #[tokio::test]
 async fn a_pin_beside_an_intent_waits_and_is_refused() {
     let backend = Backend::memory();

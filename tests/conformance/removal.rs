@@ -1,4 +1,5 @@
-//! Removal: what a request removed is hidden, whatever else of its chunk there is and whoever writes beside it.
+//! Removal: chunks removed by a request are hidden, whatever copies of them remain and whatever concurrent
+//! writers do.
 
 use std::{
     sync::{
@@ -78,8 +79,8 @@ pub(crate) async fn a_sample_has_what_is_stored_and_not_what_is_removed(backend:
     assert!(matches!(other, Err(CatalogError::UnknownModel { .. })), "{other:?}");
 }
 
-/// A replica whose index has all objects of a chunk, and that has not heard of their removal, asks the store for a fresh lookup: one
-/// tombstone after the other is not enough where there are many.
+/// A replica whose index has all objects of a chunk, and that has not heard of their removal, asks the store
+/// for a fresh lookup; with many objects it must check all tombstones, not one at a time.
 pub(crate) async fn a_fresh_lookup_offers_none_of_many_removed_objects(backend: &Backend) {
     let (storage, other) = (backend.replica().await, backend.replica().await);
     let root = prepare(&storage).await;
@@ -96,8 +97,8 @@ pub(crate) async fn a_fresh_lookup_offers_none_of_many_removed_objects(backend: 
     assert_eq!(matched(&other, &tokens).await, 64);
 }
 
-/// What the collector took is offered no more, and read until its bytes go: whoever was offered it a moment ago is not cut off by
-/// another one's fresh lookup.
+/// Chunks taken by the collector are no longer offered, but can be read until their bytes are deleted: a
+/// client that was offered one is not cut off by another client's fresh lookup.
 pub(crate) async fn a_fresh_lookup_cuts_nobody_off_from_what_the_collector_took(backend: &Backend) {
     let (storage, other) = (backend.replica().await, backend.replica().await);
     let root = prepare(&storage).await;
@@ -329,7 +330,8 @@ pub(crate) async fn a_removal_that_was_never_announced_is_heard_of_when_the_byte
     }
 }
 
-/// The collector's tombstone is there, its announcement was not heard, and the bytes are gone when the request comes.
+/// The collector's tombstone exists, its announcement was not heard, and the bytes are gone when the request
+/// arrives.
 pub(crate) async fn removing_a_chunk_hides_objects_that_only_have_a_tombstone(backend: &Backend) {
     let storage = backend.replica().await;
     let root = prepare(&storage).await;
@@ -349,14 +351,15 @@ pub(crate) async fn removing_a_chunk_hides_objects_that_only_have_a_tombstone(ba
     assert_eq!(storage.lookup(&lookup).await.expect("answers").matched_tokens, 0);
 }
 
-/// A lookup as engines ask: it does not ask for tombstones of what the index has.
+/// A lookup as engines send it: it does not check tombstones of chunks in the index.
 async fn offered(storage: &Storage, tokens: &[u32]) -> u64 {
     let (tenant, namespace, model_id) = (tenant(), "n".parse().expect("a name"), model_id());
     let lookup = Lookup::new(&tenant, &namespace, &model_id, Query::Tokens(tokens.to_vec()));
     storage.lookup(&lookup).await.expect("answers").matched_tokens
 }
 
-/// What an unreadable batch may have removed does not come back by the batch that says it was stored.
+/// Chunks that an unreadable batch may have removed are not restored by the batch that reports them as
+/// stored.
 #[tokio::test]
 async fn a_damaged_batch_of_removals_brings_nothing_back() {
     let backend = Backend::memory();
@@ -384,7 +387,8 @@ async fn a_damaged_batch_of_removals_brings_nothing_back() {
     assert_eq!(offered(&other, &tokens[1]).await, 64);
 }
 
-/// A collector ended while it shortened the journal: a replica that reads what is left does not offer what was removed.
+/// A collector ended while it shortened the journal: a replica that reads the rest does not offer removed
+/// chunks.
 #[tokio::test]
 async fn what_says_that_a_chunk_was_stored_goes_before_what_says_that_it_was_removed() {
     let backend = Backend::memory();

@@ -199,7 +199,7 @@ pub(crate) async fn an_acknowledged_removal_survives_its_replica(backend: &Backe
     assert_eq!((matched(&b, &tokens[0]).await, matched(&b, &tokens[1]).await), (0, 0));
 }
 
-/// The task that appends to the journal is aborted when a replica stops: what it had under way is not lost.
+/// The task that appends to the journal is aborted when a replica stops: its pending entries are not lost.
 pub(crate) async fn an_append_that_is_dropped_is_made_again(backend: &Backend) {
     let (a, b) = (backend.replica().await, backend.replica().await);
     let root = prepare(&a).await;
@@ -217,7 +217,8 @@ pub(crate) async fn an_append_that_is_dropped_is_made_again(backend: &Backend) {
     assert!(b.changes().journal_tail().await.expect("tails") >= 1);
 }
 
-/// A replica that was away while a removal came and left the journal does not offer what is gone from the index it kept.
+/// A replica that was offline while a removal entered and left the journal does not offer the removed chunk
+/// from its old index.
 pub(crate) async fn an_index_older_than_the_journal_is_emptied(backend: &Backend) {
     let kept = Duration::from_secs(2);
     let briefly = |settings: &mut Settings| settings.removals_kept = kept;
@@ -245,8 +246,9 @@ pub(crate) async fn an_index_older_than_the_journal_is_emptied(backend: &Backend
     assert_eq!(matched(&late, &tokens).await, 0);
 }
 
-/// A replica that started with rows in its index hears of a removal, and starts once more when the removal's batch is gone:
-/// nothing but its own index can tell it then. What was stored before the removal does not bring the object back either.
+/// A replica that started with rows in its index hears of a removal, and restarts after the removal's batch
+/// is gone: then only its index can know of it. Entries for chunks stored before the removal do not restore
+/// the object either.
 pub(crate) async fn a_removal_outlives_its_batch_in_the_index(backend: &Backend) {
     let a = backend.replica().await;
     let root = prepare(&a).await;

@@ -1,4 +1,4 @@
-//! What we rest on in a store, as `object_store` shows it.
+//! The properties of a store on which the service depends, as `object_store` exposes them.
 
 use futures::{TryStreamExt, future::join_all};
 use object_store::{ObjectStoreExt, PutMode, PutPayload, path::Path};

@@ -348,8 +348,8 @@ pub(crate) async fn invalid_bodies_leave_nothing(backend: &Backend) {
     assert!(std::fs::read_dir(spool).map_or(0, Iterator::count) == 0, "spool files have no names");
 }
 
-/// An object that ends before what is asked of it: stores refuse such ranges, each in its words. It is damaged, not a store that
-/// fails.
+/// An object that ends before the requested range: stores reject such ranges, each with a different message.
+/// The object is damaged; the store has not failed.
 pub(crate) async fn an_object_that_was_cut_is_damaged(backend: &Backend) {
     let storage = backend.replica().await;
     let root = prepare(&storage).await;

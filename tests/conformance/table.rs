@@ -1,4 +1,5 @@
-//! Which semantics each store has: asked of the bare backend, without the layer that retries and reads back.
+//! Determines the semantics of each store, from the bare backend without the layer that retries and reads
+//! back.
 
 use std::{collections::BTreeSet, time::Duration};
 

@@ -1,4 +1,4 @@
-"""KV dumps for the console's tests: dumps.py FOLDER writes a long context and short ones that come later, and tokens.json with their ids."""
+"""KV dumps for the console's tests: dumps.py FOLDER writes a long context and short ones for later, and tokens.json with their ids."""
 
 import json
 import struct

@@ -110,7 +110,7 @@ async fn over_its_quota_a_tenant_waits_and_others_do_not() {
     assert!(text.contains("kvasir_quota_throttled_total{limit=\"requests_per_second\"} 1"), "{text}");
 }
 
-/// A certificate for 127.0.0.1 under a CA of its own, as PEM files.
+/// A certificate for 127.0.0.1 with a separate CA, as PEM files.
 struct Certificates {
     ca: String,
     certificate: PathBuf,

@@ -1,4 +1,4 @@
-//! A service with two tenants, and a sound request for every operation of the document that it serves.
+//! A service with two tenants, and a valid request for every operation of the document that it serves.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::guarded::{Guarded, token};
 
-/// Ids that stand in paths and bodies.
+/// Ids in paths and bodies.
 #[derive(Debug, Clone)]
 pub(crate) struct Ids {
     pub(crate) model: ModelId,
@@ -65,7 +65,7 @@ impl Ids {
     }
 }
 
-/// The body of an operation; none where it has none.
+/// The body of an operation; `None` if it has none.
 pub(crate) fn body(operation: &str, ids: &Ids, chunk: &Chunk) -> Option<Vec<u8>> {
     let json = match operation {
         "register_model" => {
@@ -105,7 +105,7 @@ pub(crate) struct Operation {
     pub(crate) role: Option<String>,
 }
 
-/// Every operation of the document, and `HEAD` beside each `GET` of an object.
+/// Every operation of the document, and `HEAD` in addition to each `GET` of an object.
 pub(crate) fn operations(document: &Value) -> Vec<Operation> {
     let mut all = Vec::new();
     for (path, item) in document["paths"].as_object().expect("paths") {
@@ -282,7 +282,7 @@ impl Bench {
     }
 }
 
-/// Status, headers and body, without ids and what differs between any two answers.
+/// Status, headers and body, without ids and without parts that differ between any two answers.
 pub(crate) async fn plain(answer: Response, ids: &Ids) -> (u16, Vec<(String, String)>, String) {
     let status = answer.status().as_u16();
     let headers =

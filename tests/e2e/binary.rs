@@ -1,4 +1,4 @@
-//! What needs a whole process is tested with the library's own entry points: a configuration from text, a signal.
+//! Tests whole-process behaviour through the library's entry points: a configuration from text, a signal.
 
 use kvasir_server::{Layers, RunError, listen, run};
 use kvasir_tests::service::{Service, expect_problem};

@@ -1,4 +1,4 @@
-//! The console: its files, and what of the API is there for it.
+//! The console: its files, and the parts of the API that it uses.
 
 use std::time::{Duration, Instant};
 
@@ -24,7 +24,7 @@ async fn guarded() -> Guarded {
     Guarded::start(&token("own", Role::Operator).entry).await
 }
 
-/// As it is, with whatever path: clients tidy up what they send.
+/// Sends a request unmodified, with any path; HTTP clients would normalise it.
 async fn raw(guarded: &Guarded, request: &str) -> String {
     let mut stream = TcpStream::connect(guarded.service.address).await.expect("it listens");
     let request = format!("{request} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");

@@ -1,4 +1,4 @@
-//! The direct path: presigned uploads and reads against a real S3 protocol, and what happens where there is none.
+//! The direct path: presigned uploads and reads against a real S3 protocol, and the behaviour without it.
 
 use std::time::Duration;
 
@@ -277,7 +277,8 @@ async fn the_client_uploads_directly_and_falls_back_by_itself() {
     }
 }
 
-/// A store that does not compare checksums is read whole at the commit. Where that fails, the upload is as good as before.
+/// For a store that does not compare checksums, the commit reads the whole upload. If that fails, the upload
+/// is still usable.
 #[tokio::test]
 async fn a_store_that_fails_during_a_commit_costs_no_upload() {
     let directory = TempDir::new().expect("a directory");

@@ -1,4 +1,4 @@
-//! Every reason that `explain` knows, brought about.
+//! Produces every reason that `explain` can give.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -148,7 +148,7 @@ async fn a_cache_that_matches_only_as_a_whole_says_so() {
     bench.service.stop().await;
 }
 
-/// Room for some of what is stored, in memory and in the store: the answers name what went, and why.
+/// Memory and store hold only a part of the data: the answers name the evicted objects, and the reason.
 #[tokio::test]
 async fn evictions_from_memory_and_from_the_store_are_named() {
     let directory = TempDir::new().expect("a directory");
@@ -204,7 +204,7 @@ async fn evictions_from_memory_and_from_the_store_are_named() {
     service.stop().await;
 }
 
-/// What is asked for by key has reasons, too.
+/// Objects by key have reasons, too.
 #[tokio::test]
 async fn every_reason_of_a_key_is_told() {
     let directory = TempDir::new().expect("a directory");

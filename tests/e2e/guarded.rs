@@ -58,7 +58,7 @@ impl Guarded {
         request.send().await.expect("an answer")
     }
 
-    /// Registers model and profile as the holder of `token`, and gives the root of namespace `n`.
+    /// Registers model and profile as the holder of `token`, and returns the root of namespace `n`.
     pub(crate) async fn prepare(&self, token: &str) -> (ModelId, RootHash) {
         let spec = chunks::spec();
         let model_id = spec.model_id();

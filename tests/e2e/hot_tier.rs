@@ -1,4 +1,4 @@
-//! The hot tier behind the real service.
+//! The hot tier of the real service.
 
 use kvasir_api::{HEADER_REQUEST_TYPE, HEADER_TURN, LookupRequest, routes};
 use kvasir_client::rest::{Client, ClientConfig, RequestClass};

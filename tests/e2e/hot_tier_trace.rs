@@ -57,8 +57,8 @@ impl Caller {
         Self { service, clock, model_id, root }
     }
 
-    /// Does what an engine does: looks the prompt up, loads what is stored, stores what is not. Gives the number of
-    /// leading chunks whose base was in the hot tier when they were looked up.
+    /// Acts as an engine: looks the prompt up, loads the stored part, stores the rest. Returns the number of
+    /// leading chunks whose base was in the hot tier at the lookup.
     async fn request(&self, request: &Request) -> usize {
         self.clock.0.store(request.at.as_micros(), Ordering::SeqCst);
         let tokens: Vec<u32> =

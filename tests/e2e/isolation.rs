@@ -1,5 +1,5 @@
-//! Properties over all routes: refused requests leave no trace in the bucket, and what a tenant is answered does not depend on
-//! what others do, and says nothing of theirs.
+//! Properties over all routes: rejected requests leave no trace in the bucket, and a tenant's answers neither
+//! depend on other tenants' actions nor reveal anything of their data.
 
 use std::time::Duration;
 
@@ -86,7 +86,7 @@ async fn refused_requests_leave_the_bucket_as_it_was() {
     bench.guarded.service.stop().await;
 }
 
-/// Whether a caller of the first half is let in by role, and has what the operation asks for.
+/// Whether a caller of the first half is admitted by role, and has the objects that the operation needs.
 fn is_allowed(who: Who, operation: &Operation) -> bool {
     let Some(role) = &operation.role else { return true };
     match who {
@@ -155,7 +155,7 @@ async fn answers(with_other: bool) -> Vec<(String, u16, Vec<(String, String)>, S
     answers
 }
 
-/// What the other tenant has that has names of its own.
+/// The named data of the other tenant.
 async fn canaries(bench: &Bench, writer: &str) {
     let spec = kvasir_types::ModelSpec { revision: CANARY.to_owned(), ..kvasir_tests::chunks::spec() };
     let spec = serde_json::to_vec(&spec).expect("serialises");
@@ -207,7 +207,8 @@ async fn told(answer: Response, ids: &Ids) -> (u16, Vec<(String, String)>, Strin
     (status, headers, text)
 }
 
-/// Two tenants' views are independent: the same answers whether the other one is there or not, none with a name of the other's.
+/// Two tenants' views are independent: the answers are the same whether or not the other one exists, and none
+/// contains a name of the other.
 #[tokio::test]
 async fn what_a_tenant_is_answered_does_not_depend_on_others() {
     let (alone, beside) = (answers(false).await, answers(true).await);

@@ -1,4 +1,4 @@
-//! Every limit on what a request may look like, each with its typed error.
+//! Every limit on a request's form, each with its typed error.
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -14,7 +14,7 @@ struct Bench {
     guarded: Guarded,
     token: String,
     model: String,
-    /// Path of a chunk that is there.
+    /// Path of a stored chunk.
     chunk: String,
 }
 
@@ -146,7 +146,7 @@ async fn each_limit_has_its_error() {
     bench.guarded.service.stop().await;
 }
 
-/// What the protocol's parser refuses before there is a request: a bare status, or an end.
+/// Input that the protocol's parser rejects before there is a request: a bare status, or a closed connection.
 #[tokio::test]
 async fn what_is_no_request_ends_without_one() {
     let bench = Bench::start().await;

@@ -1,4 +1,4 @@
-//! The service over HTTP: what a client sees, on a free port.
+//! The service over HTTP as a client sees it, on a free port.
 
 mod auth;
 mod bench;

@@ -22,7 +22,8 @@ enum Outcome {
     ByRole(&'static str, u16),
 }
 
-/// An operation: its role (none: open to anybody), its end for whom the ids belong to, and for another tenant.
+/// An operation: its role (`None`: open to all), its result for the tenant that owns the ids, and for another
+/// tenant.
 type Row = (&'static str, Option<Role>, Outcome, Outcome);
 
 const READ: Option<Role> = Some(Role::Read);
@@ -30,7 +31,7 @@ const WRITE: Option<Role> = Some(Role::Write);
 const ADMIN: Option<Role> = Some(Role::Admin);
 const OPERATOR: Option<Role> = Some(Role::Operator);
 
-/// What everybody should meet. Written by hand: that is the point of it.
+/// The expected results. They are deliberately written by hand.
 const TABLE: &[Row] = &[
     ("livez", None, Is(200), Is(200)),
     ("readyz", None, Is(200), Is(200)),

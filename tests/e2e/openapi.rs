@@ -1,4 +1,4 @@
-//! The OpenAPI document: every example in it is sent to a service, and every route answers as it says.
+//! The OpenAPI document: every example in it is sent to a service, and every route answers as documented.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -111,7 +111,7 @@ fn same_form(example: &Value, answer: &Value, at: &str) {
     }
 }
 
-/// What the examples are about, as this test makes it.
+/// The objects that the examples refer to.
 struct Bench {
     service: Service,
     chunk: chunks::Chunk,

@@ -1,4 +1,4 @@
-//! Quotas on what is stored.
+//! Quotas on stored bytes.
 
 use std::time::Duration;
 
@@ -117,7 +117,7 @@ async fn writers_at_once_do_not_go_beyond_the_bytes_together() {
     guarded.service.stop().await;
 }
 
-/// What two replicas take in between two batches of the journal is all that goes beyond a limit.
+/// Two replicas exceed a limit only by the bytes that they accept between two batches of the journal.
 #[tokio::test]
 async fn replicas_overshoot_by_no_more_than_the_lag_lets_them() {
     let directory = tempfile::tempdir().expect("a directory");
@@ -160,7 +160,7 @@ async fn replicas_overshoot_by_no_more_than_the_lag_lets_them() {
     }
 }
 
-/// What one replica announced, another has to find room for when it is to commit it.
+/// An upload announced on one replica needs space on another replica that commits it.
 #[tokio::test]
 async fn a_direct_upload_needs_room_where_it_is_committed() {
     let server = S3Server::start(Lacks::default()).await;

@@ -1,4 +1,4 @@
-//! What a revoked or expired credential had begun ends with it.
+//! Requests that a credential started end when it is revoked or expires.
 
 use std::{
     pin::pin,
@@ -30,7 +30,7 @@ use crate::{
 /// The reload interval, the look at bodies, and time for two busy cores.
 const SOON: Duration = Duration::from_secs(30);
 
-/// Sends parts for ever.
+/// Sends parts forever.
 fn endless() -> reqwest::Body {
     let parts = futures::stream::repeat(()).then(|()| async {
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -165,7 +165,7 @@ async fn bodies_over_s3_end_soon_after_their_access_key_is_revoked() {
     let ((), answer) = tokio::join!(revoke, tokio::time::timeout(SOON, upload));
     let answer = answer.expect("the upload ends").expect("an answer");
     assert_eq!(answer.status(), StatusCode::UNAUTHORIZED);
-    assert!(answer.text().await.expect("text").contains("not valid any more"));
+    assert!(answer.text().await.expect("text").contains("no longer valid"));
     assert!(begun.elapsed() > Duration::from_secs(2), "not before");
     let [cut, whole] = answers.try_into().expect("two");
     let bytes = async |mut answer: reqwest::Response| {
@@ -184,8 +184,8 @@ async fn bodies_over_s3_end_soon_after_their_access_key_is_revoked() {
     service.stop().await;
 }
 
-/// Presigned URLs are the store's word and outlive the credential, as the threat model says; no new ones are made, and what
-/// was announced is not committed.
+/// Presigned URLs are signed for the store and outlive the credential, as the threat model says. No new ones
+/// are made, and announced uploads are not committed.
 #[tokio::test]
 async fn no_url_is_signed_and_no_upload_committed_for_a_revoked_credential() {
     let server = S3Server::start(Lacks::default()).await;

@@ -1,4 +1,4 @@
-//! The S3 front with a client that is ours in nothing: `object_store`. More of them are in `tests/s3`.
+//! The S3 front with an independent client: `object_store`. `tests/s3` has more clients.
 
 use std::net::SocketAddr;
 

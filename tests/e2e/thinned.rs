@@ -1,4 +1,4 @@
-//! Caches that were thinned and stored come back bit for bit, at the positions that they had.
+//! Thinned caches that were stored are restored bit for bit, at their original positions.
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use kvasir_types::{Level, Plane, Thinning};
 use tempfile::TempDir;
 
 const TEXT: &str = include_str!("../../crates/kvasir-engine/tests/data/harbour.txt");
-/// Tokens of the whole context, of which a layer or head keeps so many.
+/// Tokens of the whole context, of which a layer or head keeps a part.
 const CONTEXT: usize = 200;
 const BUDGETS: [usize; 8] = [40, 60, 50, 70, 64, 200, 32, 45];
-/// What a place holds that nothing was loaded into.
+/// The value at places into which nothing was loaded.
 const UNTOUCHED: f32 = 7.5;
 
 struct Bench {
@@ -37,7 +37,7 @@ impl Bench {
         Self { model, url, tokens, kv, statistics }
     }
 
-    /// Stores and loads what a policy keeps, with a lossless profile for every class.
+    /// Stores and loads the tokens that a policy keeps, with a lossless profile for every class.
     async fn there_and_back(&self, policy: &dyn TokenPolicy, classes_expected: usize) {
         let spec = self.model.spec();
         let keep = Keep::choose(&self.statistics, policy, &BUDGETS);
@@ -106,7 +106,7 @@ async fn thinned_caches_come_back_bit_for_bit() {
     let store = format!("file://{}/store", directory.path().display()).parse().expect("a URL");
     let service = Service::start(StoreConfig::new(store), directory.path()).await;
     let bench = Bench::new(&service);
-    // A list of tokens a layer: eight objects. A list a head: sixteen.
+    // A list of tokens per layer: eight objects. A list a head: sixteen.
     bench.there_and_back(&StreamingLlm { sinks: 4 }, 8).await;
     bench.there_and_back(&H2o { recent_share: 0.5 }, 16).await;
     service.stop().await;

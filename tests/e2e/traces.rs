@@ -1,4 +1,5 @@
-//! What belongs to others looks like what is not there: the same answer, and the same requests to store and index.
+//! Other tenants' data is indistinguishable from missing data: the same answer, and the same requests to
+//! store and index.
 //!
 //! Asserted on operations, not on time: whatever differs in them would differ in time for somebody who measures well.
 
@@ -35,7 +36,7 @@ fn body(bytes: &[u8]) -> impl futures::Stream<Item = Result<Bytes, std::io::Erro
     stream::iter([Ok(Bytes::copy_from_slice(bytes))])
 }
 
-/// Ids that somebody asks for.
+/// Ids in requests.
 #[derive(Debug, Clone, Copy)]
 struct Ids {
     key: [SeqHash; 2],
@@ -65,7 +66,7 @@ impl Ids {
         ChunkKey { tenant: name(tenant), model_id: model_id(), seq_hash, object_digest }
     }
 
-    /// A text without the ids: what is left must not tell whose they are.
+    /// A text without the ids: the rest must not reveal whose they are.
     fn hide(&self, text: String) -> String {
         let hashes = [self.key[0].to_string(), self.key[1].to_string(), self.object.to_string()];
         let rest = [
@@ -82,7 +83,7 @@ impl Ids {
 struct World {
     storage: Arc<Storage>,
     record: Record,
-    /// What tenant `a` has.
+    /// The data of tenant `a`.
     foreign: Ids,
     _directory: tempfile::TempDir,
 }
@@ -170,7 +171,7 @@ fn own_profile(tenant: &Name) -> Vec<u8> {
     if tenant.as_str() == "a" { b"a profile of one's own".to_vec() } else { b"another".to_vec() }
 }
 
-/// What tenant `b` may try with ids.
+/// The actions with ids that tenant `b` may try.
 type Try = (&'static str, for<'a> fn(&'a Arc<Storage>, Ids) -> LocalBoxFuture<'a, String>);
 
 macro_rules! tries {

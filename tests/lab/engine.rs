@@ -1,4 +1,4 @@
-//! Two engine processes over one Kvasir: what one computed the other reuses, bit for bit.
+//! Two engine processes over one Kvasir: one reuses the other's computed KV, bit for bit.
 
 use std::{
     io::{BufRead as _, BufReader, Read as _, Write as _},

@@ -1,4 +1,4 @@
-//! The `kvasir-lab` binary from outside, beside the `kvasir` that cargo built with it.
+//! Tests the `kvasir-lab` binary from outside, with the `kvasir` that cargo built with it.
 
 mod engine;
 

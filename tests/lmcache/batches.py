@@ -1,4 +1,4 @@
-"""LMCache's objects, and its way of waiting for an adapter's batches."""
+"""LMCache's objects, and its method of waiting for an adapter's batches."""
 
 from __future__ import annotations
 

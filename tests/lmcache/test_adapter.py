@@ -1,4 +1,4 @@
-"""The adapter in LMCache's own classes: what is stored is found and loaded, what does not fit is a miss, and nothing hangs."""
+"""The adapter in LMCache's classes: stored objects are found and loaded, objects that do not fit are misses, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def observed(reader) -> dict[tuple[str, str], int]:
     ("params", "what"),
     [
         ({}, "url is missing"),
-        ({"url": "http://x", "colour": 1}, "colour is not known"),
+        ({"url": "http://x", "colour": 1}, "colour is not a setting"),
         ({"url": "http://x", "load_deadline_s": 0}, "load_deadline_s is 0"),
     ],
 )

@@ -1,4 +1,4 @@
-"""vLLM with LMCache and Kvasir behind it: what one engine has computed, an engine with another LMCache server loads from Kvasir."""
+"""vLLM with LMCache over Kvasir: an engine with another LMCache server loads from Kvasir the KV that one engine computed."""
 
 from __future__ import annotations
 

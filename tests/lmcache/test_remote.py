@@ -1,4 +1,4 @@
-"""The in-process mode's adapter, from LMCache's remote back end into its memory. No engine: 0.5.6 starts none without a GPU."""
+"""The in-process mode's adapter, from LMCache's remote back end into its memory. No engine: 0.5.6 needs a GPU for it."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_faults_of_the_network_are_misses_within_the_deadlines(make, service, mo
 
 
 @pytest.mark.parametrize(
-    ("params", "what"), [({"colour": "red"}, "colour is not known"), ({"layerwise": True}, "layers by themselves are not kept")]
+    ("params", "what"), [({"colour": "red"}, "colour is not a setting"), ({"layerwise": True}, "single layers are not supported")]
 )
 def test_settings_that_cannot_be(service, params, what):
     with pytest.raises(IrrecoverableException, match=what):

@@ -26,7 +26,7 @@ const CHUNK_TOKENS: usize = 256;
 /// Seconds that computing the stated context takes on the stated GPU: 2 × 70e9 FLOPs a token at 400 TFLOPS.
 const RECOMPUTE_SECONDS: f64 = 2.0 * 70e9 * 9_400.0 / 4e14;
 
-/// Longest that a phase takes, many times what it should: one that hangs says which it is.
+/// Maximum time of a phase, many times the expected one: a phase that hangs is reported by name.
 const PHASE_MAX: Duration = Duration::from_secs(90);
 
 async fn phase<T>(name: &str, work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {

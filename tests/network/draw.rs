@@ -1,4 +1,5 @@
-//! The picture: what the link had, what the client measured, which chunk came when and how well (Fig. 7 of the paper).
+//! The plot: the link's bandwidth, the client's measurements, and the time and quality of each chunk (Fig. 7
+//! of the paper).
 
 use kvasir_plot::{Axis, Guide, Mark, Page, Place, Plot, Point, Series, Side};
 
@@ -27,7 +28,7 @@ pub(crate) fn page(runs: &[Run]) -> String {
     for run in runs {
         page.heading(&format!("{}: first token after {} ms", run.name, run.ttft.as_millis()));
         page.paragraph(&format!(
-            "{} bytes in {} requests; predicted KL {:.1e} nats a token",
+            "{} bytes in {} requests; predicted KL {:.1e} nats per token",
             run.report.bytes, run.report.reads.requests, run.report.loss.kl
         ));
         let verdict = if run.ttft.as_millis() <= u128::from(SLO_MS) { "met" } else { "missed" };
@@ -68,7 +69,7 @@ fn plot(run: &Run, end: f64) -> Plot {
     }
 }
 
-/// The chunks that came at a level, or as text: from the first request to the last byte.
+/// The chunks that arrived at a level, or as text: from the first request to the last byte.
 fn spans(run: &Run, level: Option<usize>) -> Vec<Point> {
     let chunks = run.report.chunks.iter().enumerate();
     let of_level = chunks.filter(|(_, chunk)| chunk.level.map(|l| l.index().min(LEVELS - 1)) == level);

@@ -1,4 +1,4 @@
-//! Client and server in network namespaces of their own, on a link that changes while a load streams.
+//! Client and server in separate network namespaces, on a link that changes while a load streams.
 //!
 //! `cargo test -p kvasir-tests --test network` makes two namespaces joined by a veth pair whose server side is shaped
 //! by `tc` (a token bucket), starts the service over an S3 server in one and the client in the other, streams the
@@ -20,18 +20,19 @@ mod server;
 
 use std::{path::Path, process::ExitCode};
 
-/// Tokens and KV bytes a token of the stated context.
+/// Tokens and KV bytes per token of the stated context.
 const STATED: (f64, f64) = (9_400.0, 320.0 * 1024.0);
-/// Tokens and KV bytes a token of the demo's.
+/// Tokens and KV bytes per token of the demo's.
 const DEMO: (f64, f64) = (896.0, 4.0 * 1024.0);
 /// How much smaller the demo's cache is: 839.
 pub(crate) const SCALE: f64 = STATED.0 * STATED.1 / (DEMO.0 * DEMO.1);
 /// The stated link in Mb/s: from when, and how much.
 pub(crate) const SCHEDULE: [(f64, f64); 3] = [(0.0, 1000.0), (0.4, 100.0), (1.4, 1000.0)];
-/// Time to first token that is asked for, in milliseconds.
+/// The requested time to first token, in milliseconds.
 pub(crate) const SLO_MS: u64 = 2_200;
 
-/// What a run has to show. Beside other tests times mean nothing, so only a run of its own (`--out`) claims them.
+/// The claims that a run must prove. Times mean nothing while other tests run, so only a separate run
+/// (`--out`) makes claims about them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Claim {
     Bytes,

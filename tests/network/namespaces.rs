@@ -10,13 +10,14 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 
-/// Where the server listens.
+/// The server's address.
 const SERVER: &str = "10.231.77.1";
 const CLIENT: &str = "10.231.77.2";
 const PORT: u16 = 7480;
 /// Longest that the server takes to start.
 const START_MAX: Duration = Duration::from_secs(60);
-/// Longest that the client takes in all: its phases have limits of their own, this is for what they do not see.
+/// Maximum time of the client in total: its phases have separate limits; this one covers everything outside
+/// them.
 const CLIENT_MAX: Duration = Duration::from_secs(400);
 
 /// Exist until dropped. Named after this process, so that two runs do not meet.
@@ -51,7 +52,7 @@ impl Namespaces {
         Ok(made)
     }
 
-    /// Starts the server and waits until it says where it listens.
+    /// Starts the server and waits until it prints its address.
     pub(crate) fn serve(&self) -> anyhow::Result<Running> {
         let mut child = self.here(&self.server, &["--serve", &format!("{SERVER}:{PORT}")])?.spawn()?;
         let mut line = String::new();
@@ -82,7 +83,7 @@ impl Namespaces {
         Ok(())
     }
 
-    /// What the link and the connections look like, for whoever asks why.
+    /// The state of the link and the connections, for the report of a failure.
     fn state(&self) -> String {
         let show = |namespace: &str, what: &str| {
             let arguments = format!("netns exec {namespace} {what}");
@@ -110,7 +111,7 @@ impl Drop for Namespaces {
     }
 }
 
-/// What a blocking call returns, if it returns in time; it goes on otherwise.
+/// The result of a blocking call, if it returns in time; otherwise it keeps running.
 fn within<T: Send + 'static>(time: Duration, call: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || sender.send(call()));

@@ -1,4 +1,4 @@
-//! The server's side: an S3 server, the service over it, and the proxy that is the way there.
+//! The server's side: an S3 server, the service over it, and the proxy in front of it.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -8,7 +8,8 @@ use kvasir_tests::{
     service::Service,
 };
 
-/// A region away, with what the kernel cannot do without netem: delay, jitter, and a lost packet now and then.
+/// The distance of a region, with properties that the kernel cannot simulate without netem: delay, jitter,
+/// and an occasional lost packet.
 const DELAY: Duration = Duration::from_millis(4);
 const JITTER: Duration = Duration::from_millis(2);
 const LOSS: f64 = 0.002;

@@ -1,4 +1,4 @@
-//! The audit log: every call that needs an admin or an operator, whoever made it and however it ended.
+//! The audit log: every call that requires an admin or an operator, whoever made it and whatever its result.
 
 use kvasir_api::{Role, routes};
 use kvasir_server::NewToken;

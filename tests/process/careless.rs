@@ -1,4 +1,5 @@
-//! A store that ignores conditional creates is named in the log, in a metric and in the capability probe, and works.
+//! A store that ignores conditional creates is reported in the log, in a metric and in the capability probe,
+//! and works.
 
 use kvasir_api::{ConfigResponse, routes};
 use kvasir_tests::{

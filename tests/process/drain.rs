@@ -1,4 +1,4 @@
-//! SIGTERM: what runs is finished within the grace, nothing new begins, and the process ends by itself.
+//! SIGTERM: running requests are completed within the grace period, no new ones start, and the process exits.
 
 use kvasir_api::routes;
 use kvasir_tests::{chunks, process::Start};
@@ -70,7 +70,7 @@ async fn what_takes_longer_than_the_grace_is_cut_off_and_leaves_nothing() {
     process.terminate();
     // Although the client never sends the rest.
     assert!(process.wait().await.success(), "{}", process.log());
-    process.says("cut off at the end of the grace").await;
+    process.says("cut off at the end of the drain grace period").await;
     let again = Start::new(SERVER, &store, &directory.path().join("other")).start().await;
     assert_eq!(again.lookup_tokens(model_id, &tokens).await.matched_tokens, 0);
 }

@@ -1,4 +1,5 @@
-//! A disk that is full: nothing torn becomes visible, nothing acknowledged is lost, and service goes on when there is room.
+//! A full disk: nothing torn becomes visible, nothing acknowledged is lost, and service resumes when there is
+//! space.
 
 use std::{path::Path, process::Command};
 
@@ -13,10 +14,10 @@ use tempfile::TempDir;
 
 use crate::{SERVER, file_store};
 
-/// Becomes its arguments behind the first, in a mount namespace with a small file system at the first.
+/// Runs its arguments after the first, in a mount namespace with a small file system at the first.
 const SMALL_DISK: &str = "mount -t tmpfs -o size=24m tmpfs \"$0\" && PREPARE && exec \"$@\"";
 
-/// A server with 24 MB of disk under `small`. `None` where that may not be made here.
+/// A server with 24 MB of disk under `small`. `None` if this user may not create such a disk.
 async fn on_a_small_disk(small: &Path, store: &StoreConfig, cache: &Path) -> Option<Process> {
     on_a_prepared_disk("true", small, store, cache).await
 }
@@ -68,7 +69,7 @@ async fn a_full_cache_directory() {
     }
 }
 
-/// The cache is only a cache: the service starts without it, says so, and serves.
+/// The cache is only a cache: the service starts without it, logs this, and serves.
 #[tokio::test]
 async fn a_cache_directory_that_is_full_or_read_only_at_start() {
     let prepared = [

@@ -21,7 +21,7 @@ use crate::{
 /// Kills over each store.
 const KILLS: u64 = 10;
 const CLIENTS: u64 = 4;
-/// Background work all the time: passes of the collector and journal batches come and go.
+/// Continuous background work: passes of the collector and journal batches.
 const BUSY: [&str; 9] = [
     // Large uploads go in parts.
     "--upload.memory=1MiB",

@@ -1,4 +1,4 @@
-//! Clients of a process that may die under them, and the book of what it acknowledged.
+//! Clients of a process that may be killed during requests, and the record of acknowledged data.
 
 use std::{collections::BTreeMap, sync::Mutex};
 
@@ -11,7 +11,7 @@ use kvasir_tests::{
 use kvasir_types::{ModelId, ObjectDigest, RootHash, SeqHash};
 use reqwest::{Method, StatusCode};
 
-/// What was acknowledged and never asked to be removed, by its chunk, with its tokens.
+/// Acknowledged data whose removal was never requested, by its chunk, with its tokens.
 #[derive(Debug, Default)]
 pub(crate) struct Book {
     kept: Mutex<BTreeMap<SeqHash, (Vec<u32>, ObjectDigest)>>,
@@ -62,7 +62,7 @@ impl Book {
     }
 }
 
-/// What one client does until the process is gone.
+/// The actions of one client until the process ends.
 #[derive(Debug)]
 pub(crate) struct Client<'a> {
     pub(crate) api: Api,
@@ -70,7 +70,7 @@ pub(crate) struct Client<'a> {
     pub(crate) root: RootHash,
     pub(crate) book: &'a Book,
     pub(crate) dice: Dice,
-    /// Whether failures end it; otherwise it goes on, for a store that fails behind a process that lives.
+    /// Whether failures end it; otherwise it continues, for a store that fails while the process lives.
     pub(crate) ends: bool,
     /// The most requests it makes.
     pub(crate) requests: usize,
@@ -126,7 +126,7 @@ impl Client<'_> {
         removed
     }
 
-    /// Whatever comes must be what its name says, or be cut off.
+    /// Every received object must match its name, or be cut off.
     async fn read(&mut self) -> bool {
         let wanted = {
             let kept = self.book.kept.lock().expect("not poisoned");

@@ -1,5 +1,5 @@
-//! The real binary in processes of its own: killed at random moments, drained, behind a fault proxy, over a full disk, and
-//! several over one store.
+//! The real binary in separate processes: killed at random moments, drained, behind a fault proxy, over a
+//! full disk, and several over one store.
 //!
 //! A target of the package `kvasir-cli`, because cargo hands a binary's path only to its own package. Longer by
 //! `KVASIR_TEST_KILLS=N`; real servers join by `tests/servers/run`.

@@ -1,4 +1,5 @@
-//! An S3 server behind a proxy that resets, stalls, refuses, loses answers, narrows and flips; the real binary in front.
+//! The real binary over an S3 server behind a proxy that resets, stalls, refuses, drops answers, throttles
+//! and flips bits.
 
 use std::time::Duration;
 
@@ -84,7 +85,8 @@ async fn behind_a_proxy(name: &str, store: &StoreConfig) {
     assert!(metrics.contains("event=\"breaker_closed\""), "{metrics}");
 }
 
-/// The store is away for a while: alive, ready, writes refused with the request to come back, and then accepted again.
+/// The store is unavailable for a while: the service is alive and ready, rejects writes with a request to
+/// retry, and then accepts them again.
 async fn outage(process: &Process, proxy: &FaultProxy, model_id: &ModelId, root: RootHash) {
     proxy.away(true);
     let chunk = |seed| chunks::chunk(root, &chunks::tokens(seed, 64), 0, 64, 50);

@@ -1,5 +1,5 @@
-//! Three replicas over one server: what one acknowledged, the others find; replicas killed and added, disks wiped, clocks
-//! wrong by minutes.
+//! Three replicas over one server: each finds data that another acknowledged. Replicas are killed and added,
+//! disks are wiped, and clocks are wrong by minutes.
 
 use std::{path::Path, process::Command, time::Duration};
 
@@ -19,7 +19,7 @@ use crate::SERVER;
 /// As in the flags below.
 const NEGATIVE_TTL: Duration = Duration::from_secs(1);
 
-/// A library that makes a process believe in another time. `None` where there is no C compiler.
+/// A library that shifts the time of a process. `None` if there is no C compiler.
 fn skewing_library(directory: &Path) -> Option<String> {
     let (source, library) = (directory.join("skew.c"), directory.join("skew.so"));
     std::fs::write(&source, include_str!("skew.c")).expect("writes");

@@ -1,4 +1,4 @@
-"""Writes `crates/kvasir-python/API.md` from the docstrings; with `--check` it says whether that is done."""
+"""Writes `crates/kvasir-python/API.md` from the docstrings; with `--check` it fails if the page is not up to date."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Says how long `import kvasir` takes: the least of twenty fresh interpreters, less what the interpreter takes by itself."""
+"""Measures the time of `import kvasir`: the minimum over twenty fresh interpreters, minus the interpreter's own start time."""
 
 import subprocess
 import sys

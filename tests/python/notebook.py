@@ -1,4 +1,4 @@
-"""Runs a notebook, and writes it with what came out: `notebook.py FROM TO`. A cell that fails ends it."""
+"""Runs a notebook, and writes it with its outputs: `notebook.py FROM TO`. It stops at the first cell that fails."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A TCP proxy that can be told to hold back what the service answers."""
+"""A TCP proxy that can delay the service's responses."""
 
 from __future__ import annotations
 

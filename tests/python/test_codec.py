@@ -145,7 +145,7 @@ def test_a_plan_is_that_of_the_command():
     command = [kvasir.testing.binary(), "plan", "--model", "llama-3.1-8b", "--tokens", "4096", "--bandwidth", "1gbit,10gbit"]
     command += ["--slo", "500ms", "--gpu", "a100", "--gpus", "2", "--json"]
     assert ours == json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    with pytest.raises(kvasir.InputError, match="no GPU is called abacus"):
+    with pytest.raises(kvasir.InputError, match="there is no known GPU abacus"):
         kvasir.plan("llama-3.1-8b", gpu="abacus")
 
 

@@ -1,4 +1,4 @@
-"""What a user sees at a dozen mistakes: `mistakes.txt` is the transcript."""
+"""The errors that a user sees after a dozen mistakes: `mistakes.txt` is the transcript."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Pages of engines' caches, as back ends store and load them: out of and into memory, with checksums, within deadlines."""
+"""Pages of engines' caches, as back ends store and load them: from and to memory, with checksums, within deadlines."""
 
 from __future__ import annotations
 

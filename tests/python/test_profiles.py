@@ -1,4 +1,4 @@
-"""Profiles that make themselves, and what loads are weighed against."""
+"""Automatically made profiles, and the recompute model of loads."""
 
 import asyncio
 import threading

@@ -1,4 +1,4 @@
-"""A real service: what goes in comes out, and what a user sees of failures."""
+"""A real service: stored data is loaded unchanged, and failures are reported to the user."""
 
 import asyncio
 import json

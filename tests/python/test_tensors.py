@@ -1,4 +1,4 @@
-"""Tensors that are given: every way, no copy, and what is wrong with them."""
+"""Tensors as arguments: every form, without copies, and errors for invalid ones."""
 
 import ctypes
 import subprocess
@@ -130,12 +130,12 @@ def test_what_cannot_be_written_is_refused(spec, profile, object):
     assert "layer 0 K is read-only" in refused(change(spec.empty(TOKENS), 0, 0, OnlyDlpack(fixed)))
     array = np.zeros((2, TOKENS, 16), np.float16)
     assert "same address" in refused([(array, array)] * 3)
-    assert "2 layers are given, the model has 3" in refused(spec.empty(TOKENS)[:2])
-    assert "no tensor" in refused(change(spec.empty(TOKENS), 0, 0, [1, 2]), TypeError)
+    assert "2 layers are given, but the model has 3" in refused(spec.empty(TOKENS)[:2])
+    assert "not a tensor" in refused(change(spec.empty(TOKENS), 0, 0, [1, 2]), TypeError)
     on_gpu = OnlyDlpack(array, device=(2, 0))
-    assert "CPU's memory" in refused(change(spec.empty(TOKENS), 0, 0, on_gpu), BufferError)
+    assert "not in CPU memory" in refused(change(spec.empty(TOKENS), 0, 0, on_gpu), BufferError)
     assert on_gpu.exports == 0
-    assert "has not 3 bytes" in refused(
+    assert "does not have 3 bytes" in refused(
         change(spec.empty(TOKENS), 0, 0, (array.ctypes.data, 3, array.shape, "float16")), ValueError
     )
 

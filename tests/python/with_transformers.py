@@ -1,4 +1,4 @@
-"""Small random models of several architectures: what is generated over loaded caches is what is generated without. See `run`."""
+"""Small random models of several architectures: generation with loaded caches gives the same text as without. See `run`."""
 
 import importlib.util
 from pathlib import Path
@@ -78,7 +78,7 @@ def made(request, store):
     model.generation_config.eos_token_id = None
     identity = {"weights": request.param, "revision": "1"}
     if request.param == "deepseek-v3" and VERSION < (5, 15):
-        with pytest.raises(kvasir.KvasirError, match="does not keep the latent"):
+        with pytest.raises(kvasir.KvasirError, match="does not cache the latent"):
             KvasirCache(store, model, **identity)
         pytest.skip("refused by name: transformers is older than 5.15")
     spec = spec_of_model(model, **identity)

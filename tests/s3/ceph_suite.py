@@ -1,4 +1,4 @@
-"""A plugin for ceph's s3-tests: what they say of a front that has no access lists, versions, copies or overwriting.
+"""A plugin for ceph's s3-tests: their results for a front without access lists, versions, copies and overwriting.
 
     pytest -p ceph_suite …      with AWS_ENDPOINT_URL and an access key in the environment
 

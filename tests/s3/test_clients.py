@@ -1,4 +1,4 @@
-"""What boto3, the aws command line and s3cmd get of the S3 front."""
+"""Tests the S3 front with boto3, the aws command line and s3cmd."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""A stand-in for SGLang's host memory in its page-first layout: K and V of a page lie in two places."""
+"""A stand-in for SGLang's host memory in its page-first layout: K and V of a page are in two places."""
 
 from __future__ import annotations
 

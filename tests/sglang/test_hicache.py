@@ -1,4 +1,4 @@
-"""The back end from SGLang's own factory: what is set is found and loaded, what does not fit is a miss, and nothing hangs."""
+"""The back end from SGLang's factory: stored pages are found and loaded, pages that do not fit are misses, and nothing hangs."""
 
 from __future__ import annotations
 
@@ -314,5 +314,5 @@ def test_clear_and_settings(make, caplog):
     assert storage.batch_exists(make_keys(1)) == 1 and "stay" in caplog.text
     with pytest.raises(kvasir.InputError, match="it is missing"):
         StorageBackendFactory.create_backend("dynamic", make_config(None), pool)
-    with pytest.raises(kvasir.InputError, match="colour is not known"):
+    with pytest.raises(kvasir.InputError, match="colour is not a setting"):
         StorageBackendFactory.create_backend("dynamic", make_config({"url": "http://127.0.0.1:1", "colour": 1}), pool)

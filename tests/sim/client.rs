@@ -1,4 +1,5 @@
-//! Clients that believe nothing which is not covered by a checksum or a hash, and the book in which the model judges what they get.
+//! Clients that trust only data covered by a checksum or a hash, and the record by which the model judges
+//! their answers.
 
 use std::{
     cell::{Cell, RefCell, RefMut},
@@ -44,7 +45,7 @@ pub(crate) fn body(
     stream::iter([Ok(Bytes::copy_from_slice(bytes))])
 }
 
-/// Registers the model and its profile for a tenant, and asks for a root.
+/// Registers the model and its profile for a tenant, and opens a root.
 pub(crate) async fn join(storage: &Arc<Storage>, tenant: &Name) -> Result<RootHash, PutError> {
     let hash = ProfileHash::of(chunks::PROFILE);
     storage.catalog().register_model(tenant, chunks::spec()).await?;
@@ -69,7 +70,7 @@ async fn send(
 /// How fine the simulated clock is.
 const TICK: Duration = Duration::from_millis(1);
 
-/// What was asked for and answered, judged by the model.
+/// The requests and answers, judged by the model.
 #[derive(Debug)]
 pub(crate) struct Book {
     begun: Instant,
@@ -103,8 +104,8 @@ impl Book {
         }
     }
 
-    /// The simulated clock stands still while what is due at one moment happens, so each call gives a nanosecond more: what ended
-    /// before something else began is told from what ended after it.
+    /// The simulated clock does not advance during events at the same moment, so each call adds a nanosecond:
+    /// this orders the end of one request before the start of another.
     pub(crate) fn now(&self) -> Duration {
         let now = self.begun.elapsed().max(self.last.get() + Duration::from_nanos(1));
         self.last.set(now);
@@ -115,7 +116,7 @@ impl Book {
         Interval { begun, ended: self.now() }
     }
 
-    /// The model, which knows what the adversary has done so far.
+    /// The model, with the adversary's actions so far.
     pub(crate) fn model(&self) -> RefMut<'_, Model> {
         let mut model = self.model.borrow_mut();
         for Tampered { key, at, .. } in self.store.tampered() {
@@ -253,7 +254,7 @@ impl Book {
         }
     }
 
-    /// Reads every piece by its own range. What does not verify is a miss.
+    /// Reads every piece by its range. Unverifiable data is a miss.
     async fn load_chunk(&self, node: &Node, hit: &ChunkMatch, chain: &TokenChain, tokens: &[u32]) -> bool {
         let (storage, tenant, model_id) = (&node.storage, tenant(), model_id());
         let key = ChunkKey { tenant, model_id, seq_hash: hit.seq_hash, object_digest: hit.object_digest };
@@ -290,8 +291,8 @@ pub(crate) async fn whole(
     Ok(parts.concat().into())
 }
 
-/// What the client crate compares before it decodes: the sections of a tail that ends where this chunk does, which a misdirected
-/// read may give, are sound, and have the same sequence hash.
+/// The client crate's comparison before decoding: the sections of a tail that ends at the same position,
+/// which a misdirected read may return, are valid, and have the same sequence hash.
 fn is_of(head: &Head, hit: &ChunkMatch, chain: &TokenChain, tokens: Option<&[u32]>) -> bool {
     let header = &head.header;
     head.verify_chain().is_ok()

@@ -1,5 +1,5 @@
-//! A replica's own disk after a crash: torn, dropped and reverted writes, lost files. Only a cache, so nothing may
-//! follow from it but colder lookups.
+//! A replica's local disk after a crash: torn, dropped and reverted writes, lost files. It is only a cache,
+//! so the only effect may be colder lookups.
 
 use std::{
     fs,
@@ -41,7 +41,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// What a crash leaves of `now`, given what was there `before`.
+/// The files that a crash leaves of `now`, given those `before`.
 fn crash(dice: &mut Dice, before: &Path, now: &Path) -> &'static str {
     let all = files(now);
     let Some(file) = all.get(dice.below(all.len())) else { return "nothing there" };

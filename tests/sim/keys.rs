@@ -62,7 +62,7 @@ impl Book {
         self.judge(judged);
     }
 
-    /// Reads a key; nothing and an error are what a cache may always answer.
+    /// Reads a key; a cache may always answer with nothing or an error.
     pub(crate) async fn get_key(&self, node: &Node, number: u8) {
         let begun = self.now();
         let Some(Ok(bytes)) = node.run(get(&node.storage, number)).await else { return };
@@ -88,7 +88,7 @@ impl Book {
         self.keys.borrow_mut().removal_ends(begun, self.now(), outcome);
     }
 
-    /// What is owed at the end is found by a replica that knows nothing, and listed.
+    /// Checks that a cold replica finds and lists the promised objects at the end.
     pub(crate) async fn find_owed_keys(&self, cold: &Node) {
         drop(self.model());
         let owed = self.keys.borrow().owed(self.now());

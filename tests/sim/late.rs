@@ -1,4 +1,4 @@
-//! Collectors that come late: the time in which a name is not used again begins when its bytes are gone.
+//! Late collectors: the period in which a name is not reused begins when its bytes are gone.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ fn key(chunk: &Chunk) -> ChunkKey {
     ChunkKey { tenant: tenant(), model_id: client::model_id(), seq_hash, object_digest }
 }
 
-/// What is left beside the chunks: tombstones and notes.
+/// The files left in addition to the chunks: tombstones and notes.
 async fn tombstones(store: &FaultyStore, storage: &Storage) -> usize {
     let folder = storage.store().layout().model_tombstones_prefix(&tenant(), &client::model_id());
     store.inner().list(Some(&folder)).try_collect::<Vec<_>>().await.expect("memory").len()

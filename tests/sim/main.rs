@@ -29,14 +29,14 @@ use crate::world::{Outcome, World};
 
 /// Seeds of every run.
 const SEEDS: u64 = 80;
-/// Most of them, where a transition was not cut often enough.
+/// Maximum number of seeds, if a transition was not cut often enough.
 const SEEDS_MAX: u64 = 200;
 const ROUNDS: usize = 40;
 /// Seeds that may go wrong before the others are left out.
 const FAILED_MAX: usize = 20;
 /// Least number of times that each transition must be cut.
 const CUTS: u64 = 5;
-/// Seeds after which a long run says how far it is.
+/// Seeds after which a long run prints its progress.
 const SEEDS_A_LINE: u64 = 500;
 
 /// A number from the environment: how much more to do than by default.
@@ -94,7 +94,8 @@ impl Sums {
     }
 }
 
-/// Runs seeds on two threads, each seed on one of them, and gives those that went wrong, with the first wrong answer of each.
+/// Runs seeds on two threads, each seed on one of them, and returns the failed ones, with the first wrong
+/// answer of each.
 fn all_seeds(first: u64, wanted: u64, most: u64, simulate: fn(u64) -> Outcome) -> (Sums, Vec<(u64, String)>) {
     let (next, sums, failed) = (AtomicU64::new(first), Mutex::new(Sums::default()), Mutex::new(Vec::new()));
     let begun = std::time::Instant::now();

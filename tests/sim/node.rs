@@ -63,7 +63,7 @@ impl StoreObserver for Watcher {
     }
 }
 
-/// What outlives a replica, unless it is wiped: its index, as the moment of its death left it.
+/// The state that survives a replica's death, unless it is wiped: its index at the moment of death.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Disk(Arc<MemoryIndex>);
 
@@ -77,8 +77,9 @@ impl HotClock for SimulatedClock {
     }
 }
 
-/// Memory of a hot tier: a few chunks of the simulation, so that frames come and go. It has no files: a simulated clock
-/// waits for no disk. Those are crashed in `disk.rs`, of the index, and in the hot tier's own tests.
+/// Memory of a hot tier: a few chunks of the simulation, so that frames are evicted. It has no files, because
+/// a simulated clock does not wait for a disk. `disk.rs` crashes those of the index; the hot tier's tests
+/// crash its own.
 const HOT_BYTES: u64 = 12 << 10;
 
 fn hot_tier() -> Arc<HotTier> {
@@ -101,7 +102,7 @@ pub(crate) struct Start {
     /// May be out of date in any way.
     pub(crate) disk: Disk,
     pub(crate) is_hot: bool,
-    /// Where it will end.
+    /// The transition at which it will die.
     pub(crate) cut: Option<Transition>,
     pub(crate) tracks_uses: bool,
 }
@@ -154,7 +155,7 @@ impl Node {
         cold.over(store, dice, &cuts).await
     }
 
-    /// What the replica answers; nothing when it dies before.
+    /// The replica's answer; `None` if it dies before.
     pub(crate) async fn run<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;

@@ -1,4 +1,4 @@
-//! What clients, operators and collectors do in a round, and what befalls the replicas meanwhile.
+//! The actions of clients, operators and collectors in a round, and the faults of the replicas during it.
 
 use std::{rc::Rc, sync::Arc, time::Duration};
 
@@ -16,7 +16,8 @@ use crate::{
     world::{CONTEXTS, REPLICAS, World},
 };
 
-/// How long what a hot tier reads ahead may take: a head and a run of frames, each with all its retries and timeouts.
+/// Maximum time of a hot tier's read-ahead: a head and a run of frames, each with all its retries and
+/// timeouts.
 const READING_AHEAD: Duration = Duration::from_secs(400);
 /// More objects of one chunk than a reader considers, and more names than one upload tries.
 const MANY: u8 = 10;
@@ -236,8 +237,8 @@ impl World {
         }
     }
 
-    /// An upload in parts. Alone: its spool file is on a disk that no simulated clock waits for, and whatever hot tiers still
-    /// read ahead in that while would ask the store at moments that no seed decides.
+    /// An upload in parts. It runs alone: its spool file is on a disk that no simulated clock waits for, and
+    /// read-aheads of hot tiers during that time would reach the store at moments that no seed determines.
     async fn store_large(&mut self) {
         let until = Instant::now() + READING_AHEAD;
         while Instant::now() < until {
@@ -254,7 +255,7 @@ impl World {
 }
 
 impl Book {
-    /// Pins the first chunks of a context. Gives the context, where it was acknowledged.
+    /// Pins the first chunks of a context. Returns the context if it was acknowledged.
     async fn pin(&self, node: &Node, pin: u64, chunks: &[Chunk]) -> Option<uuid::Uuid> {
         let chunks = &chunks[..chunks.len().min(2)];
         let request = ContextRequest {

@@ -1,4 +1,4 @@
-//! Replicas that die, are paused and cut off, a store that fails, and the model that judges what they answer.
+//! Replicas that are killed, paused and cut off, a store that fails, and the model that judges their answers.
 
 use std::{collections::BTreeMap, rc::Rc, time::Duration};
 
@@ -25,7 +25,7 @@ pub(crate) const REPLICAS: usize = 3;
 pub(crate) const CONTEXTS: usize = 14;
 /// Requests that go wrong, of a thousand.
 const FAULTS: usize = 120;
-/// How long a request that was not answered may still take effect: its last retry, and the store's own delay.
+/// How long a request without an answer may still take effect: its last retry, and the store's delay.
 const UNKNOWN: Duration = Duration::from_secs(100 + ZOMBIE_MAX.as_secs());
 /// Twice as long as misses are remembered.
 const NEGATIVE_TTL: Duration = Duration::from_secs(2);
@@ -49,12 +49,12 @@ pub(crate) struct Outcome {
     pub restarts: [u64; 2],
 }
 
-/// What the collector may take.
+/// The data that the collector may remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Keeps {
     Everything,
     Until(Duration),
-    /// At most so many bytes.
+    /// Keeps at most this many bytes.
     Bytes(u64),
 }
 
@@ -64,7 +64,7 @@ pub(crate) struct World {
     pub(crate) book: Rc<Book>,
     pub(crate) nodes: Vec<(Node, Option<Transition>)>,
     keeps: Keeps,
-    /// Where the transitions to be cut begin.
+    /// The first of the transitions to be cut.
     turn: usize,
     lives: u64,
     /// Of replicas that ended, until a successor gets them or they are wiped.
@@ -205,7 +205,7 @@ impl World {
         self.nodes[at].0.clone()
     }
 
-    /// Buries the dead, ends pauses, and brings new replicas.
+    /// Removes dead replicas, ends pauses, and adds new replicas.
     pub(crate) async fn renew(&mut self) {
         let now = Instant::now();
         for (node, _) in self.paused.extract_if(.., |(_, until)| *until <= now) {
@@ -223,7 +223,8 @@ impl World {
         }
     }
 
-    /// Everything heals; what is owed must be found by everybody, and be in the store byte for byte.
+    /// Ends all faults; every replica must then find the promised data, and the store must hold it byte for
+    /// byte.
     pub(crate) async fn end(mut self) -> Outcome {
         for (node, _) in std::mem::take(&mut self.paused) {
             node.life.pause(false);
@@ -269,7 +270,7 @@ impl World {
         }
     }
 
-    /// Has the model judge what the bucket holds.
+    /// Lets the model judge the contents of the bucket.
     pub(crate) async fn hold(&self) {
         if self.pins.is_empty() {
             return;

@@ -8,7 +8,7 @@ use kvasir_types::{
     SeqHash, TokenChain,
 };
 
-/// A model that nobody runs.
+/// A model that no engine runs.
 pub fn spec() -> ModelSpec {
     let layer = LayerKv { layout: KvLayout::Gqa { kv_heads: 2, head_dim: 64 }, rope: None };
     ModelSpec {
@@ -23,10 +23,10 @@ pub fn spec() -> ModelSpec {
     }
 }
 
-/// Bytes that stand for a profile.
+/// Bytes used as a profile.
 pub const PROFILE: &[u8] = b"a profile nobody decodes";
 
-/// A chunk object and what it is called.
+/// A chunk object and its names.
 #[derive(Debug, Clone)]
 pub struct Chunk {
     /// Its bytes.
@@ -64,7 +64,7 @@ pub fn chunk_of(
     build(spec, root, tokens, start..end, piece_bytes, 0)
 }
 
-/// As [`chunk`]; other `variant`s have other bytes: what another device would have written.
+/// As [`chunk`]; each `variant` has different bytes, as if another device had written it.
 pub fn variant(
     root: RootHash,
     tokens: &[u32],

@@ -1,4 +1,4 @@
-//! A binary from outside: what a user types, what comes back, and what happens with bad input.
+//! Runs a binary from outside: typed commands, their output, and errors for invalid input.
 
 use std::{
     io::{BufRead as _, BufReader},
@@ -40,7 +40,7 @@ impl Bench {
         Self { binary: binary.into(), folder: tempfile::tempdir().expect("a temporary folder") }
     }
 
-    /// The same folder's commands, by the binary `name` that cargo built beside this one.
+    /// The same folder's commands, with the binary `name` that cargo built next to this one.
     pub fn sibling(&self, name: &str) -> PathBuf {
         let path = self.binary.with_file_name(name);
         assert!(path.exists(), "{} is not built: cargo build -p kvasir-cli -p kvasir-lab", path.display());
@@ -67,7 +67,7 @@ impl Bench {
         self.run_with(line, &[])
     }
 
-    /// The same with variables of its own.
+    /// The same with additional variables.
     pub fn run_with(&self, line: &str, env: &[(&str, &str)]) -> Run {
         let output = self.command(&self.binary, line).envs(env.iter().copied()).output().expect("starts");
         Run { line: line.to_owned(), output }
@@ -105,17 +105,17 @@ impl Bench {
 #[derive(Debug)]
 pub struct Run {
     line: String,
-    /// What came of it.
+    /// The result.
     pub output: Output,
 }
 
 impl Run {
-    /// What it printed.
+    /// Its output on stdout.
     pub fn stdout(&self) -> String {
         String::from_utf8_lossy(&self.output.stdout).into_owned()
     }
 
-    /// What it said on stderr.
+    /// Its output on stderr.
     pub fn stderr(&self) -> String {
         String::from_utf8_lossy(&self.output.stderr).into_owned()
     }
@@ -126,7 +126,7 @@ impl Run {
         self.stdout()
     }
 
-    /// The command fails with `code`, says every one of `needles`, and does not panic.
+    /// Checks that the command fails with `code`, prints every one of `needles`, and does not panic.
     pub fn fails(self, code: i32, needles: &[&str]) {
         let stderr = self.stderr();
         assert_eq!(self.output.status.code(), Some(code), "kvasir {}:\n{stderr}", self.line);

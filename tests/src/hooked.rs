@@ -1,5 +1,5 @@
-//! A store that tells a test of each write that took effect, and of each read and each deletion that begins: whatever has to happen between two
-//! requests of the service happens in the hook.
+//! A store that notifies a test of each completed write, and of the start of each read and deletion. A test
+//! puts actions between two requests of the service into the hook.
 
 use std::{fmt, sync::Arc};
 
@@ -21,7 +21,7 @@ pub enum Hooked {
     Deleting,
 }
 
-/// What a test does meanwhile.
+/// The test's action at that moment.
 pub type Hook = Arc<dyn Fn(Hooked, Path) -> BoxFuture<'static, Result<()>> + Send + Sync>;
 
 /// A store with a hook.

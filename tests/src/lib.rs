@@ -1,4 +1,4 @@
-//! What the test binaries share.
+//! Common parts of the test binaries.
 
 pub mod chunks;
 pub mod command;

@@ -1,4 +1,4 @@
-//! The real server in a process of its own: to be killed, stopped, and started again.
+//! The real server in a separate process, which tests can kill, stop, and restart.
 
 use std::{
     collections::VecDeque,
@@ -15,7 +15,7 @@ use kvasir_store::StoreConfig;
 
 use crate::service::Api;
 
-/// How long anything may take before a test gives up on it.
+/// Maximum time of any step before a test fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Lines of the log that are kept for the report of a failure.
 const LOG_LINES: usize = 200;
@@ -37,7 +37,7 @@ pub struct Start<'a> {
     pub store: &'a StoreConfig,
     /// Directory of its index and spool.
     pub cache: &'a Path,
-    /// Where it listens; by default a free loopback port.
+    /// Its address; by default a free loopback port.
     pub listen: String,
     /// Further flags, as `--gc.grace=0s`.
     pub flags: Vec<String>,
@@ -143,14 +143,14 @@ impl Process {
         self.log.lock().expect("not poisoned").iter().cloned().collect::<Vec<_>>().join("\n")
     }
 
-    /// Where it listens for S3 clients, shortly after its start.
+    /// Its address for S3 clients, shortly after its start.
     pub async fn s3_address(&self) -> SocketAddr {
         const SAYS: &str = "listening for S3 clients";
         self.says(SAYS).await;
         self.log().lines().find_map(|line| address_in(line, SAYS)).expect("it says where")
     }
 
-    /// Waits until its log says something: a pipe brings it later than answers come.
+    /// Waits until its log has this text: a pipe may deliver it later than answers arrive.
     pub async fn says(&self, what: &str) {
         let begun = std::time::Instant::now();
         while !self.log().contains(what) {

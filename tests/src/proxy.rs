@@ -1,4 +1,4 @@
-//! A TCP proxy in front of an S3 server that does to real connections what networks and overloaded servers do.
+//! A TCP proxy in front of an S3 server that imitates the faults of networks and overloaded servers.
 //!
 //! Two kinds of trouble: single requests go wrong in one of the ways of [`Toxic`], and all of them have the [`Weather`] of
 //! the moment. It knows just enough of HTTP/1.1 to tell requests apart: each goes over a connection of its own to the server, and
@@ -33,7 +33,7 @@ pub enum Toxic {
     Stall,
     /// The server did it, and the answer is a 500.
     Ambiguous,
-    /// The answer comes at about 1 MB/s.
+    /// The answer arrives at about 1 MB/s.
     Narrow,
     /// A byte of an object's body is flipped.
     Flip,
@@ -53,14 +53,14 @@ impl Toxic {
     ];
 }
 
-/// What the way to the server is like for everyone.
+/// The state of the connection to the server for all clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Weather {
     /// Connections are cut.
     pub away: bool,
     /// Time that every request waits before the server hears of it.
     pub delay: Duration,
-    /// Bytes a second of all answers and uploads together; no bound when absent.
+    /// Bytes per second of all answers and uploads together; no bound when absent.
     pub bytes_per_second: Option<u64>,
 }
 
@@ -73,7 +73,7 @@ const REFUSAL: &str =
 /// A running proxy; stops when dropped.
 #[derive(Debug)]
 pub struct FaultProxy {
-    /// Where it listens.
+    /// Its address.
     pub address: SocketAddr,
     state: Arc<State>,
     task: JoinHandle<()>,
@@ -84,7 +84,7 @@ struct State {
     upstream: SocketAddr,
     plan: Mutex<Plan>,
     weather: Mutex<Weather>,
-    /// When the link has sent what it was given.
+    /// When the link will have sent its queued bytes.
     idle_at: Mutex<Instant>,
 }
 
@@ -97,7 +97,7 @@ struct Plan {
 }
 
 impl FaultProxy {
-    /// In front of `upstream`; so many of a thousand requests go wrong.
+    /// Starts in front of `upstream`; this many of a thousand requests fail.
     pub async fn start(upstream: SocketAddr, seed: u64, per_mille: usize) -> Self {
         let (dice, injected) = (Dice::new(seed), [0; Toxic::ALL.len()]);
         let plan = Mutex::new(Plan { dice, per_mille, among: &Toxic::ALL, injected });
@@ -115,18 +115,18 @@ impl FaultProxy {
         Self { address, state, task }
     }
 
-    /// From now on so many go wrong.
+    /// Sets how many of a thousand requests fail.
     pub fn set(&self, per_mille: usize) {
         self.state.plan.lock().expect("not poisoned").per_mille = per_mille;
     }
 
-    /// From now on so many go wrong, and only in these ways.
+    /// Sets how many of a thousand requests fail, and the kinds of failure.
     pub fn set_among(&self, per_mille: usize, among: &'static [Toxic]) {
         let mut plan = self.state.plan.lock().expect("not poisoned");
         (plan.per_mille, plan.among) = (per_mille, among);
     }
 
-    /// From now on this is what the way is like.
+    /// Sets the state of the connection.
     pub fn weather(&self, weather: Weather) {
         *self.state.weather.lock().expect("not poisoned") = weather;
     }
@@ -149,7 +149,7 @@ impl Drop for FaultProxy {
     }
 }
 
-/// A request: its head, how many bytes follow it, and those of them that have come already.
+/// A request: its head, the number of bytes of its body, and the part of them that has arrived already.
 struct Request {
     head: Vec<u8>,
     body: Vec<u8>,
@@ -170,7 +170,7 @@ impl State {
         (toxic, amount)
     }
 
-    /// One request; whatever comes of it ends the connection.
+    /// Serves one request; the connection ends after it.
     async fn serve(&self, mut client: TcpStream) {
         let _ = client.set_nodelay(true);
         let Some(request) = read_head(&mut client).await else { return };
@@ -216,7 +216,7 @@ impl State {
         self.relay_answer(&mut server, client, toxic, amount).await
     }
 
-    /// Waits until the link has room for so many bytes more.
+    /// Waits until the link has room for this many more bytes.
     async fn pace(&self, bytes: usize) -> std::io::Result<()> {
         let Weather { away, bytes_per_second, .. } = *self.weather.lock().expect("not poisoned");
         if away {

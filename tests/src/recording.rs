@@ -1,5 +1,5 @@
-//! A store and an index that write down what they are asked, with every id replaced by its kind: two requests that
-//! differ in ids alone leave the same record, or somebody can tell them apart.
+//! A store and an index that record their requests, with every id replaced by its kind. Two requests that
+//! differ only in ids must leave the same record; otherwise a client could distinguish them.
 
 use std::{
     fmt,
@@ -14,7 +14,7 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, memory::InMemory, path::Path,
 };
 
-/// What was asked, in order. Clones share it.
+/// The requests, in order. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Record(Arc<Mutex<Vec<String>>>);
 
@@ -23,13 +23,13 @@ impl Record {
         self.0.lock().expect("not poisoned").push(line);
     }
 
-    /// What was asked since the last call.
+    /// The requests since the last call.
     pub fn take(&self) -> Vec<String> {
         std::mem::take(&mut *self.0.lock().expect("not poisoned"))
     }
 }
 
-/// The path with ids replaced by what they are.
+/// The path with ids replaced by their kinds.
 fn kinds(path: &Path) -> String {
     let kind = |part: &str| {
         let stem = part.split('.').next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! An S3 server in the test's own process: the protocol by `s3s`, the objects in a map.
+//! An S3 server in the test process: the protocol by `s3s`, the objects in a map.
 //!
 //! `s3s-fs` is not used: it names files by the base64 of a key, and ours are longer than a file name may be.
 
@@ -35,13 +35,13 @@ const PAGE: usize = 50;
 /// A running server; stops when dropped.
 #[derive(Debug)]
 pub struct S3Server {
-    /// Where it listens.
+    /// Its address.
     pub address: SocketAddr,
     objects: Objects,
     task: JoinHandle<()>,
 }
 
-/// What a server does about the condition of a write.
+/// How a server treats the condition of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Conditions {
     /// Honours it.
@@ -53,10 +53,10 @@ pub enum Conditions {
     Refused,
 }
 
-/// What a server lacks on purpose.
+/// Features that a server deliberately lacks.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Lacks {
-    /// What becomes of `If-None-Match` and `If-Match` on writes.
+    /// How it treats `If-None-Match` and `If-Match` on writes.
     pub conditional_writes: Conditions,
     /// `x-amz-checksum-sha256` is not compared with the body, as some servers do.
     pub checksums: bool,
@@ -112,7 +112,7 @@ impl S3Server {
         state.objects.keys().filter(|key| key.contains(part)).cloned().collect()
     }
 
-    /// Overwrites an object, as nobody should be able to.
+    /// Overwrites an object, which no client should be able to do.
     pub fn overwrite(&self, key: &str, bytes: impl Into<Bytes>) {
         self.objects.write(key.to_owned(), bytes.into(), None, None).expect("no condition");
     }
@@ -139,7 +139,7 @@ struct Objects {
     lacks: Lacks,
     state: Arc<Mutex<State>>,
     next: Arc<AtomicU64>,
-    /// Reads of keys that contain this break off; of none where it is empty.
+    /// Reads of keys that contain this text break off; none if it is empty.
     broken: Arc<Mutex<String>>,
 }
 

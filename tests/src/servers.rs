@@ -1,11 +1,11 @@
-//! The real S3 servers that `tests/servers/run` has started beside the tests.
+//! The real S3 servers that `tests/servers/run` has started for the tests.
 
 use std::sync::Once;
 
 use kvasir_server::Layers;
 use kvasir_store::StoreConfig;
 
-/// Servers that are asked for; those that `KVASIR_REQUIRE_SERVERS` names must be there.
+/// Expected servers; those named by `KVASIR_REQUIRE_SERVERS` must be available.
 pub const EXPECTED: [&str; 2] = ["minio", "radosgw"];
 
 /// One skip is said once.
@@ -14,7 +14,7 @@ static SKIPPED: Once = Once::new();
 /// A running server.
 #[derive(Debug, Clone)]
 pub struct RealServer {
-    /// What it is.
+    /// Its name.
     pub name: String,
     /// `http://` and its address.
     pub endpoint: String,

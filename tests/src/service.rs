@@ -20,7 +20,7 @@ use crate::chunks::{self, Chunk};
 /// A running service, as plain HTTP shows it.
 #[derive(Debug, Clone)]
 pub struct Api {
-    /// Where it listens.
+    /// Its address.
     pub address: SocketAddr,
     /// For requests to it.
     pub http: reqwest::Client,
@@ -55,7 +55,7 @@ impl Service {
         Self { api: Api::at(address), s3, stop: Some(stop), task }
     }
 
-    /// Where its S3 front listens, if it has one.
+    /// The address of its S3 front, if it has one.
     pub fn s3(&self) -> Option<SocketAddr> {
         self.s3
     }
@@ -135,7 +135,7 @@ impl Api {
         job
     }
 
-    /// Registers the synthetic model and its profile, and gives the root of a namespace.
+    /// Registers the synthetic model and its profile, and returns the root of a namespace.
     pub async fn prepare(&self, namespace: &str) -> (ModelId, RootHash) {
         self.prepare_model(namespace, &chunks::spec()).await
     }
@@ -192,7 +192,7 @@ pub async fn expect_problem(response: Response, code: &str) -> Problem {
     problem
 }
 
-/// What asks for tokens in a namespace.
+/// A request that looks up tokens in a namespace.
 pub fn lookup_request(model_id: ModelId, namespace: &str, tokens: &[u32], fresh: bool) -> LookupRequest {
     let namespace = namespace.parse().expect("a name");
     let tokens = Some(tokens.to_vec());

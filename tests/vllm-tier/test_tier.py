@@ -1,4 +1,4 @@
-"""The tier in vLLM's own manager: cascades and promotions, partial loads, back-pressure, drains, events, and faults."""
+"""The tier in vLLM's manager: cascades and promotions, partial loads, back-pressure, drains, events, and faults."""
 
 from __future__ import annotations
 
@@ -245,5 +245,5 @@ def test_a_tier_that_is_drained_has_its_results(make):
 
 
 def test_settings_that_cannot_be(make):
-    with pytest.raises(kvasir.InputError, match="colour is not known"):
+    with pytest.raises(kvasir.InputError, match="colour is not a setting"):
         Scheduler("http://127.0.0.1:1", params={"colour": 1})

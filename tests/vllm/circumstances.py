@@ -1,4 +1,4 @@
-"""What a benchmark ran on, and of what."""
+"""The machine and the versions of a benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A service, and who looks into it."""
+"""A service, and a client to inspect it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine of vLLM over kvasir-tiny, and what tests ask of it."""
+"""A vLLM engine with kvasir-tiny, and the functions that tests use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine in a process of its own, whose requests are timed: orders come and results go as lines of JSON."""
+"""An engine in a separate process that times its requests: commands and results are lines of JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of other architectures than kvasir-tiny's, with random weights: what counts is what their caches are like."""
+"""Models of other architectures than kvasir-tiny's, with random weights: only the form of their caches matters."""
 
 from __future__ import annotations
 

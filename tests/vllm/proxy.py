@@ -22,7 +22,7 @@ class FaultProxy:
 
     ``away`` refuses, ``silent`` takes and never answers, ``slow`` answers 0.3 s late, ``trickle`` gives 4 KiB in 20 ms, ``reset``
     breaks off at a random byte, ``corrupt`` changes a byte in a hundred thousand, ``unavailable`` answers 503, and ``unauthorized``
-    401, as where a token has expired. Answers share `rate` bits a second, where it is set.
+    401, as where a token has expired. Answers share `rate` bits per second, where it is set.
     """
 
     def __init__(self, url: str, seed: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""What `ttft.py` compares: an engine in a process of its own, and the stores behind links."""
+"""The parts of the comparison in `ttft.py`: an engine in a separate process, and the stores behind links."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from proxy import FaultProxy
 
 
 class Link(FaultProxy):
-    """A link whose answers share `rate` bits a second, and are counted. It holds no small piece back until the one before has been
-    acknowledged: services and clients do not either.
+    """A link whose answers share `rate` bits per second, and are counted. It does not hold small pieces back until earlier ones are
+    acknowledged, because services and clients do not either.
     """
 
     answered = 0

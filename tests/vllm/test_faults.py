@@ -1,4 +1,4 @@
-"""A random schedule of requests, aborts and faults of the network: every text is the one without Kvasir, and nothing hangs."""
+"""A random schedule of requests, aborts and faults of the network: every text equals the one without Kvasir, and nothing hangs."""
 
 from __future__ import annotations
 

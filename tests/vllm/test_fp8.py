@@ -1,4 +1,4 @@
-"""A cache of eight-bit floats: the same bytes come back."""
+"""A cache of eight-bit floats: the loaded bytes equal the stored ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tells caches of equal tokens apart: adapters by their files, images by what they are and where, models by their files."""
+"""Caches of equal tokens are distinguished: adapters by their files, images by content and position, models by their files."""
 
 from __future__ import annotations
 

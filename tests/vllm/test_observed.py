@@ -1,4 +1,4 @@
-"""What an operator sees of the connector, and a request's own budget."""
+"""The connector's metrics and logs for operators, and per-request budgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cache of blocks that is too small for the requests: vLLM takes blocks from some and computes, or loads, them again."""
+"""A cache of blocks that is too small for the requests: vLLM takes blocks from some and computes or loads them again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is not known is refused with a sentence, and vLLM goes on without Kvasir."""
+"""Unsupported configurations are refused with a message, and vLLM continues without Kvasir."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kvasir.vllm._layout import check_groups
 @pytest.mark.parametrize(
     ("extra", "says"),
     [
-        ({"urll": "x"}, "urll is not known"),
+        ({"urll": "x"}, "urll is not a setting"),
         ({"quality": "best"}, "quality is 'best'"),
         ({"chunk_tokens": 100}, "chunk_tokens is 100"),
         ({"load_deadline_s": "soon"}, "load_deadline_s is 'soon'"),
@@ -56,9 +56,9 @@ def check(*specs, prefix_caching=True, **parallel):
     [
         ([FULL, MAMBA], {}, "the model has Mamba layers"),
         ([FULL, ChunkedLocalAttentionSpec(**ROWS, attention_chunk_size=128)], {}, "blocks of chunked local attention"),
-        ([FULL, CrossAttentionSpec(**ROWS)], {}, "a cache is of CrossAttentionSpec"),
+        ([FULL, CrossAttentionSpec(**ROWS)], {}, "has the type CrossAttentionSpec"),
         ([FULL, FullAttentionSpec(**{**ROWS, "block_size": 64})], {}, r"blocks have \[32, 64\] tokens"),
-        ([FullAttentionSpec(**ROWS, kv_quant_mode=KVQuantMode.INT8_PER_TOKEN_HEAD)], {}, "quantized as INT8_PER_TOKEN_HEAD"),
+        ([FullAttentionSpec(**ROWS, kv_quant_mode=KVQuantMode.INT8_PER_TOKEN_HEAD)], {}, "quantised as INT8_PER_TOKEN_HEAD"),
         ([LATENT], {"prefix_caching": False}, "latent attention without prefix caching"),
         ([LATENT], {"tensor_parallel_size": 2}, "latent attention on 2 ranks"),
         ([MLAAttentionSpec(**ROWS, model_version="deepseek_v4")], {}, "latent attention is packed"),

@@ -1,4 +1,4 @@
-"""Ways to generate text beside the greedy one, and to end it: all as without Kvasir, by an engine that schedules by priority."""
+"""Sampling other than greedy, and ways to end a text: all as without Kvasir, on an engine with priority scheduling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one engine has computed, another one loads, and the text is the same to the token."""
+"""One engine loads the KV that another computed, and the text is the same, token by token."""
 
 from __future__ import annotations
 

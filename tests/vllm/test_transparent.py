@@ -1,4 +1,4 @@
-"""Profiles that make themselves, and the quality that lookups promise."""
+"""Automatically made profiles, and the quality promised by lookups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layers with a sliding window: vLLM gives up blocks that lie behind it, and the text is the same all the same."""
+"""Layers with a sliding window: vLLM frees blocks outside the window, and the text is still the same."""
 
 from __future__ import annotations
 

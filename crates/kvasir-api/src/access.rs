@@ -1,10 +1,10 @@
-//! Who may call what: the role that each route asks for.
+//! Access control: the role that each route requires.
 
 use serde::{Deserialize, Serialize};
 
 use crate::routes;
 
-/// What a credential allows, each role all of the one before.
+/// The permissions of a credential. Each role includes the previous ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
@@ -12,9 +12,9 @@ pub enum Role {
     Read,
     /// Store and remove chunks, profiles and contexts.
     Write,
-    /// Also what concerns the tenant as a whole: rotate the salts of its namespaces, sample what it has stored.
+    /// Also manage the tenant as a whole: rotate the salts of its namespaces, sample its stored chunks.
     Admin,
-    /// Also what concerns every tenant: jobs on the whole store. Sees no other tenant's data.
+    /// Also manage the whole service: jobs on the whole store. Does not see other tenants' data.
     Operator,
 }
 
@@ -22,7 +22,7 @@ impl Role {
     /// All roles, weakest first.
     pub const ALL: &[Self] = &[Self::Read, Self::Write, Self::Admin, Self::Operator];
 
-    /// As in token files, claims and documents.
+    /// The name in token files, claims and documents.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -38,16 +38,16 @@ impl std::str::FromStr for Role {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let found = Self::ALL.iter().find(|role| role.as_str() == text);
-        found.copied().ok_or_else(|| format!("{text:?} is no role: read, write, admin or operator"))
+        found.copied().ok_or_else(|| format!("{text:?} is not a role: use read, write, admin or operator"))
     }
 }
 
-/// The role that `method` on the route template `route` asks for; none where anybody may call.
+/// The role that `method` on the route template `route` requires; `None` if no credential is needed.
 ///
-/// A route that nobody thought of asks for the strongest one.
+/// A route without a rule requires the strongest role.
 pub fn required_role(method: &str, route: &str) -> Option<Role> {
-    // Probes and metrics are for the orchestrator, which has no credential; the network policy keeps others away.
-    // The document and the console's files say nothing of anybody's data.
+    // Probes and metrics are for the orchestrator, which has no credential; a network policy keeps others
+    // away. The OpenAPI document and the console's files contain no tenant data.
     if [routes::LIVEZ, routes::READYZ, routes::METRICS, routes::OPENAPI].contains(&route)
         || route == routes::DOCS
         || route.starts_with(routes::DOCS_ASSETS)
@@ -59,7 +59,7 @@ pub fn required_role(method: &str, route: &str) -> Option<Role> {
     let reads = matches!(method, "GET" | "HEAD");
     let role = match route {
         routes::CONFIG | routes::MEMBERS => Role::Read,
-        // Answers a question, and a namespace comes into being by being asked for.
+        // A query; the first request for a namespace creates it.
         routes::LOOKUP
         | routes::NAMESPACES
         | routes::OBJECTS_LOOKUP
@@ -84,14 +84,14 @@ pub fn required_role(method: &str, route: &str) -> Option<Role> {
         | routes::LOADS => Role::Read,
         routes::CONTEXTS | routes::CONTEXT | routes::CONTEXT_VERSIONS if reads => Role::Read,
         routes::CONTEXTS | routes::CONTEXT | routes::UPLOADS | routes::UPLOAD_COMMIT => Role::Write,
-        // Registering is idempotent and names nothing that was not given.
+        // Registering is idempotent and adds nothing beyond its input.
         routes::MODELS => Role::Read,
         routes::PROFILE | routes::CHUNK | routes::CHUNK_OBJECT | routes::OBJECT | routes::OBJECTS_WRITE => {
             Role::Write
         }
-        // A sample is of all namespaces, and readers of one are not told of the others.
+        // A sample covers all namespaces, which readers of one must not learn of.
         routes::NAMESPACE_ROTATION | routes::SAMPLE | routes::AUDIT => Role::Admin,
-        // Jobs work on what is everybody's, series are of everybody; and what nobody thought of is nobody else's.
+        // Jobs and series concern all tenants; routes without a rule get the strongest role.
         _ => Role::Operator,
     };
     Some(role)

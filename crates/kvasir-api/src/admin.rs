@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-/// What a tenant keeps in the store.
+/// A tenant's usage of the store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct UsageResponse {
     /// Chunk objects.
     pub objects: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Objects that are removed and whose bytes go after the grace.
+    /// Removed objects whose bytes are deleted after the grace period.
     pub removed_objects: u64,
     /// Their bytes.
     pub removed_bytes: u64,
@@ -24,56 +24,56 @@ pub struct UsageResponse {
     pub profile_bytes: u64,
     /// Versions of contexts.
     pub context_versions: u64,
-    /// Uploads that wait for their commit.
+    /// Uploads waiting for their commit.
     pub waiting_uploads: u64,
-    /// Bytes of both.
+    /// Bytes of context versions and uploads.
     pub other_bytes: u64,
-    /// Most objects that the tenant may have in the store, of all these kinds; no limit where absent.
+    /// Maximum number of objects of all these kinds; absent: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_objects_max: Option<u64>,
-    /// Most bytes of them; no limit where absent.
+    /// Maximum number of their bytes; absent: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_bytes_max: Option<u64>,
     /// Bytes by model.
     #[schema(value_type = BTreeMap<String, u64>)]
     pub bytes_by_model: BTreeMap<ModelId, u64>,
-    /// Age of the listing behind it.
+    /// Age of the listing behind these numbers.
     pub as_of_s_ago: u64,
 }
 
-/// What a job does.
+/// Kind of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum JobKind {
-    /// A pass of the collector.
+    /// A garbage collection pass.
     Gc,
-    /// Reads every object and compares it with its name.
+    /// Reads every object and verifies it against its name.
     Scrub,
 }
 
-/// Starts a job on the replica that answers.
+/// Starts a job on the replica that receives the request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct JobRequest {
-    /// What to do.
+    /// Kind of the job.
     pub kind: JobKind,
     /// Only count what would be removed or quarantined.
     #[serde(default)]
     pub dry_run: bool,
-    /// Rate of a scrub; 0: as fast as it goes.
+    /// Rate limit of a scrub; 0: none.
     #[serde(default)]
     pub bytes_per_second: u64,
 }
 
-/// How far a job is.
+/// State of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum JobState {
-    /// Under way.
+    /// Running.
     Running,
-    /// Done.
+    /// Completed.
     Done,
-    /// Ended early; `error` says why.
+    /// Ended early; `error` has the cause.
     Failed,
     /// Stopped by request.
     Cancelled,
@@ -82,26 +82,26 @@ pub enum JobState {
 /// A job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Job {
-    /// The job; known to the replica that runs it.
+    /// Id of the job; only the replica that runs it knows it.
     pub job_id: Uuid,
-    /// What it does.
+    /// Kind of the job.
     pub kind: JobKind,
-    /// How far it is.
+    /// State of the job.
     pub state: JobState,
-    /// Only counting.
+    /// Whether the job only counts.
     pub dry_run: bool,
     /// When it began, in milliseconds since 1970.
     pub started_at_ms: u64,
-    /// How long it has been, or was, under way.
+    /// Running time so far, or in total.
     pub elapsed_ms: u64,
-    /// Counts by name: objects, bytes, and what was done with them.
+    /// Counts by name: objects, bytes, and actions.
     pub counts: BTreeMap<String, u64>,
-    /// Why it failed.
+    /// The cause of a failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// The jobs that this replica remembers, newest first.
+/// The running and recent jobs of this replica, newest first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct JobList {
     /// The jobs.

@@ -1,4 +1,4 @@
-//! Who changed what.
+//! The audit log.
 
 use kvasir_types::Name;
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use crate::Role;
 
-/// Most calls that a replica remembers, and of an answer.
+/// Most calls that a replica keeps, and that a response contains.
 pub const AUDIT_CALLS_MAX: usize = 1_000;
 
 /// Query of the audited calls.
@@ -14,36 +14,36 @@ pub const AUDIT_CALLS_MAX: usize = 1_000;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct AuditQuery {
-    /// Only calls of this tenant; another one than the caller's needs the role `operator`.
+    /// Only calls of this tenant; a tenant other than the caller's requires the role `operator`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[param(value_type = Option<String>)]
     pub tenant: Option<Name>,
-    /// Most calls of the answer; 100 unless told, at most 1,000.
+    /// Maximum number of calls in the response; default 100, at most 1,000.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
 }
 
-/// A call that changed something, or would have.
+/// A call that changed something, or was refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AuditedCall {
-    /// When it was answered, in milliseconds since 1970.
+    /// Time of the response, in milliseconds since 1970.
     pub at_ms: u64,
-    /// Whose credential it had.
+    /// Tenant of the credential.
     pub tenant: Name,
-    /// Which one: the token's name, or the claim `sub`.
+    /// Name of the credential: the token's name, or the claim `sub`.
     pub credential: String,
-    /// What that allows.
+    /// Its role.
     #[schema(value_type = String)]
     pub role: Role,
     /// The method.
     pub method: String,
     /// The path.
     pub path: String,
-    /// Status of the answer; 403: its role did not suffice.
+    /// HTTP status of the response; 403: the role was insufficient.
     pub status: u16,
 }
 
-/// The last audited calls to this replica, newest first.
+/// The latest audited calls to this replica, newest first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AuditList {
     /// The calls.

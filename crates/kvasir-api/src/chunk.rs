@@ -4,7 +4,7 @@ use kvasir_types::{Level, ObjectDigest, SeqHash};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-/// Query of a chunk `GET`: without it, the whole object or the `Range` asked for.
+/// Query of a chunk `GET`; without it, the whole object or the requested `Range`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -12,10 +12,10 @@ pub struct ChunkQuery {
     /// Only the byte prefix that decodes to this level.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub level: Option<Level>,
-    /// Only the head and the pieces that hold the chunk's first so many tokens.
+    /// Only the head and the pieces with this many of the chunk's first tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens: Option<u32>,
-    /// Only the head and these sections, by their numbers in the directory: `0-3,7`.
+    /// Only the head and these sections, by number in the directory: `0-3,7`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sections: Option<String>,
 }
@@ -25,7 +25,7 @@ pub struct ChunkQuery {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct SampleQuery {
-    /// Most chunks, 1 to 1,024; 256 where it is not given.
+    /// Maximum number of chunks, 1 to 1,024; default 256.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[param(minimum = 1, maximum = 1_024)]
     pub chunks: Option<usize>,
@@ -34,19 +34,19 @@ pub struct SampleQuery {
 impl SampleQuery {
     /// Most chunks of a sample.
     pub const CHUNKS_MAX: usize = 1_024;
-    /// Chunks of a sample where the query does not say.
+    /// Default number of chunks in a sample.
     pub const CHUNKS_DEFAULT: usize = 256;
 }
 
-/// Stored chunks of a model in all namespaces of the tenant: those with the smallest hashes. Hashes are random, so they are a uniform
-/// sample of what is stored, and stay the same while nothing is stored or removed.
+/// Stored chunks of a model in all namespaces of the tenant: those with the smallest hashes. Hashes are
+/// random, so these are a uniform sample, which does not change unless chunks are stored or removed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ChunkSample {
     /// The chunks, by hash.
     pub chunks: Vec<SeqHash>,
 }
 
-/// Answer to storing a chunk: from here on it is durable and visible.
+/// Response to storing a chunk: it is now durable and visible.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StoredChunk {
     /// The chunk.
@@ -55,15 +55,15 @@ pub struct StoredChunk {
     pub object_digest: ObjectDigest,
     /// Its size.
     pub bytes: u64,
-    /// False when the very same object was there already.
+    /// False if the identical object was already stored.
     pub created: bool,
 }
 
-/// A presigned URL of one object, where the store has such.
+/// A presigned URL of one object, if the store supports it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ObjectUrl {
-    /// `GET` it, with a `Range`, and without the service's credentials.
+    /// `GET` it, optionally with a `Range`, and without the service's credentials.
     pub url: String,
-    /// How long it is valid, from the answer on. Ask again before or after.
+    /// Validity, in seconds from the response. Request a new URL at any time.
     pub expires_in_s: u64,
 }

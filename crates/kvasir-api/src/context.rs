@@ -1,4 +1,4 @@
-//! Named contexts: which chunks belong together, under a uuid.
+//! Named contexts: chains of chunks under a UUID.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
-/// Most chunks of a context: 1 M tokens in the smallest chunks.
+/// Maximum number of chunks of a context: 1 M tokens in the smallest chunks.
 pub const CONTEXT_CHUNKS_MAX: usize = 4_096;
 /// Most labels of a context.
 pub const CONTEXT_LABELS_MAX: usize = 32;
@@ -27,32 +27,32 @@ pub struct ContextRequest {
     pub model_id: ModelId,
     /// The namespace.
     pub namespace: Name,
-    /// Its chunks from the root on; each follows the one before.
+    /// Its chunks in order, starting at the root.
     pub chunks: Vec<SeqHash>,
-    /// Labels, for lists.
+    /// Labels, for filtering lists.
     #[serde(default)]
     #[schema(value_type = BTreeMap<String, String>)]
     pub labels: Labels,
-    /// Life of this version from its creation on; absent: until it is deleted.
+    /// Lifetime of this version from its creation, in seconds; absent: no expiry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_s: Option<u64>,
-    /// Whether the collector spares its chunks while the context is there.
+    /// Whether its chunks are protected from garbage collection while the context exists.
     #[serde(default)]
     pub pinned: bool,
 }
 
-/// Changes a context: writes its next version. What is absent stays.
+/// Changes a context by writing a new version. Absent fields stay the same.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ContextChange {
-    /// Other chunks.
+    /// New list of chunks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chunks: Option<Vec<SeqHash>>,
-    /// Other labels, all of them.
+    /// New set of labels; replaces all of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<BTreeMap<String, String>>)]
     pub labels: Option<Labels>,
-    /// Another life, from now on; 0: until it is deleted.
+    /// New lifetime from now, in seconds; 0: no expiry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ttl_s: Option<u64>,
     /// Pin or unpin.
@@ -60,12 +60,12 @@ pub struct ContextChange {
     pub pinned: Option<bool>,
 }
 
-/// One version of a context. Versions never change; the newest wins.
+/// One version of a context. Versions are immutable; the newest is current.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Context {
     /// The context.
     pub context_id: Uuid,
-    /// This version, from 1 on.
+    /// Number of this version, from 1.
     pub version: u64,
     /// The model.
     pub model_id: ModelId,
@@ -73,17 +73,17 @@ pub struct Context {
     pub namespace: Name,
     /// Its chunks, in order.
     pub chunks: Vec<SeqHash>,
-    /// Tokens of all its chunks.
+    /// Number of tokens in all its chunks.
     pub tokens: u64,
     /// Labels.
     #[schema(value_type = BTreeMap<String, String>)]
     pub labels: Labels,
     /// When this version was written, in milliseconds since 1970.
     pub created_at_ms: u64,
-    /// When it ends by itself.
+    /// Time of expiry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at_ms: Option<u64>,
-    /// Whether the collector spares its chunks.
+    /// Whether its chunks are protected from garbage collection.
     pub pinned: bool,
 }
 
@@ -95,14 +95,15 @@ pub struct ContextsQuery {
     /// Only contexts with these labels: `name=value`, several separated by commas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels: Option<String>,
-    /// Only contexts whose id begins with this, or that have it in the name or value of a label, in whatever case.
+    /// Only contexts whose id begins with this text, or with a label whose name or value contains it,
+    /// ignoring case.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[param(max_length = 256)]
     pub search: Option<String>,
-    /// Contexts of a page; 100 unless told, at most 500.
+    /// Contexts per page; default 100, at most 500.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
-    /// The `next` of the page before.
+    /// `next` of the previous page.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<Uuid>,
 }
@@ -112,7 +113,7 @@ pub struct ContextsQuery {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ContextQuery {
-    /// Another version than the newest.
+    /// A version other than the newest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u64>,
 }
@@ -122,12 +123,12 @@ pub struct ContextQuery {
 pub struct ContextList {
     /// The contexts.
     pub contexts: Vec<Context>,
-    /// What to give as `after` for the next page; absent on the last.
+    /// Value of `after` for the next page; absent on the last one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next: Option<Uuid>,
 }
 
-/// The versions of a context that are still there, oldest first.
+/// The remaining versions of a context, oldest first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ContextVersions {
     /// Their numbers.

@@ -1,4 +1,4 @@
-//! Error codes: stable names, one status each, and whether a retry can help.
+//! Error codes: stable names, an HTTP status each, and whether a retry can help.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -45,109 +45,109 @@ macro_rules! error_codes {
 }
 
 error_codes! {
-    /// The request is not of the route's form.
+    /// The request does not have the route's form.
     BadRequest = "bad_request", 400, retryable false, "the request is malformed",
         remedy "correct the request; `detail` names what is wrong";
-    /// No credential, or one that is not known, not valid yet or not valid any more.
+    /// No credential, or one that is unknown, not yet valid, or expired.
     Unauthorized = "unauthorized", 401, retryable false, "the request needs a valid credential",
         remedy "send `Authorization: Bearer` with a credential that is known and has not expired";
     /// A credential whose role does not allow this.
     Forbidden = "forbidden", 403, retryable false, "the credential does not allow this",
         remedy "ask for a credential with the role that `detail` names";
-    /// A `model_id` that was never registered here.
+    /// A `model_id` that was never registered with this service.
     UnknownModel = "unknown_model", 404, retryable false, "the model is not registered",
         remedy "POST the spec to /v1/models, then send the request again";
-    /// A profile that is not there.
+    /// A profile that is not stored.
     UnknownProfile = "unknown_profile", 404, retryable false, "the profile is not stored",
         remedy "PUT the profile first";
-    /// A chunk or object that is not there.
+    /// A chunk or object that is not stored.
     UnknownChunk = "unknown_chunk", 404, retryable false, "the chunk is not stored",
-        remedy "look the context up again: it went meanwhile, or was never there";
-    /// A key under which nothing is stored.
-    UnknownObject = "unknown_object", 404, retryable false, "nothing is stored under this key",
-        remedy "store the object; it went meanwhile, or was never there";
-    /// A key that has other bytes.
-    ObjectExists = "object_exists", 412, retryable false, "the key has other bytes",
-        remedy "read the object, or remove it before other bytes are stored under its key";
-    /// A body of which the length is not said.
-    LengthRequired = "length_required", 411, retryable false, "the length of the body is not known",
+        remedy "look the context up again: the chunk was removed, or never stored";
+    /// A key without an object.
+    UnknownObject = "unknown_object", 404, retryable false, "no object is stored under this key",
+        remedy "store the object: it was removed, or never stored";
+    /// A key that holds different bytes.
+    ObjectExists = "object_exists", 412, retryable false, "the key holds different bytes",
+        remedy "read the object, or remove it before storing other bytes under its key";
+    /// A body of undeclared length.
+    LengthRequired = "length_required", 411, retryable false, "the length of the body is missing",
         remedy "send Content-Length";
-    /// A route that is not there.
+    /// A route that does not exist.
     UnknownRoute = "unknown_route", 404, retryable false, "there is no such route",
-        remedy "correct the path; /v1/openapi.json lists them";
-    /// A method that the route does not have.
-    MethodNotAllowed = "method_not_allowed", 405, retryable false, "the route does not take this method",
+        remedy "correct the path; /v1/openapi.json lists all routes";
+    /// A method that the route does not support.
+    MethodNotAllowed = "method_not_allowed", 405, retryable false, "the route does not support this method",
         remedy "use a method that the Allow header lists";
-    /// An upload that was never announced, never sent, committed already, or collected.
+    /// An upload that was never announced, never sent, already committed, or collected.
     UnknownUpload = "unknown_upload", 404, retryable false, "there is no such upload",
-        remedy "PUT the bytes to the ticket's URL before the commit; announce it again where it expired";
-    /// The bytes that were sent directly are not those that were announced.
-    UploadMismatch = "upload_mismatch", 422, retryable false, "the upload is not what was announced",
+        remedy "PUT the bytes to the ticket's URL before the commit; announce the upload again if it expired";
+    /// The bytes sent directly are not the announced ones.
+    UploadMismatch = "upload_mismatch", 422, retryable false, "the upload differs from its announcement",
         remedy "announce and send the object again; nothing was stored";
-    /// The store has no presigned URLs, or not for this object.
-    DirectUnavailable = "direct_unavailable", 409, retryable false, "the direct path is not available",
+    /// The store does not support presigned URLs, or not for this object.
+    DirectUnavailable = "direct_unavailable", 409, retryable false, "direct access is not available",
         remedy "read and write through the service instead";
-    /// A context or version that is not there.
+    /// A context or version that does not exist.
     UnknownContext = "unknown_context", 404, retryable false, "there is no such context",
         remedy "list the contexts; it may have expired or been deleted";
-    /// A context whose chunks do not follow each other, or over a limit.
-    InvalidContext = "invalid_context", 422, retryable false, "the context is impossible",
+    /// A context whose chunks do not form a chain, or that exceeds a limit.
+    InvalidContext = "invalid_context", 422, retryable false, "the context is invalid",
         remedy "correct the context; `detail` names what is wrong";
-    /// Somebody else wrote the next version at the same moment.
-    ContextConflict = "context_conflict", 409, retryable true, "the context was changed at the same time",
+    /// Another request wrote the next version at the same time.
+    ContextConflict = "context_conflict", 409, retryable true, "the context was changed concurrently",
         remedy "read the newest version and send the change again";
     /// A job that this replica does not know.
     UnknownJob = "unknown_job", 404, retryable false, "there is no such job here",
-        remedy "ask the replica that started it; only the last jobs are remembered";
-    /// A job of this kind is under way already.
-    JobRunning = "job_running", 409, retryable true, "such a job is running already",
+        remedy "ask the replica that started it; replicas only keep their latest jobs";
+    /// A job of this kind is already running.
+    JobRunning = "job_running", 409, retryable true, "a job of this kind is already running",
         remedy "wait for it; /v1/admin/jobs lists it";
-    /// A level the object does not have.
+    /// A level that the object does not have.
     UnknownLevel = "unknown_level", 404, retryable false, "the object has no such level",
-        remedy "ask for one of the levels that the lookup listed";
-    /// A model spec that no cache can have.
-    InvalidModelSpec = "invalid_model_spec", 422, retryable false, "the model spec is impossible",
+        remedy "request one of the levels that the lookup listed";
+    /// An invalid model spec.
+    InvalidModelSpec = "invalid_model_spec", 422, retryable false, "the model spec is invalid",
         remedy "correct the spec; `detail` names the field";
-    /// A body that is no chunk object, or a torn or corrupt one.
+    /// A body that is not a chunk object, or is incomplete or corrupt.
     InvalidChunk = "invalid_chunk", 422, retryable false, "the body is not a valid chunk object",
         remedy "encode and send the object again; nothing was stored";
     /// A valid chunk, but not the one that the request names.
-    ChunkMismatch = "chunk_mismatch", 422, retryable false, "the object is not the one that the request names",
+    ChunkMismatch = "chunk_mismatch", 422, retryable false, "the object is not the one named by the request",
         remedy "send it to the path of its own chunk and model, with its own digest and length; nothing was stored";
-    /// A chunk that was removed while it was stored.
-    ChunkRemoved = "chunk_removed", 409, retryable true, "the chunk was removed while it was stored",
-        remedy "send it again; it gets another name";
-    /// A body whose hash is not the one in the path, or no profile.
-    InvalidProfile = "invalid_profile", 422, retryable false, "the body is not the profile that the path names",
+    /// A chunk that was removed while it was being stored.
+    ChunkRemoved = "chunk_removed", 409, retryable true, "the chunk was removed while it was being stored",
+        remedy "send it again; it will get another name";
+    /// A body whose hash differs from the one in the path, or that is not a profile.
+    InvalidProfile = "invalid_profile", 422, retryable false, "the body is not the profile named by the path",
         remedy "send it to the path of its own hash; nothing was stored";
     /// A body over its limit.
     BodyTooLarge = "body_too_large", 413, retryable false, "the body is larger than the limit",
         remedy "send less; /v1/config has the limits";
-    /// A tenant that has stored as much as it may.
-    StorageQuota = "storage_quota", 507, retryable false, "the tenant has no room left",
-        remedy "remove chunks, or ask for more room; `detail` names the limit, and the collector frees what was removed";
+    /// A tenant that has reached its storage quota.
+    StorageQuota = "storage_quota", 507, retryable false, "the tenant's storage quota is exhausted",
+        remedy "remove chunks, or ask for a larger quota; `detail` names the limit, and the collector frees removed chunks";
     /// A request's head over its limit.
     HeadersTooLarge = "headers_too_large", 431, retryable false, "the headers are larger than the limit",
         remedy "send fewer or shorter headers";
     /// A path and query over their limit.
     UriTooLong = "uri_too_long", 414, retryable false, "the path and query are longer than the limit",
-        remedy "send what is long in the body";
-    /// A body in an encoding.
-    UnsupportedEncoding = "unsupported_encoding", 415, retryable false, "bodies in an encoding are not taken",
-        remedy "send the body as it is, without Content-Encoding";
-    /// A body that hardly moves.
-    BodyTooSlow = "body_too_slow", 408, retryable true, "the body came too slowly",
+        remedy "send long parameters in the body";
+    /// A body with a content encoding.
+    UnsupportedEncoding = "unsupported_encoding", 415, retryable false, "content encodings are not supported",
+        remedy "send the body without Content-Encoding";
+    /// A body that stalled, or arrived too slowly.
+    BodyTooSlow = "body_too_slow", 408, retryable true, "the body arrived too slowly",
         remedy "send it again over a better connection";
     /// A `Range` outside the object, or of a form that is not supported.
     RangeNotSatisfiable = "range_not_satisfiable", 416, retryable false, "the range is not satisfiable",
-        remedy "ask for one range within the object; Content-Range has its size";
+        remedy "request a single range within the object; Content-Range has its size";
     /// A conditional request whose condition does not hold.
     PreconditionFailed = "precondition_failed", 412, retryable false, "the precondition does not hold",
-        remedy "read the resource again and decide anew";
+        remedy "read the resource again, then retry or give up";
     /// Over a rate, concurrency or size limit.
     Throttled = "throttled", 429, retryable true, "too many requests",
-        remedy "wait as long as Retry-After says";
-    /// The object store does not answer; nothing acknowledged is lost.
+        remedy "wait for the time in Retry-After";
+    /// The object store does not respond; no acknowledged data is lost.
     StoreUnavailable = "store_unavailable", 503, retryable true, "the object store is unavailable",
         remedy "send it again after Retry-After; it may or may not have been stored";
     /// Shutting down.
@@ -156,15 +156,15 @@ error_codes! {
     /// The stored bytes failed their checksum twice; the chunk is now a miss.
     CorruptChunk = "corrupt_chunk", 502, retryable false, "the stored bytes are corrupt",
         remedy "compute the chunk and store it again; it counts as a miss";
-    /// The chunk is sealed under a key that the service does not have.
-    KeyLost = "key_lost", 502, retryable false, "the key of the stored bytes is not there",
-        remedy "compute the chunk; tell the operator, who has to put back the key that `detail` names";
-    /// A bug. The log has the details under the request id.
+    /// The chunk is encrypted under a key that the service does not have.
+    KeyLost = "key_lost", 502, retryable false, "the encryption key of the stored bytes is missing",
+        remedy "compute the chunk; tell the operator to restore the key that `detail` names";
+    /// A bug. The service's log has the cause under the request id.
     Internal = "internal", 500, retryable true, "internal error",
-        remedy "send it again; report it with the x-request-id";
+        remedy "send it again; if it persists, report it with the x-request-id";
 }
 
-// By hand: the derive does not see texts that come out of a macro.
+// Written by hand: the derive macro does not see texts generated by a macro.
 impl utoipa::PartialSchema for ErrorCode {
     fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
         let texts = Self::ALL.iter().map(|code| code.as_str());

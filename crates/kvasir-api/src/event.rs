@@ -1,4 +1,4 @@
-//! What happens to chunks, in the words of prefix-aware routers.
+//! Events of chunks, in the terms of prefix-aware routers.
 
 use kvasir_types::{Level, Medium, ModelId, Name, ObjectDigest, SeqHash};
 use serde::{Deserialize, Serialize};
@@ -10,9 +10,10 @@ use utoipa::{IntoParams, ToSchema};
 pub enum EventType {
     /// Blocks can be loaded from `medium`.
     Stored,
-    /// Blocks cannot be loaded from `medium` any more.
+    /// Blocks can no longer be loaded from `medium`.
     Removed,
-    /// All blocks of a namespace or model are gone; or the stream lost its place: forget what was heard before.
+    /// All blocks of a namespace or model are gone, or the stream lost its position: discard the state built
+    /// from earlier events.
     Cleared,
 }
 
@@ -20,7 +21,7 @@ impl EventType {
     /// All types.
     pub const ALL: [Self; 3] = [Self::Stored, Self::Removed, Self::Cleared];
 
-    /// As on the wire.
+    /// The name on the wire.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Stored => "stored",
@@ -33,15 +34,15 @@ impl EventType {
 /// One event: the `data` of a server-sent event whose `event` is its type and whose `id` is its id.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Event {
-    /// Give it back as `Last-Event-ID` to go on after it.
+    /// Send it as `Last-Event-ID` to resume after this event.
     pub event_id: String,
-    /// When the replica that says so learned of it, in milliseconds since 1970.
+    /// When the reporting replica learned of the event, in milliseconds since 1970.
     pub timestamp_ms: u64,
-    /// What happened.
+    /// Type of the event.
     pub event_type: EventType,
-    /// Whose.
+    /// The tenant.
     pub tenant_id: Name,
-    /// The namespace, where it is known.
+    /// The namespace, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<Name>,
     /// The model.
@@ -57,9 +58,9 @@ pub struct Event {
     pub block_size: u32,
     /// The replica where it happened.
     pub backend_id: Name,
-    /// Where the bytes are, or were.
+    /// Medium of the bytes, now or before.
     pub medium: Medium,
-    /// Finest level that is there.
+    /// Finest available level.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub level: Option<Level>,
     /// The chunk.
@@ -68,24 +69,25 @@ pub struct Event {
     /// The object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object_digest: Option<ObjectDigest>,
-    /// Hash of the block before the chunk; of a first chunk, what the root derives for it.
+    /// Hash of the block before the chunk; for a first chunk, the value derived from the root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent_hash: Option<SeqHash>,
-    /// Index in the context of the first block.
+    /// Index of the first block in the context.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base_block_idx: Option<u64>,
     /// The first 64 bits of each block's seq_hash, as 16 hex digits.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub block_hashes: Vec<String>,
-    /// Why: of a removal `removed`, `expired`, `evicted`, `duplicate`, `corrupt`; of a clearing `resumed_too_late`.
+    /// Reason: for a removal `removed`, `expired`, `evicted`, `duplicate` or `corrupt`; for a clearing
+    /// `resumed_too_late`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
 
-/// The last event of a stream that the service ends: its reader was too slow and missed events.
+/// The last event of a stream that the service ends because its reader was too slow and missed events.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EventsDropped {
-    /// Events that are lost to it.
+    /// Number of missed events.
     pub missed: u64,
     /// What to do.
     pub detail: String,
@@ -96,14 +98,14 @@ pub struct EventsDropped {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct EventsQuery {
-    /// Only of this namespace; events whose namespace is not known are left out.
+    /// Only events of this namespace; excludes events whose namespace is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[param(value_type = Option<String>)]
     pub namespace: Option<Name>,
     /// Only these types, separated by commas.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub types: Option<String>,
-    /// Go on after this event; as the header `Last-Event-ID`, which wins.
+    /// Resume after this event. The header `Last-Event-ID` has the same meaning and takes precedence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<String>,
 }

@@ -4,13 +4,13 @@ use kvasir_types::{Medium, ModelId, ModelSpec, Name, SeqHash};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Asks why a lookup of these tokens ends where it ends. Answers are about the caller's own tenant only.
+/// Asks why a lookup of these tokens ends where it does. Only covers the caller's own tenant.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExplainRequest {
     /// The model.
     pub model_id: ModelId,
-    /// Its spec, where the model may not be registered: says in which field it differs from those that are.
+    /// Its spec, if the model may not be registered: reveals in which fields it differs from registered ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub spec: Option<ModelSpec>,
     /// The namespace.
@@ -19,7 +19,7 @@ pub struct ExplainRequest {
     pub tokens: Vec<u32>,
 }
 
-/// Why nothing more matched.
+/// Why no further token matched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum MissReason {
@@ -29,24 +29,24 @@ pub enum MissReason {
     OtherModel,
     /// Stored in another namespace.
     OtherNamespace,
-    /// It was there and was removed by request.
+    /// It was stored, and removed by request.
     Removed,
-    /// It was there and its time to live ended.
+    /// It was stored, and its time to live expired.
     Expired,
-    /// It was there and was evicted.
+    /// It was stored, and evicted.
     Evicted,
     /// Its bytes were corrupt in the store.
     Quarantined,
-    /// It was sent and not taken, or sent directly and not committed.
+    /// It was sent and refused, or sent directly and not committed.
     NotAdmitted,
-    /// The model matches only as a whole, and the request is not the whole.
+    /// The model's contexts match only as a whole, and the request is not the whole.
     OnlyWhole,
-    /// Nothing here ever heard of it; or so long ago that its traces are gone.
+    /// It was never stored, or so long ago that no trace of it remains.
     NeverStored,
 }
 
 impl MissReason {
-    /// All of them.
+    /// All reasons.
     pub const ALL: [Self; 10] = [
         Self::Stored,
         Self::OtherModel,
@@ -60,7 +60,7 @@ impl MissReason {
         Self::NeverStored,
     ];
 
-    /// As on the wire.
+    /// The name on the wire.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Stored => "stored",
@@ -82,34 +82,34 @@ impl MissReason {
 pub struct FieldDifference {
     /// The field, as a path: `kv_dtype`, `layers[3].layout.kv_heads`.
     pub field: String,
-    /// In the request's model.
+    /// Value in the request's model.
     pub asked: String,
-    /// In the model that has it.
+    /// Value in the model with the stored chunk.
     pub stored: String,
 }
 
-/// One cause, the most telling first.
+/// One cause; the most informative comes first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Cause {
     /// The cause.
     pub reason: MissReason,
-    /// In words, with what to do.
+    /// Explanation with advice.
     pub detail: String,
-    /// Tokens that would match but for it.
+    /// Tokens that would match without this cause.
     pub tokens: u64,
-    /// The chunk it is about.
+    /// The affected chunk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seq_hash: Option<SeqHash>,
     /// When it happened, in milliseconds since 1970 by the store's clock.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub at_ms: Option<u64>,
-    /// Who did it: `request`, `collector`, `scrub`, `read`.
+    /// Actor: `request`, `collector`, `scrub`, `read`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub by: Option<String>,
     /// The other model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_id: Option<ModelId>,
-    /// In which fields it differs.
+    /// The fields in which it differs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub differences: Vec<FieldDifference>,
     /// The other namespace.
@@ -117,47 +117,47 @@ pub struct Cause {
     pub namespace: Option<Name>,
 }
 
-/// When and why a matched chunk was evicted from the memory or the disk of the replica that answers: it is slower to read
-/// from where it is now.
+/// When and why a matched chunk was evicted from the memory or the disk of the responding replica: reads from
+/// its present location are slower.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[schema(as = Departure)]
 pub struct ChunkEviction {
     /// The chunk.
     pub seq_hash: SeqHash,
-    /// What it left: `cpu` or `disk`.
+    /// Medium that it was evicted from: `cpu` or `disk`.
     pub medium: Medium,
-    /// Where its base is now.
+    /// Present medium of its base.
     pub now_in: Medium,
-    /// Why: `capacity` (its place was worth more to another), `not_admitted` (it was worth less than all that was there),
-    /// `expired`, `corrupt`, `removed`.
+    /// Reason: `capacity` (another frame was worth more), `not_admitted` (it was worth less than all cached
+    /// frames), `expired`, `corrupt`, `removed`.
     pub reason: String,
-    /// The lowest level that went.
+    /// Lowest evicted level.
     pub level: u8,
-    /// Bytes that went, as far back as is remembered.
+    /// Evicted bytes, as far back as recorded.
     pub bytes: u64,
-    /// How long ago the last of it went, in milliseconds.
+    /// Time since the last part was evicted, in milliseconds.
     pub ago_ms: u64,
-    /// How long that had been there.
+    /// Its age at eviction.
     pub age_ms: u64,
-    /// How long that had not been used.
+    /// Time since its last use at eviction.
     pub idle_ms: u64,
-    /// Type of the requests that used it last; empty when unknown.
+    /// Type of the requests that last used it; empty if unknown.
     pub request_type: String,
-    /// Their turn, as a range.
+    /// Turn of those requests, as a range.
     pub turn: String,
 }
 
-/// How far a lookup gets, and why no farther.
+/// How much a lookup matches, and why it stops there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExplainResponse {
-    /// Tokens asked about.
+    /// Tokens in the request.
     pub tokens: u64,
     /// Tokens that a lookup matches now.
     pub matched_tokens: u64,
-    /// Why no more; the most telling first, never empty.
+    /// Why it stops; the most informative first, never empty.
     pub causes: Vec<Cause>,
-    /// Of what matches and is not in memory, how it left; what never was there, or longer ago than is remembered, is not
-    /// listed.
+    /// How matched chunks that are not in memory left it. Chunks that were never in memory, or left it before
+    /// the record begins, are not listed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub departures: Vec<ChunkEviction>,
 }

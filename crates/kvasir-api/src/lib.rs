@@ -1,7 +1,7 @@
-//! Everything that is on Kvasir's wire: requests, responses and error codes of the `/v1` REST API.
+//! Kvasir's wire format: requests, responses and error codes of the `/v1` REST API.
 //!
-//! The server and the client share these types, so they cannot disagree. Paths are built by [`routes`];
-//! errors are RFC 9457 problem documents with a stable [`ErrorCode`].
+//! The server and the client share these types, so they cannot disagree. [`routes`] builds paths; errors are
+//! RFC 9457 problem documents with a stable [`ErrorCode`].
 
 #![forbid(unsafe_code)]
 
@@ -70,21 +70,23 @@ pub const MEDIA_TOKENS: &str = "application/vnd.kvasir.tokens";
 pub const MEDIA_BLOCKS: &str = "application/vnd.kvasir.blocks";
 /// Media type of several opaque objects: the length of each as u64 little endian, then its bytes; one after the other.
 pub const MEDIA_OBJECTS: &str = "application/vnd.kvasir.objects";
-/// Media type of several opaque objects that are to be stored: the length of a [`WriteObjectsRequest`] as u32 little endian, the request
-/// as JSON, then the objects' bytes, one after the other.
+/// Media type of several opaque objects to be stored: the length of a [`WriteObjectsRequest`] as u32 little
+/// endian, the request as JSON, then the objects' bytes, one after another.
 pub const MEDIA_NEW_OBJECTS: &str = "application/vnd.kvasir.new-objects";
 /// Media type of an error.
 pub const MEDIA_PROBLEM: &str = "application/problem+json";
 /// Media type of server-sent events.
 pub const MEDIA_EVENTS: &str = "text/event-stream";
 
-/// Header of lookups, reads and writes of chunks: type of the request they serve (text, file, agent, …), for eviction.
+/// Header of lookups, reads and writes of chunks: type of the request that they serve (text, file, agent, …),
+/// for eviction.
 pub const HEADER_REQUEST_TYPE: &str = "kvasir-request-type";
 /// Header of lookups, reads and writes of chunks: turn of the conversation, from 1, for eviction.
 pub const HEADER_TURN: &str = "kvasir-turn";
-/// Header of writes of chunks: the namespace of the chunk's chain, with which events are labelled.
+/// Header of writes of chunks: the namespace of the chunk's chain, used as a label of events.
 pub const HEADER_NAMESPACE: &str = "kvasir-namespace";
-/// Header of writes of chunks: BLAKE3 of the body, whose length is said, too. The body goes to the store while it comes in.
+/// Header of writes of chunks: BLAKE3 of the body; requires a declared length. The body is forwarded to the
+/// store while it arrives.
 pub const HEADER_OBJECT_DIGEST: &str = "kvasir-object-digest";
 
 /// Header of lookups, reads and writes of chunks: the [`RouteKey`](kvasir_types::RouteKey) of the prompt that they serve.

@@ -1,4 +1,4 @@
-//! Reports of loads: what a client saw of one, and the last ones that a replica remembers.
+//! Reports of loads: a client's record of one, and the latest ones that a replica keeps.
 
 use std::collections::BTreeMap;
 
@@ -6,99 +6,100 @@ use kvasir_types::Level;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-/// Most parts of a timeline, of each kind.
+/// Maximum number of parts of each kind in a timeline.
 pub const LOAD_TIMELINE_MAX: usize = 64;
-/// Most loads that a replica remembers of a tenant.
+/// Maximum number of loads that a replica keeps per tenant.
 pub const LOADS_KEPT_MAX: usize = 64;
 
-/// How a load went, told by the client: what the service cannot see from its end.
+/// A client's report of a load, which the service cannot observe itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LoadRecord {
-    /// Time that was allowed, in milliseconds.
+    /// Time allowed, in milliseconds.
     pub slo_ms: u64,
-    /// Time it took.
+    /// Duration, in milliseconds.
     pub elapsed_ms: u64,
     /// Tokens loaded.
     pub loaded_tokens: u64,
-    /// Tokens given up, which the engine computes.
+    /// Tokens that were given up and that the engine computes.
     pub recomputed_tokens: u64,
-    /// Bytes loaded of each level.
+    /// Bytes loaded by level.
     #[serde(default)]
     #[schema(value_type = BTreeMap<String, u64>)]
     pub bytes_by_level: BTreeMap<Level, u64>,
-    /// Bytes of it that came directly from the store.
+    /// Bytes of these that were read directly from the store.
     #[serde(default)]
     pub direct_bytes: u64,
-    /// Loaded tokens by the level they were decoded at.
+    /// Loaded tokens by the level at which they were decoded.
     #[serde(default)]
     #[schema(value_type = BTreeMap<String, u64>)]
     pub tokens_by_level: BTreeMap<Level, u64>,
-    /// What computing the loaded tokens would have taken by the engine's own measure, on all of its GPUs together.
+    /// GPU time saved by the load, as measured by the engine, summed over all of its GPUs.
     #[serde(default)]
     pub saved_gpu_ms: u64,
-    /// Its course.
+    /// Timeline of the load.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeline: Option<LoadTimeline>,
 }
 
-/// The course of a load, as far as a picture needs it. Times are milliseconds since the load began.
+/// Timeline of a load, in enough detail for a plot. Times are milliseconds since the load began.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LoadTimeline {
-    /// Its chunks in the order of their tokens, at most 64: neighbours are joined where there were more.
+    /// Its chunks in the order of their tokens, at most 64; beyond that, neighbours are joined.
     #[schema(max_items = 64)]
     pub chunks: Vec<LoadedChunk>,
-    /// Throughput as the client measured it, at most 64 samples: neighbours are joined where there were more.
+    /// Throughput as the client measured it, at most 64 samples; beyond that, neighbours are joined.
     #[schema(max_items = 64)]
     pub bandwidth: Vec<BandwidthSample>,
 }
 
-/// One chunk of a load, or neighbours together.
+/// One chunk of a load, or several joined ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LoadedChunk {
-    /// Its first token, from the start of the context.
+    /// Its first token, counted from the start of the context.
     pub first_token: u64,
-    /// Its tokens.
+    /// Number of its tokens.
     pub tokens: u64,
-    /// The level it was decoded at, the coarsest of neighbours; absent where the engine computes any of it.
+    /// The level at which it was decoded, the coarsest of joined chunks; absent if the engine computes any of
+    /// it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u8>)]
     pub level: Option<Level>,
-    /// Bytes that came for it.
+    /// Bytes received for it.
     pub bytes: u64,
-    /// First request sent.
+    /// Time of its first request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub started_ms: Option<u64>,
-    /// Last byte there.
+    /// Arrival of its last byte.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fetched_ms: Option<u64>,
-    /// Decoded and handed over, or given back to be computed.
+    /// Decoded and handed over, or returned to the engine to compute.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_ms: Option<u64>,
 }
 
-/// Throughput at one moment of a load.
+/// Throughput at one time of a load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BandwidthSample {
-    /// When it was measured.
+    /// Time of the measurement.
     pub at_ms: u64,
-    /// What it was.
+    /// Throughput.
     pub bytes_per_second: u64,
 }
 
-/// Query of the last loads.
+/// Query of the latest loads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct LoadsQuery {
-    /// Only loads that took longer than they were allowed.
+    /// Only loads that exceeded their time.
     #[serde(default)]
     #[param(required = false)]
     pub missed: bool,
-    /// Most loads of the answer; 64 unless told, and at most.
+    /// Maximum number of loads in the response; default and maximum 64.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<usize>,
 }
@@ -108,40 +109,40 @@ pub struct LoadsQuery {
 pub struct ReportedLoad {
     /// When it was reported, in milliseconds since 1970.
     pub received_at_ms: u64,
-    /// Whether it took longer than it was allowed.
+    /// Whether it exceeded its time.
     pub missed: bool,
-    /// Time that was allowed, in milliseconds.
+    /// Time allowed, in milliseconds.
     pub slo_ms: u64,
-    /// Time it took.
+    /// Duration, in milliseconds.
     pub elapsed_ms: u64,
     /// Tokens loaded.
     pub loaded_tokens: u64,
-    /// Tokens given up, which the engine computed.
+    /// Tokens that were given up and that the engine computed.
     pub recomputed_tokens: u64,
-    /// Bytes loaded of each level.
+    /// Bytes loaded by level.
     #[schema(value_type = BTreeMap<String, u64>)]
     pub bytes_by_level: BTreeMap<Level, u64>,
-    /// Bytes of it that came directly from the store.
+    /// Bytes of these that were read directly from the store.
     pub direct_bytes: u64,
-    /// Loaded tokens by the level they were decoded at.
+    /// Loaded tokens by the level at which they were decoded.
     #[schema(value_type = BTreeMap<String, u64>)]
     pub tokens_by_level: BTreeMap<Level, u64>,
-    /// What computing the loaded tokens would have taken by the engine's own measure, on all of its GPUs together.
+    /// GPU time saved by the load, as measured by the engine, summed over all of its GPUs.
     pub saved_gpu_ms: u64,
-    /// Its course, where the client told it.
+    /// Timeline of the load, if the client sent it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeline: Option<LoadTimeline>,
 }
 
 impl LoadRecord {
-    /// Whether it took longer than it was allowed.
+    /// Whether it exceeded its time.
     pub const fn missed(&self) -> bool {
         self.elapsed_ms > self.slo_ms
     }
 }
 
 impl ReportedLoad {
-    /// A report that came at that time, in milliseconds since 1970.
+    /// A report that arrived at this time, in milliseconds since 1970.
     pub fn new(record: LoadRecord, received_at_ms: u64) -> Self {
         Self {
             received_at_ms,
@@ -159,7 +160,7 @@ impl ReportedLoad {
     }
 }
 
-/// The last loads of the caller's tenant that this replica was told of, newest first.
+/// The latest loads of the caller's tenant reported to this replica, newest first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LoadList {
     /// The loads.

@@ -4,12 +4,12 @@ use kvasir_types::{Level, LevelError, Loss, Medium, ModelId, Name, ObjectDigest,
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-/// Most tokens of a lookup by tokens: the longest contexts in use are 1 M.
+/// Maximum number of tokens of a lookup by tokens: the longest contexts in use have 1 M.
 pub const LOOKUP_TOKENS_MAX: usize = 1 << 20;
 /// Most hashes of a lookup by block hashes.
 pub const LOOKUP_BLOCKS_MAX: usize = LOOKUP_TOKENS_MAX / kvasir_types::BLOCK_TOKENS;
 
-/// Asks for the longest stored prefix. Exactly one of `tokens`, `block_hashes` and `chunk_ids` is given.
+/// Queries the longest stored prefix. Give exactly one of `tokens`, `block_hashes` and `chunk_ids`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LookupRequest {
@@ -17,19 +17,19 @@ pub struct LookupRequest {
     pub model_id: ModelId,
     /// The namespace.
     pub namespace: Name,
-    /// The tokens themselves; the server hashes them.
+    /// The tokens; the server hashes them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens: Option<Vec<u32>>,
-    /// Hashes of the consecutive blocks from the root on (the last may be of a shorter tail).
+    /// Hashes of consecutive blocks, starting at the root (the last one may be a shorter tail).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub block_hashes: Option<Vec<SeqHash>>,
-    /// `seq_hash` of consecutive chunks from the root on: of a context whose chunks the caller knows.
+    /// `seq_hash` of consecutive chunks, starting at the root: for a context whose chunks the caller knows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chunk_ids: Option<Vec<SeqHash>>,
-    /// Bypass remembered misses and ask the store, also for tombstones of what is matched.
+    /// Bypass cached misses and query the store, including tombstones of matched chunks.
     #[serde(default)]
     pub fresh: bool,
-    /// Ask for presigned URLs where the store can make them; otherwise every chunk is read through the service.
+    /// Request presigned URLs if the store supports them; otherwise every chunk is read through the service.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub direct: bool,
 }
@@ -55,9 +55,9 @@ pub struct LookupQuery {
 /// The longest usable prefix, chunk by chunk from the first token on.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LookupResponse {
-    /// Tokens matched in all.
+    /// Total number of matched tokens.
     pub matched_tokens: u64,
-    /// The objects that hold them, in order.
+    /// The objects that contain them, in order.
     pub chunks: Vec<ChunkMatch>,
 }
 
@@ -72,41 +72,41 @@ pub struct ChunkMatch {
     pub profile_hash: ProfileHash,
     /// Position of its first token in the context.
     pub first_token: u64,
-    /// Tokens it holds.
+    /// Number of tokens in it.
     pub tokens: u32,
-    /// Leading tokens of it that match: all but in the last chunk of a match.
+    /// Number of its leading tokens that match: all of them, except in the last chunk of a match.
     pub matched_tokens: u32,
     /// Size of the whole object.
     pub bytes: u64,
-    /// Bytes of header, block hashes, directory and tokens: what must be read first.
+    /// Bytes of header, block hashes, directory and tokens: these must be read first.
     pub head_bytes: u64,
     /// `level_bytes[l]`: length of the object's prefix that decodes to level `l`.
     pub level_bytes: Vec<u64>,
-    /// Sum of the predicted logit KL (nats a token) of the prefixes this chunk was computed over.
+    /// Sum of the predicted logit KL (nats per token) of the prefixes that this chunk was computed over.
     pub kl_beneath: f32,
-    /// What its levels lose, where its encoder measured it.
+    /// Errors of its levels, if its encoder measured them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub errors: Option<ChunkErrors>,
-    /// Where its bytes live.
+    /// Location of its bytes.
     pub medium: Medium,
     /// How to read it.
     pub via: Via,
 }
 
-/// What the levels of a chunk lose, as its encoder measured it.
+/// Errors of a chunk's levels, as measured by its encoder.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ChunkErrors {
-    /// Error of each level, coarsest first: of its worst plane.
+    /// Error of each level, coarsest first: that of its worst plane.
     pub levels: Vec<LevelError>,
-    /// Worst error of the KV that the chunk was computed over.
+    /// Largest error of the KV that the chunk was computed over.
     pub beneath: LevelError,
-    /// How many times KV beneath the chunk was computed over lossy KV, the chunk itself included.
+    /// Length of the chain of computations over lossy KV, including the chunk itself.
     pub hops: u8,
 }
 
 impl ChunkMatch {
-    /// What KV has lost that is decoded at a level whose predicted KL is `kl`. Where nobody measured, the error is unknown and no
-    /// hop is counted.
+    /// The loss of KV decoded at a level whose predicted KL is `kl`. Without measurements, the error is
+    /// unknown and no hop is counted.
     pub fn loss_at(&self, level: Level, kl: f64) -> Loss {
         let beneath = f64::from(self.kl_beneath);
         let Some(errors) = &self.errors else {
@@ -123,11 +123,11 @@ impl ChunkMatch {
 pub enum Via {
     /// Through the service.
     Proxy,
-    /// From the object store, by this presigned URL.
+    /// From the object store, with this presigned URL.
     Direct {
-        /// Presigned `GET` URL that takes `Range`.
+        /// Presigned `GET` URL that supports `Range`.
         url: String,
-        /// How long it is valid, in seconds from the answer on; 0 where that is not known. A lookup gives a new one.
+        /// Validity, in seconds from the response; 0 if unknown. Look up again for a new URL.
         #[serde(default)]
         expires_in_s: u64,
     },

@@ -4,12 +4,12 @@ use kvasir_types::{ModelId, Name, ProfileHash, RootHash};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Answer to registering a model.
+/// Response to registering a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RegisteredModel {
     /// Identity of the spec.
     pub model_id: ModelId,
-    /// False when it had been registered before.
+    /// False if it was already registered.
     pub created: bool,
 }
 
@@ -34,13 +34,13 @@ pub struct ModelInfo {
     pub lora_name: Option<String>,
 }
 
-/// What a profile says of its levels, as measured when it was made.
+/// A profile's levels, as measured when it was made.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ProfileLevels {
     /// The profile.
     pub profile_hash: ProfileHash,
-    /// How it came about: `first_save`, `retrain` or `by_hand`; `unknown` where the service cannot read the profile, which it
-    /// stores as it is. Then there are no levels.
+    /// Origin: `first_save`, `retrain` or `by_hand`; `unknown` if the service cannot read the profile, which
+    /// it stores unchanged. Then there are no levels.
     pub made: String,
     /// Name of the recipe.
     pub recipe: String,
@@ -59,13 +59,13 @@ pub struct ProfileLevels {
 /// One level of a profile.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MeasuredLevel {
-    /// Its number.
+    /// Number of the level.
     pub level: u8,
-    /// Bits a KV element of everything up to this level, container included.
+    /// Bits per KV element of everything up to this level, including the container.
     pub bits_per_element: f32,
-    /// Power of the error over the power of the signal.
+    /// Error power relative to signal power.
     pub nmse: f32,
-    /// Logit KL in nats a token against the uncompressed cache, if it was measured.
+    /// Logit KL in nats per token against the uncompressed cache, if measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kl: Option<f32>,
     /// `transparent`: the level that the profile was made for; `exact`: bit for bit.
@@ -76,11 +76,12 @@ pub struct MeasuredLevel {
 /// One profile of a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProfileInfo {
-    /// Its hash, by which bitstreams name it.
+    /// Its hash, which names it in bitstreams.
     pub profile_hash: ProfileHash,
     /// Its size.
     pub bytes: u64,
-    /// When it was stored, by the store's clock: milliseconds since 1970. Lists say it, answers to a `PUT` do not.
+    /// Time of storage by the store's clock, in milliseconds since 1970. Present in lists, absent in
+    /// responses to `PUT`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_at_ms: Option<u64>,
 }
@@ -92,25 +93,25 @@ pub struct ProfileList {
     pub profiles: Vec<ProfileInfo>,
 }
 
-/// Asks for the root hash of a namespace under a model.
+/// Requests the root hash of a namespace under a model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NamespaceRequest {
-    /// The namespace; it comes into being by being asked for.
+    /// The namespace; the first request creates it.
     pub namespace: Name,
     /// The model.
     pub model_id: ModelId,
 }
 
-/// Gives a namespace a new salt: chains that begin from now on share no name with those before.
+/// Gives a namespace a new salt: new chains share no name with earlier ones.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NamespaceRotation {
     /// The namespace.
     pub namespace: Name,
-    /// The model whose new root is answered; the salt is that of all models.
+    /// The model whose new root is returned; the salt is shared by all models.
     pub model_id: ModelId,
-    /// How long lookups still find what was stored before, in seconds; a day unless given, at most ten years.
+    /// How long lookups still find chunks stored before, in seconds; default a day, at most ten years.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 315_360_000)]
     pub keep_s: Option<u64>,
@@ -119,18 +120,18 @@ pub struct NamespaceRotation {
 impl NamespaceRotation {
     /// Longest time that an old generation is kept: ten years.
     pub const KEEP_S_MAX: u64 = 315_360_000;
-    /// How long one is kept where nobody says: a day.
+    /// Default time that an old generation is kept: a day.
     pub const KEEP_S_DEFAULT: u64 = 86_400;
 }
 
-/// The root that a caller derives token chains from. The salt behind it never leaves the server.
+/// The root for deriving token chains. The salt behind it never leaves the server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NamespaceResponse {
     /// Start of every chain in this namespace.
     pub root: RootHash,
 }
 
-/// What this service is and allows: the capability probe.
+/// The service's properties and limits: the capability probe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ConfigResponse {
     /// Version of the service.
@@ -139,26 +140,26 @@ pub struct ConfigResponse {
     pub format_versions: Vec<String>,
     /// Tokens of a block.
     pub block_tokens: u32,
-    /// Largest object it takes, in bytes.
+    /// Largest accepted object, in bytes.
     pub chunk_bytes_max: u64,
     /// Most tokens of a lookup.
     pub lookup_tokens_max: u64,
-    /// What the object store behind it can do.
+    /// Capabilities of the object store.
     pub store: StoreCapabilities,
 }
 
-/// What the object store was found able to do at start-up.
+/// Capabilities of the object store, as probed at start-up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StoreCapabilities {
     /// `file`, `s3` or `memory`.
     pub kind: String,
     /// Whether conditional creates are honoured; correctness does not need them.
     pub conditional_create: bool,
-    /// Whether lookups can answer presigned URLs, and uploads go to the store directly.
+    /// Whether lookups can return presigned URLs, and uploads can be sent directly to the store.
     #[serde(default)]
     pub direct: bool,
-    /// Whether the store compares an upload with its signed SHA-256. Where it does not, the service reads every
-    /// direct upload whole.
+    /// Whether the store verifies uploads against their signed SHA-256. If not, the service reads every
+    /// direct upload back in full.
     #[serde(default)]
     pub checksums: bool,
 }

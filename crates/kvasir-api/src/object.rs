@@ -6,27 +6,27 @@ use utoipa::ToSchema;
 
 use crate::{Cause, Problem};
 
-/// Answer to storing an object: from here on it is durable and visible.
+/// Response to storing an object: it is now durable and visible.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StoredObject {
     /// Its key.
     pub key: ObjectKey,
     /// Its size.
     pub bytes: u64,
-    /// False when the very same bytes were there already.
+    /// False if the same bytes were already stored.
     pub created: bool,
 }
 
-/// Head of a request that stores several objects, whose bytes follow it in the same order.
+/// Head of a request that stores several objects; their bytes follow in the same order.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WriteObjectsRequest {
-    /// What they are.
+    /// The objects.
     #[schema(max_items = 256)]
     pub objects: Vec<NewObject>,
 }
 
-/// An object that is to be stored.
+/// An object to be stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewObject {
@@ -36,71 +36,71 @@ pub struct NewObject {
     pub bytes: u64,
 }
 
-/// What became of each object of a request, in its order.
+/// Result for each object of a request, in the same order.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct WriteObjectsResponse {
-    /// One for each.
+    /// One entry per object.
     pub objects: Vec<WrittenObject>,
 }
 
-/// What became of an object.
+/// Result for one object.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct WrittenObject {
-    /// False when the very same bytes were there already, or it was refused.
+    /// False if the same bytes were already stored, or the object was refused.
     pub created: bool,
-    /// Why it was not stored; none: it is durable and visible.
+    /// Why it was not stored; null: it is durable and visible.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
 }
 
-/// Asks for the bytes of objects.
+/// Requests the bytes of objects.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ObjectsRequest {
-    /// Their keys, in the order in which they are of use: each as long as all before it are there.
+    /// Their keys, in order of use: each one is needed only if all previous ones are stored.
     #[schema(max_items = 256)]
     pub keys: Vec<ObjectKey>,
 }
 
 impl ObjectsRequest {
-    /// Most keys of a request.
+    /// Maximum number of keys in a request.
     pub const KEYS_MAX: usize = 256;
 }
 
-/// Asks how large objects are, where they are there.
+/// Requests the sizes of stored objects.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ObjectsLookup {
-    /// Their keys, in the order in which they are of use.
+    /// Their keys, in order of use.
     #[schema(max_items = 256)]
     pub keys: Vec<ObjectKey>,
-    /// Whether keys behind one that is not there are of use, too. Each that is not there costs a request to the store.
+    /// Whether keys after a missing one are of use as well. Each missing key costs a request to the store.
     #[serde(default)]
     pub gaps: bool,
 }
 
-/// The objects that were asked for: the leading ones, up to the first that is not there, or with gaps all.
+/// The requested objects: the leading ones, up to the first missing one, or with `gaps` all of them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ObjectsResponse {
-    /// One for each key, in order, as far as they go; null for a gap.
+    /// One entry per key, in order, as far as they reach; null for a gap.
     pub objects: Vec<Option<ObjectInfo>>,
 }
 
-/// How far a request for these keys gets, and why no farther.
+/// How many of these keys are found, and why not more.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ExplainObjectsResponse {
-    /// Keys asked about.
+    /// Number of keys in the request.
     pub keys: usize,
-    /// Leading ones that have an object now.
+    /// Number of leading keys that have an object now.
     pub found: usize,
-    /// The first that has none.
+    /// The first key without an object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<ObjectKey>,
-    /// Why it has none; the most telling first, never empty.
+    /// Why it has none; the most informative cause first, never empty.
     pub causes: Vec<Cause>,
 }
 
-/// An object that is there.
+/// A stored object.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ObjectInfo {
     /// Its size.

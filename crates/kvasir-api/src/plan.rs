@@ -1,4 +1,4 @@
-//! Plans: how large a cache is, what keeping it costs, and which level fits a link.
+//! Plans: the size of a cache, the cost of keeping it, and the level that fits a link.
 
 use kvasir_types::{ModelId, ProfileHash};
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 /// Most links of a plan.
 pub const PLAN_BANDWIDTHS_MAX: usize = 16;
 
-/// What a plan may name.
+/// The models and GPUs for plans.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PlanOptions {
     /// Well-known models, by name.
@@ -19,33 +19,33 @@ pub struct PlanOptions {
 /// A well-known model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PlanModel {
-    /// Name to ask for.
+    /// Name for requests.
     pub name: String,
-    /// All parameters, in units of 10⁹.
+    /// Total parameters, in units of 10⁹.
     pub parameters: f64,
-    /// Parameters that a token passes through, in units of 10⁹.
+    /// Active parameters per token, in units of 10⁹.
     pub active_parameters: f64,
-    /// Longest context; absent where it is not known.
+    /// Maximum context; absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context_tokens: Option<u64>,
-    /// Where these numbers stand.
+    /// Source of these numbers.
     pub source: String,
 }
 
 /// A GPU.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PlanGpu {
-    /// Name to ask for.
+    /// Name for requests.
     pub name: String,
     /// Memory.
     pub memory_bytes: u64,
-    /// Peak dense 16-bit FLOP a second.
+    /// Peak dense 16-bit FLOP per second.
     pub flops: f64,
-    /// US dollars an hour.
+    /// US dollars per hour.
     pub usd_per_hour: f64,
 }
 
-/// Asks for a plan. Exactly one of `model` and `model_id` names the model.
+/// Requests a plan. Exactly one of `model` and `model_id` names the model.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PlanRequest {
@@ -55,26 +55,27 @@ pub struct PlanRequest {
     /// A registered model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub model_id: Option<ModelId>,
-    /// Parameters a token passes through, in units of 10⁹; needed with `model_id`, whose spec does not have them.
+    /// Active parameters per token, in units of 10⁹; required with `model_id`, whose spec does not contain
+    /// them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parameters: Option<f64>,
-    /// A profile of the registered model, whose measured levels count; absent: assumed ones.
+    /// A profile of the registered model, whose measured levels are used; absent: assumed levels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile_hash: Option<ProfileHash>,
-    /// Tokens of the context; 8,192 unless told.
+    /// Tokens of the context; default 8,192.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokens: Option<u64>,
-    /// Bandwidths of the links in question, in bits a second, at most 16; 3·10⁹ unless told.
+    /// Bandwidths of the links, in bits per second, at most 16; default 3·10⁹.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(max_items = 16)]
     pub bandwidths: Vec<f64>,
-    /// Time to first token to meet, in seconds.
+    /// Target time to first token, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slo_s: Option<f64>,
-    /// GPU that would compute the context otherwise; `h100` unless told.
+    /// GPU that would otherwise compute the context; default `h100`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<String>,
-    /// GPUs that compute one request together; 1 unless told.
+    /// GPUs that compute one request together; default 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpus: Option<u32>,
 }
@@ -84,13 +85,13 @@ pub struct PlanRequest {
 pub struct PlanBytes {
     /// fp16 or bf16.
     pub fp16: u64,
-    /// fp8 or int8, scales not counted.
+    /// fp8 or int8, excluding scales.
     pub fp8: u64,
-    /// int4, scales not counted.
+    /// int4, excluding scales.
     pub int4: u64,
 }
 
-/// A number and where it comes from.
+/// A number and its source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PlanNumber {
     /// The number.
@@ -99,46 +100,46 @@ pub struct PlanNumber {
     pub source: String,
 }
 
-/// A level of what is stored.
+/// A stored level.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PlanLevel {
-    /// Bits a KV element.
+    /// Bits per KV element.
     pub bits_per_element: PlanNumber,
-    /// Logit KL in nats a token, if it is known.
+    /// Logit KL in nats per token, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kl: Option<PlanNumber>,
 }
 
-/// What a link allows.
+/// Results for one link.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PlanLink {
-    /// Its bandwidth, in bits a second.
+    /// Its bandwidth, in bits per second.
     pub bits_per_second: f64,
-    /// The ways to the first token: the levels, then `int8`, `fp16`, `recompute`.
+    /// Options for the first token: the levels, then `int8`, `fp16`, `recompute`.
     pub ways: Vec<PlanWay>,
-    /// Index into `ways` of the best quality in time; absent where none is.
+    /// Index into `ways` of the best quality that is in time; absent if none is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fits: Option<usize>,
 }
 
-/// A way to the first token.
+/// An option for the first token.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PlanWay {
     /// Its name.
     pub name: String,
-    /// Bytes over the link.
+    /// Bytes sent over the link.
     pub bytes: u64,
-    /// Seconds until all of the cache is in place.
+    /// Seconds until the whole cache is in place.
     pub seconds: f64,
-    /// Whether that is in time, where a time was given.
+    /// Whether that is in time, if a time was given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub within_slo: Option<bool>,
 }
 
-/// A rate that the plan rests on.
+/// A rate used by the plan.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PlanRate {
-    /// What it is of.
+    /// Name of the rate.
     pub name: String,
     /// The rate.
     pub value: f64,
@@ -148,14 +149,14 @@ pub struct PlanRate {
     pub source: String,
 }
 
-/// A plan; all of it is arithmetic over the request and `rates`. Money is in US dollars.
+/// A plan, computed from the request and `rates` alone. Costs are in US dollars.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PlanResponse {
     /// The model.
     pub model: String,
-    /// Where its numbers stand.
+    /// Source of its numbers.
     pub model_source: String,
-    /// Its longest context; absent where it is not known.
+    /// Its maximum context; absent if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context_tokens: Option<u64>,
     /// Tokens of the context.
@@ -164,27 +165,27 @@ pub struct PlanResponse {
     pub bytes_per_token: PlanBytes,
     /// Size of the whole cache.
     pub bytes: PlanBytes,
-    /// Bytes stored: all levels.
+    /// Stored bytes: all levels.
     pub bytes_stored: u64,
     /// Bytes of the model's weights.
     pub weight_bytes: u64,
-    /// GPUs of the named kind that hold the weights and this cache.
+    /// GPUs of the given kind needed to hold the weights and this cache.
     pub gpus_needed: u64,
-    /// Seconds to compute the cache again.
+    /// Seconds to recompute the cache.
     pub recompute_s: f64,
-    /// What that costs.
+    /// Cost of recomputing.
     pub recompute_usd: f64,
-    /// What one load costs.
+    /// Cost of one load.
     pub load_usd: f64,
-    /// What keeping it for a month costs.
+    /// Cost of keeping it for a month.
     pub month_usd: f64,
-    /// Reuses a month above which keeping pays; absent where it never does.
+    /// Reuses per month above which keeping pays; absent if it never does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub break_even_reuses: Option<f64>,
-    /// The levels that the plan is of, coarsest first.
+    /// The levels used by the plan, coarsest first.
     pub levels: Vec<PlanLevel>,
-    /// One answer a link.
+    /// One result per link.
     pub links: Vec<PlanLink>,
-    /// What else it rests on.
+    /// Other rates used by the plan.
     pub rates: Vec<PlanRate>,
 }

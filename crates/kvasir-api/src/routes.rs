@@ -3,9 +3,9 @@
 use kvasir_types::{ModelId, Name, ObjectDigest, ObjectKey, ProfileHash, SeqHash};
 use uuid::Uuid;
 
-/// Is the process alive? Never depends on the store.
+/// Liveness. Never depends on the store.
 pub const LIVEZ: &str = "/livez";
-/// Should traffic come here?
+/// Readiness for traffic.
 pub const READYZ: &str = "/readyz";
 /// Prometheus metrics.
 pub const METRICS: &str = "/metrics";
@@ -13,8 +13,8 @@ pub const METRICS: &str = "/metrics";
 pub const CONFIG: &str = "/v1/config";
 /// `GET` a [`MembersResponse`](crate::MembersResponse): the replicas that share the bucket.
 pub const MEMBERS: &str = "/v1/members";
-/// `POST` a [`ModelSpec`](kvasir_types::ModelSpec), answers [`RegisteredModel`](crate::RegisteredModel); `GET` a
-/// [`ModelList`](crate::ModelList).
+/// `POST` a [`ModelSpec`](kvasir_types::ModelSpec), returns [`RegisteredModel`](crate::RegisteredModel);
+/// `GET` a [`ModelList`](crate::ModelList).
 pub const MODELS: &str = "/v1/models";
 /// `GET` the spec of a registered model.
 pub const MODEL: &str = "/v1/models/{model_id}";
@@ -22,23 +22,25 @@ pub const MODEL: &str = "/v1/models/{model_id}";
 pub const PROFILES: &str = "/v1/models/{model_id}/profiles";
 /// `PUT`, `GET` a profile's bytes.
 pub const PROFILE: &str = "/v1/models/{model_id}/profiles/{profile_hash}";
-/// `GET` what a profile says of its levels: [`ProfileLevels`](crate::ProfileLevels).
+/// `GET` a profile's levels: [`ProfileLevels`](crate::ProfileLevels).
 pub const PROFILE_LEVELS: &str = "/v1/models/{model_id}/profiles/{profile_hash}/levels";
 /// `POST` a [`NamespaceRequest`](crate::NamespaceRequest).
 pub const NAMESPACES: &str = "/v1/namespaces";
-/// `POST` a [`NamespaceRotation`](crate::NamespaceRotation), answers [`NamespaceResponse`](crate::NamespaceResponse).
-/// For admins.
+/// `POST` a [`NamespaceRotation`](crate::NamespaceRotation), returns
+/// [`NamespaceResponse`](crate::NamespaceResponse). For admins.
 pub const NAMESPACE_ROTATION: &str = "/v1/namespaces/rotate";
 /// `PUT`, `GET`, `HEAD`, `DELETE` an opaque object's bytes. The key is one segment: a slash in it is written `%2F`.
 pub const OBJECT: &str = "/v1/namespaces/{namespace}/objects/{key}";
-/// `POST` an [`ObjectsLookup`](crate::ObjectsLookup), answers [`ObjectsResponse`](crate::ObjectsResponse).
+/// `POST` an [`ObjectsLookup`](crate::ObjectsLookup), returns [`ObjectsResponse`](crate::ObjectsResponse).
 pub const OBJECTS_LOOKUP: &str = "/v1/namespaces/{namespace}/objects:lookup";
-/// `POST` an [`ObjectsRequest`](crate::ObjectsRequest), answers [`ExplainObjectsResponse`](crate::ExplainObjectsResponse).
+/// `POST` an [`ObjectsRequest`](crate::ObjectsRequest), returns
+/// [`ExplainObjectsResponse`](crate::ExplainObjectsResponse).
 pub const OBJECTS_EXPLAIN: &str = "/v1/namespaces/{namespace}/objects:explain";
-/// `POST` objects, see [`MEDIA_NEW_OBJECTS`](crate::MEDIA_NEW_OBJECTS), answers
+/// `POST` objects, see [`MEDIA_NEW_OBJECTS`](crate::MEDIA_NEW_OBJECTS), returns
 /// [`WriteObjectsResponse`](crate::WriteObjectsResponse).
 pub const OBJECTS_WRITE: &str = "/v1/namespaces/{namespace}/objects:write";
-/// `POST` an [`ObjectsRequest`](crate::ObjectsRequest), answers the objects' bytes, see [`MEDIA_OBJECTS`](crate::MEDIA_OBJECTS).
+/// `POST` an [`ObjectsRequest`](crate::ObjectsRequest), returns the objects' bytes, see
+/// [`MEDIA_OBJECTS`](crate::MEDIA_OBJECTS).
 pub const OBJECTS_READ: &str = "/v1/namespaces/{namespace}/objects:read";
 /// `POST` a [`LookupRequest`](crate::LookupRequest).
 pub const LOOKUP: &str = "/v1/lookup";
@@ -48,11 +50,11 @@ pub const SAMPLE: &str = "/v1/models/{model_id}/sample";
 pub const CHUNK: &str = "/v1/models/{model_id}/chunks/{seq_hash}";
 /// `GET`, `HEAD` one object, whole, by `Range` or by `?level=`.
 pub const CHUNK_OBJECT: &str = "/v1/models/{model_id}/chunks/{seq_hash}/{object_digest}";
-/// `GET` an [`ObjectUrl`](crate::ObjectUrl): a presigned URL, or a new one for an expired.
+/// `GET` an [`ObjectUrl`](crate::ObjectUrl): a presigned URL, or a new one to replace an expired one.
 pub const CHUNK_OBJECT_URL: &str = "/v1/models/{model_id}/chunks/{seq_hash}/{object_digest}/url";
-/// `POST` an [`UploadRequest`](crate::UploadRequest), answers [`UploadTicket`](crate::UploadTicket).
+/// `POST` an [`UploadRequest`](crate::UploadRequest), returns [`UploadTicket`](crate::UploadTicket).
 pub const UPLOADS: &str = "/v1/uploads";
-/// `POST`: makes an upload visible, answers [`StoredChunk`](crate::StoredChunk).
+/// `POST`: makes an upload visible, returns [`StoredChunk`](crate::StoredChunk).
 pub const UPLOAD_COMMIT: &str = "/v1/uploads/{upload_id}/commit";
 /// `POST` a [`ContextRequest`](crate::ContextRequest); `GET` lists.
 pub const CONTEXTS: &str = "/v1/contexts";
@@ -64,7 +66,7 @@ pub const CONTEXT_VERSIONS: &str = "/v1/contexts/{context_id}/versions";
 pub const EVENTS: &str = "/v1/events";
 /// `POST` an [`ExplainRequest`](crate::ExplainRequest).
 pub const EXPLAIN: &str = "/v1/explain";
-/// `GET` [`PlanOptions`](crate::PlanOptions); `POST` a [`PlanRequest`](crate::PlanRequest), answers
+/// `GET` [`PlanOptions`](crate::PlanOptions); `POST` a [`PlanRequest`](crate::PlanRequest), returns
 /// [`PlanResponse`](crate::PlanResponse).
 pub const PLAN: &str = "/v1/plan";
 /// `GET` a [`UsageResponse`](crate::UsageResponse).
@@ -77,23 +79,23 @@ pub const LOADS: &str = "/v1/loads";
 pub const JOBS: &str = "/v1/admin/jobs";
 /// `GET` a [`Job`](crate::Job).
 pub const JOB: &str = "/v1/admin/jobs/{job_id}";
-/// `POST` has a job stop.
+/// `POST` asks a job to stop.
 pub const JOB_CANCEL: &str = "/v1/admin/jobs/{job_id}/cancel";
 /// `GET` an [`AuditList`](crate::AuditList). For admins, of their tenant; for operators, of all.
 pub const AUDIT: &str = "/v1/admin/audit";
 /// `GET`: the OpenAPI document.
 pub const OPENAPI: &str = "/v1/openapi.json";
-/// `GET`: the document as a page, without anything from elsewhere.
+/// `GET`: the document as a page that loads nothing from elsewhere.
 pub const DOCS: &str = "/docs";
-/// Start of the paths of the page's parts.
+/// Prefix of the paths of the page's parts.
 pub const DOCS_ASSETS: &str = "/docs/";
 
-/// `GET`: leads to the console.
+/// `GET`: redirects to the console.
 pub const CONSOLE: &str = "/console";
-/// The console, and the start of the paths of its files.
+/// The console, and the prefix of the paths of its files.
 pub const CONSOLE_FILES: &str = "/console/";
 
-/// Every route template of the API, the browsable pages aside.
+/// Every route template of the API except the browsable pages.
 pub const ALL: &[&str] = &[
     LIVEZ,
     READYZ,

@@ -1,4 +1,4 @@
-//! What a replica did in the last hour: what its metrics count, as series over time.
+//! A replica's activity in the last hour: its metrics as time series.
 
 use std::collections::BTreeMap;
 
@@ -11,62 +11,63 @@ use utoipa::{IntoParams, ToSchema};
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct SeriesQuery {
-    /// Only points that are later than this, in milliseconds since 1970.
+    /// Only points later than this, in milliseconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after_ms: Option<u64>,
 }
 
-/// The series of the replica that answers, over the last hour.
+/// The series of the responding replica over the last hour.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SeriesResponse {
     /// Version of the service.
     pub version: String,
-    /// When the replica started, in milliseconds since 1970: another value is another process, whose series begin anew.
+    /// When the replica started, in milliseconds since 1970. A different value means a new process, whose
+    /// series start again.
     pub started_at_ms: u64,
-    /// Time between two points, in seconds.
+    /// Interval between points, in seconds.
     pub step_s: u64,
     /// When each point was taken, in milliseconds since 1970.
     pub times_ms: Vec<u64>,
-    /// The series. One that the replica has nothing of is left out.
+    /// The series. Series that the replica does not have are omitted.
     pub series: Vec<Series>,
-    /// What is not kept over time.
+    /// Values without a history.
     pub now: SeriesNow,
 }
 
-/// What of a metric is drawn as one line.
+/// One line of a metric's plot.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Series {
-    /// What it is of.
+    /// Name of the series.
     pub name: String,
-    /// What tells it from others of that name.
+    /// Labels that distinguish it from others of the same name.
     pub labels: BTreeMap<String, String>,
     /// Unit of the values.
     pub unit: String,
-    /// One value for each of `times_ms`; null where there was none.
+    /// One value for each of `times_ms`; null if there was none.
     pub values: Vec<Option<f64>>,
 }
 
-/// What a replica holds now.
+/// The present state of a replica.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SeriesNow {
-    /// What the hot tier's memory would find if it were larger or smaller; empty before anything was asked for.
+    /// Estimated hit ratios of the hot tier's memory at other sizes; empty before the first request.
     pub hit_ratio_curve: Vec<CurvePoint>,
-    /// The tenants that have most in the hot tier, largest first.
+    /// The tenants with the most data in the hot tier, largest first.
     pub hot_tenants: Vec<HotTenant>,
-    /// Sides of the store, reads and writes, that fail every request and are left alone.
+    /// Open circuit breakers: sides of the store, reads and writes, whose requests all fail.
     pub breaker_open: u64,
 }
 
-/// One point of the estimated curve of hit ratios.
+/// One point of the curve of estimated hit ratios.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CurvePoint {
-    /// Memory, as a multiple of what there is.
+    /// Memory, as a multiple of the present size.
     pub memory: f64,
-    /// Share of the bytes asked for in the last hour that it would have, 0 to 1.
+    /// Share of the bytes requested in the last hour that it would serve, 0 to 1.
     pub hit_ratio: f64,
 }
 
-/// What a tenant has in the hot tier of a replica.
+/// A tenant's data in the hot tier of a replica.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HotTenant {
     /// The tenant.

@@ -1,4 +1,4 @@
-//! Uploads that go to the object store directly.
+//! Direct uploads to the object store.
 
 use std::collections::BTreeMap;
 
@@ -17,21 +17,21 @@ pub struct UploadRequest {
     pub seq_hash: SeqHash,
     /// BLAKE3 of the object's bytes: its name.
     pub object_digest: ObjectDigest,
-    /// Its size; signed as part of the name that the URL is for.
+    /// Its size; signed as part of the name in the URL.
     pub bytes: u64,
     /// SHA-256 of its bytes, 64 hex digits; signed.
     pub sha256: String,
 }
 
-/// Where to send the bytes. Nothing is visible before the commit.
+/// Where to send the bytes. They are not visible before the commit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct UploadTicket {
-    /// Names the upload for its commit.
+    /// Identifies the upload for its commit.
     pub upload_id: Uuid,
-    /// `PUT` the object there, with exactly `headers`, and without the service's credentials.
+    /// `PUT` the object to this URL, with exactly `headers`, and without the service's credentials.
     pub url: String,
     /// Headers that are part of the signature.
     pub headers: BTreeMap<String, String>,
-    /// How long the URL is valid, from the answer on. An upload not committed by then may be collected.
+    /// Validity of the URL, in seconds from the response. An upload not committed by then may be collected.
     pub expires_in_s: u64,
 }

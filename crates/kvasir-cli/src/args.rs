@@ -1,4 +1,4 @@
-//! The command line: which commands there are. Each command's arguments stand in its own file.
+//! The command line and its commands. Each command declares its arguments in its own file.
 
 use clap::{Parser, Subcommand};
 
@@ -13,7 +13,7 @@ use crate::{
     error::EXIT_CODES,
 };
 
-/// Kvasir stores the KV caches of language models, compressed, and brings them back in time.
+/// Kvasir stores the KV caches of language models in compressed form and loads them back in time.
 #[derive(Debug, Parser)]
 #[command(name = "kvasir", version, after_help = EXIT_CODES, arg_required_else_help = true)]
 pub(crate) struct Arguments {
@@ -32,28 +32,29 @@ pub(crate) enum Command {
     Serve(ServeArguments),
     /// Check a service's configuration and print it.
     Config(ConfigArguments),
-    /// Say whether a service works: put, lookup, get, compare and delete a chunk of random tokens.
+    /// Test a service: put, look up, fetch, compare and delete a chunk of random tokens.
     Selftest(SelftestArguments),
-    /// Store, load and look up contexts; explain misses; name, list and pin what is stored.
+    /// Store, load and look up contexts; explain misses; name, list and pin stored contexts.
     #[command(subcommand)]
     Context(ContextCommand),
     /// Operate a service: garbage collection, scrubs, index, usage, events, live view.
     #[command(subcommand)]
     Admin(AdminCommand),
-    /// Train, look at and pack profiles.
+    /// Train, inspect and pack profiles.
     #[command(subcommand)]
     Profile(ProfileCommand),
-    /// Encode, decode and look at chunk objects, without a service.
+    /// Encode, decode and inspect chunk objects without a service.
     #[command(subcommand)]
     Object(ObjectCommand),
-    /// Say what a model's KV cache looks like.
+    /// Print the spec of a model's KV cache.
     #[command(subcommand)]
     Model(ModelCommand),
-    /// Calculate: size of a model's KV, cost of keeping it, the level that fits a link and an SLO.
+    /// Estimate the size of a model's KV cache, the cost of keeping it, and the level that fits a link and an
+    /// SLO.
     Plan(PlanArguments),
-    /// Make a bearer token and the entry of the tenants file that lets it in.
+    /// Generate a bearer token and its entry for the tenants file.
     Token(TokenArguments),
-    /// Print a script by which a shell completes this command line.
+    /// Print a shell completion script.
     Completions(CompletionsArguments),
 }
 

@@ -1,23 +1,23 @@
-//! What the user is told when something fails: one sentence, what to do, and an exit code.
+//! Errors as the user sees them: one sentence, what to do, and an exit code.
 
 use std::{fmt, path::Path, process::ExitCode};
 
-/// Exit codes, after `sysexits.h`. Usage errors exit 2, as clap has it.
+/// Exit codes, after `sysexits.h`. Usage errors exit with 2, as in clap.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Exit {
-    /// The command worked and the answer is no: nothing is stored for these tokens.
+    /// The command worked and the answer is negative, for example: nothing is stored for these tokens.
     Nothing = 1,
     /// The command line is wrong.
     Usage = 2,
     /// The configuration has mistakes.
     Config = 64,
-    /// An input is malformed, corrupt, or of another model or profile.
+    /// An input is malformed, corrupt, or from another model or profile.
     Data = 65,
     /// An input cannot be read.
     NoInput = 66,
     /// The service or its store does not answer.
     Unavailable = 69,
-    /// A bug, or a step that should not fail.
+    /// A bug, or the failure of a step that should not fail.
     Internal = 70,
     /// An output cannot be written.
     NoOutput = 73,
@@ -40,17 +40,17 @@ pub struct CliError {
 pub type CliResult<T = ()> = Result<T, CliError>;
 
 impl CliError {
-    /// A failure with what to do about it (empty where the message says it).
+    /// An error with advice on what to do (empty if the message contains it).
     pub fn new(exit: Exit, message: impl fmt::Display, advice: impl Into<String>) -> Self {
         Self { exit, message: message.to_string(), advice: advice.into() }
     }
 
-    /// An input file that is not what it should be.
+    /// A malformed or unsuitable input file.
     pub fn data(path: &Path, error: impl fmt::Display) -> Self {
         Self::new(Exit::Data, format!("{}: {error}", path.display()), "")
     }
 
-    /// A step that has no reason to fail.
+    /// The failure of a step that should not fail.
     pub fn internal(error: impl fmt::Display) -> Self {
         Self::new(Exit::Internal, error, "This should not happen; please report it with the command line.")
     }
@@ -80,7 +80,7 @@ pub fn read_file(path: &Path) -> CliResult<Vec<u8>> {
     })
 }
 
-/// Writes a whole output file; a reader never sees half of it.
+/// Writes a whole output file atomically: a reader never sees a part of it.
 pub fn write_file(path: &Path, bytes: &[u8]) -> CliResult {
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -88,7 +88,7 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> CliResult {
     };
     let write = || -> std::io::Result<()> {
         let mut builder = tempfile::Builder::new();
-        // As any program's output: the user's umask decides, not the temporary file's privacy.
+        // Like any program's output: permissions follow the user's umask, not the temporary file's 0600.
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         let mut file = builder.tempfile_in(folder)?;
@@ -100,7 +100,7 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> CliResult {
         CliError::new(
             Exit::NoOutput,
             format!("cannot write {}: {e}", path.display()),
-            "Check that the folder exists and may be written to.",
+            "Check that the folder exists and is writable.",
         )
     })
 }

@@ -16,7 +16,7 @@ use crate::{
     shipped,
 };
 
-/// Where a command gets its tokens.
+/// Source of a command's tokens.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub struct ContextArguments {
@@ -29,10 +29,10 @@ pub struct ContextArguments {
     pub kv: Option<PathBuf>,
 }
 
-/// Reads a Hugging Face config.json, or that of a folder, and says where it lies.
+/// Reads a Hugging Face config.json, or the one in a folder, and returns its path as well.
 ///
 /// # Errors
-/// A file that cannot be read, or is not UTF-8.
+/// If the file cannot be read or is not UTF-8.
 pub fn hf_config(path: &Path) -> CliResult<(PathBuf, String)> {
     let path = if path.is_dir() { path.join("config.json") } else { path.to_owned() };
     let text = String::from_utf8(read_file(&path)?).map_err(|e| CliError::data(&path, e))?;
@@ -42,7 +42,7 @@ pub fn hf_config(path: &Path) -> CliResult<(PathBuf, String)> {
 /// Reads a KV dump.
 ///
 /// # Errors
-/// A file that cannot be read, or that is no KV dump.
+/// If the file cannot be read or is not a KV dump.
 pub fn dump(path: &Path) -> CliResult<KvDump> {
     read_dump(path).map_err(|error| match error {
         DumpError::Io { .. } => CliError::new(Exit::NoInput, error, "Check the path."),
@@ -50,18 +50,18 @@ pub fn dump(path: &Path) -> CliResult<KvDump> {
     })
 }
 
-/// Reads a profile; without a file, the one of the shipped model.
+/// Reads a profile; without a file, that of the shipped model.
 ///
 /// # Errors
-/// A file that cannot be read, or that is no profile; no file in a program without a model.
+/// If the file cannot be read or is not a profile, or if no file is given and the program ships no model.
 pub fn profile(file: Option<&Path>) -> CliResult<Arc<Profile>> {
     let Some(path) = file else { return shipped::profile() };
     let bytes = read_file(path)?;
     Profile::from_bytes(&bytes).map(Arc::new).map_err(|e| CliError::data(path, e))
 }
 
-/// The profile to encode a model's caches with: from a file, else the one of the shipped model. `Ok(None)` when no file was given
-/// and the model is another.
+/// The profile to encode a model's caches with: from a file, else that of the shipped model. `Ok(None)` if no
+/// file is given and the model is another.
 ///
 /// # Errors
 /// As [`profile`].
@@ -70,11 +70,11 @@ pub fn profile_of(model_id: ModelId, file: Option<&Path>) -> CliResult<Option<Ar
     if file.is_some() || is_shipped { profile(file).map(Some) } else { Ok(None) }
 }
 
-/// The spec of `model_id`: from a file (JSON, or the metadata of any KV dump), else that of the shipped model.
-/// `Ok(None)` when no file was given and the model is another.
+/// The spec of `model_id`: from a file (JSON, or the metadata of any KV dump), else that of the shipped
+/// model. `Ok(None)` if no file is given and the model is another.
 ///
 /// # Errors
-/// A file that cannot be read, or whose spec is malformed or of another model.
+/// If the file cannot be read, or its spec is malformed or of another model.
 pub fn spec_of(model_id: ModelId, file: Option<&Path>) -> CliResult<Option<Arc<ModelSpec>>> {
     let Some(path) = file else {
         return Ok(shipped::spec()?.filter(|spec| spec.model_id() == model_id));
@@ -89,25 +89,21 @@ pub fn spec_of(model_id: ModelId, file: Option<&Path>) -> CliResult<Option<Arc<M
     spec.validate().map_err(|e| CliError::data(path, e))?;
     let found = spec.model_id();
     if found != model_id {
-        let message = format!("{} is of model {found}, {model_id} is needed", path.display());
-        return Err(CliError::new(
-            Exit::Data,
-            message,
-            "Give the spec of the model that the file was made with.",
-        ));
+        let message = format!("{} is of model {found}, but model {model_id} is needed", path.display());
+        return Err(CliError::new(Exit::Data, message, "Give the spec of the model that made the file."));
     }
     Ok(Some(Arc::new(spec)))
 }
 
-/// As [`spec_of`], where the command cannot do without.
+/// As [`spec_of`], for commands that need the spec.
 ///
 /// # Errors
-/// As [`spec_of`]; also where the spec is not known.
+/// As [`spec_of`]; also if the spec is not known.
 pub fn spec_required(model_id: ModelId, file: Option<&Path>) -> CliResult<Arc<ModelSpec>> {
     spec_of(model_id, file)?.ok_or_else(|| {
         CliError::new(
             Exit::Data,
-            format!("model {model_id} is not the one that ships with this program"),
+            format!("model {model_id} is not the model that ships with this program"),
             "Give its spec with --spec: a JSON file, or any KV dump of that model.",
         )
     })
@@ -122,17 +118,17 @@ pub struct Context {
     pub tokens: Vec<u32>,
 }
 
-/// Reads the context that a command names.
+/// Reads the context that the arguments name.
 ///
 /// # Errors
-/// A file that cannot be read, or that is neither text nor a KV dump.
+/// If the file cannot be read, or is neither text nor a KV dump.
 pub fn context(arguments: &ContextArguments) -> CliResult<Context> {
     #[cfg(feature = "demo")]
     if let Some(path) = &arguments.text {
         let model = shipped::model()?;
         return Ok(Context { tokens: shipped::text_tokens(&model, path)?, spec: Arc::clone(model.spec()) });
     }
-    // clap guarantees that the dump is there otherwise.
+    // clap guarantees that the dump is present in this case.
     let dump = dump(arguments.kv.as_deref().unwrap_or(Path::new("-")))?;
     Ok(Context { spec: Arc::new(dump.spec), tokens: dump.tokens })
 }

@@ -1,7 +1,7 @@
-//! The `kvasir` command line: the service, the tools around it, and the demo.
+//! The `kvasir` command line: the service, its tools, and the demo.
 //!
-//! A build without the default feature `demo` links no engine: no `demo`, no `--text`, and `--profile` and `--spec` have no
-//! default. The image is built so.
+//! A build without the default feature `demo` links no engine: it has no `demo` command and no `--text`, and
+//! `--profile` and `--spec` have no default. The container image is built this way.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -40,7 +40,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Tells an error and gives its exit code.
+/// Prints an error and returns its exit code.
 pub fn report(error: &CliError) -> ExitCode {
     progress::note(&error.to_string());
     error.exit_code()

@@ -1,4 +1,4 @@
-//! What commands give: results on stdout, as text or as one JSON document, and KV dumps.
+//! Output of commands: results on stdout, as text or as one JSON document, and KV dumps.
 
 use std::{
     io::{self, Write as _},
@@ -12,15 +12,15 @@ use serde::Serialize;
 
 use crate::error::{CliError, CliResult, Exit};
 
-/// Writes a KV dump, its elements in the type of the model's cache.
+/// Writes a KV dump with elements in the type of the model's cache.
 pub fn write_dump(path: &Path, spec: &ModelSpec, tokens: &[u32], kv: &dyn KvSource) -> CliResult {
     kvasir_dump::write_dump(path, spec, tokens, kv, DumpDtype::of(spec.kv_dtype)).map_err(|error| {
         let message = format!("{}: {error}", path.display());
-        CliError::new(Exit::NoOutput, message, "Check that the folder may be written to.")
+        CliError::new(Exit::NoOutput, message, "Check that the folder is writable.")
     })
 }
 
-/// Prints text and a line end. A reader that has gone away (`| head`) is no failure.
+/// Prints text and a newline. A reader that closed the pipe (`| head`) is no error.
 pub fn print(text: &str) -> CliResult {
     let mut stdout = io::stdout().lock();
     match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
@@ -34,7 +34,7 @@ pub fn print_json(value: &impl Serialize) -> CliResult {
     print(&serde_json::to_string_pretty(value).map_err(CliError::internal)?)
 }
 
-/// Columns aligned by spaces: the first to the left, the others to the right.
+/// Aligns columns with spaces: the first to the left, the others to the right.
 pub fn columns(rows: &[Vec<String>]) -> String {
     let width = |column: usize| rows.iter().filter_map(|r| r.get(column)).map(|c| c.chars().count()).max();
     let line = |row: &Vec<String>| {
@@ -47,7 +47,7 @@ pub fn columns(rows: &[Vec<String>]) -> String {
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// A number of bytes for people, in decimal units.
+/// Formats a number of bytes for people, in decimal units.
 pub fn bytes(count: u64) -> String {
     match count {
         0..10_000 => format!("{count} B"),

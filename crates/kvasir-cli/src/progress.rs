@@ -31,7 +31,7 @@ impl Step {
         Self { bar, name, started: Instant::now() }
     }
 
-    /// Shows how far the step is, 0 to 1, and what it is at.
+    /// Shows the step's progress, 0 to 1, and its present activity.
     pub fn at(&self, message: &str, part: f32) {
         if self.bar.length().is_none() {
             self.bar.set_length(1000);
@@ -41,7 +41,7 @@ impl Step {
         self.bar.set_message(message.to_owned());
     }
 
-    /// Shows what a step without a known length is at.
+    /// Shows the present activity of a step without a known length.
     pub fn count(&self, message: &str) {
         self.bar.set_message(message.to_owned());
     }
@@ -58,7 +58,7 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_spinner())
 }
 
-/// A line for the person who watches, never for a program.
+/// Prints a line for people, never for programs.
 #[allow(clippy::print_stderr, reason = "progress belongs on stderr")]
 pub fn note(text: &str) {
     eprintln!("{text}");

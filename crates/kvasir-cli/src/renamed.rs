@@ -1,8 +1,8 @@
-//! Commands under names of earlier releases: for one release each answers with its new name.
+//! Commands under names of earlier releases: for one release, the error names the new command.
 
 use crate::error::{CliError, Exit};
 
-/// (command as it was, command as it is). The entries go with release 0.2.0.
+/// (old command, new command). Remove the entries in release 0.2.0.
 const RENAMED: &[(&[&str], &str)] = &[
     (&["serve", "--print-config"], "kvasir config"),
     (&["serve", "--print-example"], "kvasir config --example"),
@@ -34,14 +34,14 @@ const RENAMED: &[(&[&str], &str)] = &[
     (&["sim"], "kvasir-lab sim"),
 ];
 
-/// What to tell whoever uses an old name; `arguments` without the program's own.
+/// The error for a command with an old name. `arguments` excludes the program's name.
 pub(crate) fn advice(arguments: &[String]) -> Option<CliError> {
     let is_old = |old: &[&str]| {
         old.len() <= arguments.len() && old.iter().zip(arguments).all(|(word, argument)| word == argument)
     };
     let (old, new) = RENAMED.iter().find(|(old, _)| is_old(old))?;
-    let message = format!("`kvasir {}` has a new name", old.join(" "));
-    Some(CliError::new(Exit::Usage, message, format!("It is `{new}` now; 0.2.0 will not know the old name.")))
+    let message = format!("`kvasir {}` was renamed", old.join(" "));
+    Some(CliError::new(Exit::Usage, message, format!("Use `{new}`.")))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What commands that talk to a service share: which one, who calls, and how its errors are told.
+//! What commands that talk to a service share: address, credential, and how errors are reported.
 
 use std::{
     path::{Path, PathBuf},
@@ -15,7 +15,7 @@ use url::Url;
 
 use crate::error::{CliError, CliResult, Exit};
 
-/// Which service, and whose namespace.
+/// The service's address, and a namespace.
 #[derive(Debug, Args)]
 pub struct ServiceArguments {
     /// Address of the service.
@@ -24,21 +24,21 @@ pub struct ServiceArguments {
     /// Namespace: contexts of different namespaces never match.
     #[arg(long, default_value = "default")]
     pub namespace: Name,
-    /// Who we are.
+    /// The credential.
     #[command(flatten)]
     pub credential: CredentialArguments,
 }
 
-/// The credential for a service that asks for one.
+/// The credential, if the service requires one.
 #[derive(Debug, Clone, Args)]
 pub struct CredentialArguments {
-    /// File with the token; KVASIR_TOKEN otherwise.
+    /// File with the token. Default: the variable KVASIR_TOKEN.
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
-    /// File with CA certificates (PEM) to trust beside the system's.
+    /// File with CA certificates (PEM) to trust in addition to the system's.
     #[arg(long, value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
-    /// Not a flag: command lines are seen by others.
+    /// Not a flag: other users of the host can see command lines.
     #[arg(long, env = "KVASIR_TOKEN", hide = true, hide_env_values = true)]
     pub token_from_environment: Option<String>,
 }
@@ -50,41 +50,42 @@ pub fn connection(service: &ServiceArguments, spec: &Arc<ModelSpec>) -> CliResul
     Ok(builder.model(Arc::clone(spec)))
 }
 
-/// Connects to a service for one model, to read what is stored with any of its profiles and is at least as good as `floor`.
+/// Connects to a service for one model, to read chunks stored with any of its profiles and at least as good
+/// as `floor`.
 pub async fn connect(
     service: &ServiceArguments,
     spec: &Arc<ModelSpec>,
     floor: QualityFloor,
 ) -> CliResult<Kvasir> {
     let kvasir = connection(service, spec)?.quality(floor).connect().await.map_err(client_error)?;
-    // A lookup ends before the first chunk whose profile is not here.
+    // A lookup ends before the first chunk whose profile is not loaded here.
     kvasir.preload_profiles().await.map_err(client_error)?;
     Ok(kvasir)
 }
 
-/// Looks a token sequence up. A command that only reads tells why a lookup failed.
+/// Looks a token sequence up. A command that only reads reports why a lookup failed.
 pub async fn look_up(kvasir: &Kvasir, tokens: &[u32]) -> CliResult<Session> {
     let mut session = kvasir.session(tokens).without_lookup().await;
     session.lookup().await.map_err(client_error)?;
     Ok(session)
 }
 
-/// A client of the service, with the credential that is there.
+/// A client of the service, with the given credential.
 pub fn client(service: &ServiceArguments) -> CliResult<Client> {
     client_at(service.url.clone(), &service.credential)
 }
 
-/// A client of an open service at `url`, as those that commands start for themselves are.
+/// A client of a service without authentication at `url`, as commands start for themselves.
 pub fn open_client_at(url: Url) -> CliResult<Client> {
     Client::new(url, ClientConfig::default()).map_err(client_error)
 }
 
-/// A client of the service at `url`, with the credential that is there.
+/// A client of the service at `url`, with the given credential.
 pub fn client_at(url: Url, credential: &CredentialArguments) -> CliResult<Client> {
     Client::new(url, client_config(credential)?).map_err(client_error)
 }
 
-/// How requests are made with the credential that is there.
+/// The client's configuration, with the given credential.
 pub fn client_config(credential: &CredentialArguments) -> CliResult<ClientConfig> {
     let CredentialArguments { token_file, ca_file, token_from_environment } = credential;
     let read = |path: &Path| {
@@ -102,15 +103,15 @@ pub fn client_config(credential: &CredentialArguments) -> CliResult<ClientConfig
     Ok(ClientConfig { token, ca_certificates, ..ClientConfig::default() })
 }
 
-/// The runtime of commands that talk to somebody.
+/// The runtime of commands that talk to a service.
 ///
 /// # Errors
-/// An internal error where threads cannot be started.
+/// An internal error if threads cannot be started.
 pub fn runtime() -> CliResult<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(CliError::internal)
 }
 
-/// Errors of the client, sorted by what the user can do.
+/// Errors of the client, classified by what the user can do.
 #[allow(clippy::needless_pass_by_value, reason = "the shape that map_err wants")]
 pub fn client_error(error: Error) -> CliError {
     let exit = match &error {

@@ -1,5 +1,5 @@
-//! The service's settings as flags: `--config FILE` and one flag for each line of the table, so that help and completions know
-//! them.
+//! The service's settings as flags: `--config FILE` and one flag for each setting, so that help and
+//! completions include them.
 
 use std::path::PathBuf;
 
@@ -11,34 +11,33 @@ use crate::error::{CliError, CliResult, Exit};
 const CONFIG: &str = "config";
 const LISTEN: &str = "listen";
 
-/// Settings of the service, as given on a command line.
+/// Settings of the service from the command line.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SettingsArguments {
     file: Option<PathBuf>,
-    /// (`section.key`, value) in the order of the table.
+    /// (`section.key`, value) in the order of the settings table.
     flags: Vec<(String, String)>,
 }
 
 impl SettingsArguments {
-    /// The configuration that these flags, the environment and the file make.
+    /// The configuration from these flags, the environment and the file.
     pub(crate) fn config(&self) -> CliResult<Config> {
         let mut layers = Layers::from_process();
         layers.file = self.file.clone().or(layers.file);
         layers.flags.clone_from(&self.flags);
         layers.load().map_err(|error| {
-            let advice =
-                "Correct them all and start again; `kvasir config --help` shows how settings are given.";
+            let advice = "Correct them and start again. `kvasir config --help` describes the settings.";
             CliError::new(Exit::Config, error, advice)
         })
     }
 
-    /// Refuses settings where the command asks a service, which has its own.
+    /// Rejects settings if the command runs through a service, which has its own.
     pub(crate) fn only_with_direct(&self) -> CliResult {
         if self.file.is_none() && self.flags.is_empty() {
             return Ok(());
         }
-        let advice = "Add --direct to work on the store itself, or leave the settings out.";
-        Err(CliError::new(Exit::Usage, "a service works with its own settings", advice))
+        let advice = "Add --direct to work on the store itself, or omit the settings.";
+        Err(CliError::new(Exit::Usage, "a service uses its own settings", advice))
     }
 }
 

@@ -1,5 +1,5 @@
-//! The model that ships with the program. A build without feature `demo` (image, wheel) has none: its commands then ask
-//! for `--profile`, `--spec` and `--kv`.
+//! The model that ships with the program. A build without the feature `demo` (image, wheel) has none; its
+//! commands require `--profile`, `--spec` and `--kv`.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use kvasir_engine::{EngineError, Model, TINY_PROFILE};
 /// The model.
 ///
 /// # Errors
-/// An internal error where its weights do not load.
+/// An internal error if its weights do not load.
 #[cfg(feature = "demo")]
 pub fn model() -> CliResult<Model> {
     Model::kvasir_tiny().map_err(CliError::internal)
@@ -24,7 +24,7 @@ pub fn model() -> CliResult<Model> {
 /// Tokens of a text file.
 ///
 /// # Errors
-/// A file that cannot be read, is not UTF-8, or is empty.
+/// If the file cannot be read, is not UTF-8, or is empty.
 #[cfg(feature = "demo")]
 pub fn text_tokens(model: &Model, path: &std::path::Path) -> CliResult<Vec<u32>> {
     let text = String::from_utf8(read_file(path)?)
@@ -33,7 +33,7 @@ pub fn text_tokens(model: &Model, path: &std::path::Path) -> CliResult<Vec<u32>>
     if tokens.is_empty() { Err(CliError::data(path, "the text is empty")) } else { Ok(tokens) }
 }
 
-/// Errors of the engine, sorted by whose fault they are.
+/// Errors of the engine, classified by cause: the input or a bug.
 #[cfg(feature = "demo")]
 pub fn engine_error(error: EngineError) -> CliError {
     match error {
@@ -63,7 +63,7 @@ pub fn spec() -> CliResult<Option<Arc<ModelSpec>>> {
 /// Its profile.
 ///
 /// # Errors
-/// An internal error where it does not parse.
+/// An internal error if it does not parse.
 #[cfg(feature = "demo")]
 pub fn profile() -> CliResult<Arc<Profile>> {
     Profile::from_bytes(TINY_PROFILE).map(Arc::new).map_err(CliError::internal)
@@ -77,11 +77,11 @@ pub fn profile() -> CliResult<Arc<Profile>> {
 pub fn profile() -> CliResult<Arc<Profile>> {
     use crate::error::{CliError, Exit};
 
-    let message = "a profile is needed: this build of the program ships no model";
+    let message = "a profile is needed: this build ships no model";
     Err(CliError::new(Exit::Data, message, "Give the profile of your model with --profile."))
 }
 
-/// Its number of parameters, where `model_id` is it.
+/// Its number of parameters, if `model_id` is the shipped model.
 ///
 /// # Errors
 /// As [`model`].
@@ -91,7 +91,7 @@ pub fn parameters(model_id: ModelId) -> CliResult<Option<u64>> {
     Ok((model.spec().model_id() == model_id).then(|| model.parameters() as u64))
 }
 
-/// Its number of parameters, where `model_id` is it: never, in a program without a model.
+/// Its number of parameters, if `model_id` is the shipped model: always `None` in a program without a model.
 ///
 /// # Errors
 /// None.

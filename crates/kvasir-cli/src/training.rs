@@ -1,4 +1,4 @@
-//! What a profile is trained on.
+//! Training data of a profile.
 
 use crate::error::{CliError, Exit};
 #[cfg(feature = "demo")]
@@ -13,26 +13,26 @@ use {
 };
 
 #[cfg(feature = "demo")]
-/// Contexts that training takes from texts unless it is told otherwise: their caches are held, 8 MB each.
+/// Default number of contexts taken from texts: their caches are held in memory, 8 MB each.
 pub const CONTEXTS_MAX: usize = 96;
 
-/// What a profile of the shipped model is trained on.
+/// Training data for a profile of the shipped model.
 #[cfg(feature = "demo")]
 #[derive(Debug, Clone, Copy)]
 pub struct TextSource<'a> {
-    /// Files, cut into contexts.
+    /// Files, split into contexts.
     pub files: &'a [PathBuf],
-    /// Most contexts of the files, evenly spaced.
+    /// Maximum number of contexts from the files, evenly spaced.
     pub contexts: usize,
-    /// Contexts that the model writes itself.
+    /// Contexts that the model generates itself.
     pub own: usize,
-    /// Seed of those.
+    /// Seed of the generated contexts.
     pub seed: u64,
 }
 
 #[cfg(feature = "demo")]
-/// The texts in windows of the model's context. Files' windows and the model's own take turns, so that both are among
-/// what is fitted, held out and judged by.
+/// The texts in windows of the model's context. Windows of files and generated windows alternate, so that
+/// both are fitted, held out and evaluated.
 pub fn training_texts(model: &Model, source: TextSource<'_>, step: &Step) -> CliResult<Vec<Vec<u32>>> {
     let size = model.config().context;
     let mut tell = |part| step.at("the model writes", part);
@@ -53,7 +53,7 @@ pub fn training_texts(model: &Model, source: TextSource<'_>, step: &Step) -> Cli
 }
 
 #[cfg(feature = "demo")]
-/// At most `count` of the windows, as far apart as can be.
+/// At most `count` of the windows, evenly spaced.
 fn evenly(mut windows: Vec<Vec<u32>>, count: usize) -> Vec<Vec<u32>> {
     let (all, count) = (windows.len(), count.min(windows.len()));
     (0..count).map(|index| std::mem::take(&mut windows[index * all / count])).collect()
@@ -62,8 +62,8 @@ fn evenly(mut windows: Vec<Vec<u32>>, count: usize) -> Vec<Vec<u32>> {
 pub(crate) fn no_data() -> CliError {
     CliError::new(
         Exit::Data,
-        "there is nothing to train on",
-        "Name dumps with --kv, texts of at least two contexts with --texts, or say --self-generated 32.",
+        "there is no training data",
+        "Give dumps with --kv, texts of at least two contexts with --texts, or --self-generated 32.",
     )
 }
 

@@ -1,12 +1,13 @@
 //! Quantities on the command line: a number with its unit.
 
-/// Bits a second, as in `3gbit`, `2.5Gbit/s` or `400MB/s`. Decimal prefixes; case matters to none but the `B` of bytes.
+/// Parses bits per second, as in `3gbit`, `2.5Gbit/s` or `400MB/s`. Prefixes are decimal; case matters only
+/// for the `B` of bytes.
 ///
 /// # Errors
-/// What units there are.
+/// A text that lists the units.
 pub(crate) fn bandwidth(text: &str) -> Result<f64, String> {
     let units =
-        "a bandwidth has a unit: bit, kbit, mbit, gbit or tbit, or kB, MB or GB, a second (3gbit, 400MB/s)";
+        "a bandwidth needs a unit per second: bit, kbit, mbit, gbit, tbit, kB, MB or GB (3gbit, 400MB/s)";
     let (number, unit) = split(text);
     let unit = unit.strip_suffix("/s").unwrap_or(unit);
     let (prefix, bits) = match unit.strip_suffix('B') {
@@ -27,12 +28,12 @@ pub(crate) fn bandwidth(text: &str) -> Result<f64, String> {
     positive(number, scale * bits, units)
 }
 
-/// Seconds, as in `250ms`, `1s` or `2m`.
+/// Parses seconds, as in `250ms`, `1s` or `2m`.
 ///
 /// # Errors
-/// What units there are.
+/// A text that lists the units.
 pub(crate) fn seconds(text: &str) -> Result<f64, String> {
-    let units = "a time has a unit: us, ms, s or m (250ms, 1s)";
+    let units = "a time needs a unit: us, ms, s or m (250ms, 1s)";
     let (number, unit) = split(text);
     let scale = match unit {
         "us" | "µs" => 1e-6,

@@ -1,5 +1,5 @@
-//! An engine loop with continuous batching: prompts load while others generate, every step computes a token for each request that
-//! runs, and finished sequences are saved in the background.
+//! An engine loop with continuous batching: prompts load while others generate, every step computes one token
+//! for each running request, and finished sequences are saved in the background.
 //!
 //! ```text
 //! kvasir serve &
@@ -20,7 +20,7 @@ const SLO: Duration = Duration::from_millis(500);
 /// Tokens of every answer.
 const ANSWER: usize = 32;
 
-/// A request whose prefix is in its pages, but for what is missing.
+/// A request whose prefix is in its pages, except for missing ranges.
 struct Request {
     name: String,
     session: Session,
@@ -44,7 +44,7 @@ async fn load(kvasir: Kvasir, name: String, prompt: Vec<u32>) -> Result<Request,
 }
 
 impl Request {
-    /// One step of the engine: what is missing, or the next token.
+    /// One step of the engine: computes a missing range, or the next token.
     fn step(&mut self) {
         if self.missing.is_empty() {
             let token =
@@ -57,7 +57,7 @@ impl Request {
         }
     }
 
-    /// Saves the sequence. The KV of the last token was never computed, because nothing came after it.
+    /// Saves the sequence. The KV of the last token was never computed, because no token followed it.
     fn save(&self) {
         let count = self.session.tokens().len() - 1;
         self.session.save(&toy::prefill(&self.session.tokens()[..count]), count).in_background();

@@ -1,4 +1,4 @@
-//! The README's program with a toy model: load what is stored of a prompt, compute the rest, save.
+//! The README's program with a toy model: load the stored part of a prompt, compute the rest, save.
 //!
 //! ```text
 //! kvasir serve &

@@ -1,5 +1,5 @@
-//! The same for engines without an async runtime: what waits there, blocks here. What does not wait is the async type's own
-//! method, which the types here lead to by `Deref`.
+//! The blocking API for engines without an async runtime: methods that wait in the async API block here.
+//! Methods that do not wait are those of the async types, available through `Deref`.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -36,7 +36,7 @@ use crate::{
     tuning::LoadOptions,
 };
 
-/// As [`crate::Kvasir`], with a runtime of its own. It must not be used or dropped inside of another runtime.
+/// As [`crate::Kvasir`], with its own runtime. Do not use or drop it inside another runtime.
 #[derive(Debug, Clone)]
 pub struct Kvasir {
     inner: crate::Kvasir,
@@ -55,7 +55,7 @@ impl Kvasir {
     /// As [`Builder::connect`].
     ///
     /// # Errors
-    /// As there; [`Error::Config`] when no thread can be started.
+    /// As there; [`Error::Config`] if no thread can be started.
     pub fn connect(builder: Builder) -> Result<Self, Error> {
         let mut threads = RuntimeBuilder::new_multi_thread();
         let threads = threads.worker_threads(BLOCKING_WORKERS).thread_name("kvasir-client").enable_all();
@@ -66,12 +66,12 @@ impl Kvasir {
         Ok(Self { inner, runtime: Arc::new(runtime) })
     }
 
-    /// As [`crate::Kvasir::session`], opened.
+    /// As [`crate::Kvasir::session`], already opened.
     pub fn session(&self, tokens: &[u32]) -> Session {
         self.session_with(tokens, |request| request)
     }
 
-    /// As [`session`](Self::session), for a request that says more than its tokens.
+    /// As [`session`](Self::session), for a request with more than its tokens.
     pub fn session_with<'a>(
         &self,
         tokens: &'a [u32],
@@ -165,7 +165,7 @@ impl Session {
     }
 }
 
-/// As [`crate::Load`]: it goes on in the background between calls.
+/// As [`crate::Load`]. The load continues in the background between calls.
 #[derive(Debug)]
 #[must_use = "dropping a load cancels it"]
 pub struct Load {

@@ -1,4 +1,4 @@
-//! What can go wrong between here and the service, by what the caller can do about it.
+//! Errors of the client, classified by what the caller can do about them.
 
 use std::time::Duration;
 
@@ -6,21 +6,21 @@ use kvasir_api::ErrorCode;
 use kvasir_codec::EncodeError;
 use kvasir_types::SpecError;
 
-/// An answer that is an error (RFC 9457). Codes this build does not know stay readable by their text.
+/// An error response (RFC 9457). Codes that this build does not know remain readable as text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the service answered {status} {code}: {detail}")]
 pub struct ApiError {
     /// HTTP status.
     pub status: u16,
-    /// Stable text of the code; `http_{status}` when the answer was no problem document.
+    /// Stable text of the code; `http_{status}` if the response was no problem document.
     pub code: String,
-    /// The code, when this build knows it.
+    /// The code, if this build knows it.
     pub known: Option<ErrorCode>,
-    /// What happened and what to do, from the service.
+    /// The service's description: what happened and what to do.
     pub detail: String,
     /// Whether the same request may succeed later.
     pub retryable: bool,
-    /// How long the service asks to be left alone.
+    /// How long the service asks the client to wait.
     pub retry_after: Option<Duration>,
 }
 
@@ -31,36 +31,36 @@ pub enum Error {
     /// The service answered with an error.
     #[error(transparent)]
     Api(#[from] ApiError),
-    /// No answer, or one that broke off.
-    #[error("no complete answer from the service: {}", chain(.0))]
+    /// No response, or an incomplete one.
+    #[error("no complete response from the service: {}", chain(.0))]
     Transport(#[source] reqwest::Error),
-    /// An answer that this version cannot make sense of.
-    #[error("the service's answer makes no sense: {what}")]
+    /// A response that this version cannot interpret.
+    #[error("the service's response is not valid: {what}")]
     Protocol {
-        /// What is wrong with it.
+        /// What is invalid.
         what: String,
     },
-    /// A setting that cannot work.
+    /// An invalid setting.
     #[error("{what}")]
     Config {
-        /// What is wrong and what would be right.
+        /// What is wrong, and which values are valid.
         what: String,
     },
-    /// The model spec is impossible.
-    #[error("the model spec is not possible: {0}")]
+    /// The model spec is invalid.
+    #[error("the model spec is invalid: {0}")]
     Spec(#[from] SpecError),
     /// A chunk could not be encoded.
     #[error("tokens {first_token}.. could not be encoded: {source}")]
     Encode {
         /// First token of the chunk.
         first_token: u64,
-        /// Why.
+        /// The cause.
         source: EncodeError,
     },
-    /// A profile that is damaged or of another model.
+    /// A profile that is damaged or belongs to another model.
     #[error("a profile cannot be used: {0}")]
     Profile(#[from] kvasir_codec::ProfileError),
-    /// No profile could be made of the cache that was to be saved.
+    /// No profile could be made from the cache to save.
     #[error(transparent)]
     Starter(#[from] kvasir_codec::StarterError),
     /// A page that cannot be stored.
@@ -82,7 +82,7 @@ fn chain(error: &reqwest::Error) -> String {
 }
 
 impl Error {
-    /// The stable code, when the service sent one that this build knows.
+    /// The stable code, if the service sent one that this build knows.
     pub fn code(&self) -> Option<ErrorCode> {
         match self {
             Self::Api(error) => error.known,
@@ -103,15 +103,13 @@ impl Error {
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::Api(error) => error.known.map_or(UNKNOWN_REMEDY, remedy),
-            Self::Transport(_) => "check that the service runs at this address and can be reached from here",
-            Self::Protocol { .. } => "check that client and service are of compatible versions",
+            Self::Transport(_) => "check that the service runs at this address and is reachable from here",
+            Self::Protocol { .. } => "check that client and service have compatible versions",
             Self::Profile(_) => "give a profile that was trained for this model",
             Self::Config { .. } | Self::Spec(_) => "correct the setting",
-            Self::Encode { .. } => "check the KV cache and the profile; the context is simply not stored",
-            Self::Starter(_) => {
-                "give a profile, or save a longer context first; this one is simply not stored"
-            }
-            Self::Page(_) => "give pages as their layout has them; this one is simply not stored",
+            Self::Encode { .. } => "check the KV cache and the profile; this context was not stored",
+            Self::Starter(_) => "give a profile, or save a longer context first; this one was not stored",
+            Self::Page(_) => "give pages that match their layout; this one was not stored",
             Self::Task(_) => "try again; if it happens outside a shutdown, report it",
         }
     }
@@ -123,27 +121,28 @@ impl Error {
 
 const UNKNOWN_REMEDY: &str = "read the detail; upgrade the client if the code is new";
 
-/// What somebody does who calls a client, in Rust, in Python or at the command line. `ErrorCode::remedy` speaks to those who make the requests themselves.
+/// The remedy for a caller of the client, in Rust, in Python or at the command line. `ErrorCode::remedy`
+/// addresses callers of the REST API.
 fn remedy(code: ErrorCode) -> &'static str {
     match code {
-        ErrorCode::Unauthorized => "give a token that this service knows and that has not expired",
+        ErrorCode::Unauthorized => "give a token that this service accepts and that has not expired",
         ErrorCode::Forbidden => "use a token with the role that the message names",
         ErrorCode::UnknownModel => "register the model first",
         ErrorCode::UnknownProfile => {
             "give the profile itself, which stores it, or the id of one that is stored"
         }
         ErrorCode::UnknownChunk | ErrorCode::CorruptChunk | ErrorCode::KeyLost => {
-            "treat it as a miss: compute the tokens and store them anew"
+            "treat it as a miss: compute the tokens and store them again"
         }
         ErrorCode::UnknownContext => "list the contexts; it may have expired or been deleted",
-        ErrorCode::ContextConflict => "read the newest version and change that",
-        ErrorCode::UnknownJob => "start it again; a service remembers only its last jobs",
+        ErrorCode::ContextConflict => "read the newest version and update that",
+        ErrorCode::UnknownJob => "start it again; a service keeps only its last jobs",
         ErrorCode::JobRunning => "wait until it has ended",
         ErrorCode::UnknownLevel => "use a level that the profile has",
         ErrorCode::BadRequest | ErrorCode::InvalidContext | ErrorCode::InvalidModelSpec => {
             "correct what the message names"
         }
-        ErrorCode::StorageQuota => "remove chunks, or ask for more room; the message names the limit",
+        ErrorCode::StorageQuota => "remove chunks, or ask for a larger quota; the message names the limit",
         ErrorCode::Throttled | ErrorCode::StoreUnavailable | ErrorCode::Draining => "try again later",
         ErrorCode::BodyTooSlow => "try again over a better connection",
         ErrorCode::BodyTooLarge => "use shorter chunks",
@@ -154,7 +153,7 @@ fn remedy(code: ErrorCode) -> &'static str {
         | ErrorCode::UploadMismatch => "save it again; nothing was stored",
         ErrorCode::InvalidProfile => "give a profile that was trained for this model",
         ErrorCode::UnknownRoute | ErrorCode::MethodNotAllowed => {
-            "check that the address is that of a service of a compatible version"
+            "check that a service of a compatible version runs at this address"
         }
         ErrorCode::Internal => "try again; if it persists, tell the operator when it happened",
         _ => UNKNOWN_REMEDY,
@@ -165,7 +164,7 @@ fn remedy(code: ErrorCode) -> &'static str {
 mod tests {
     use super::*;
 
-    /// Nobody who calls a client has made a request, a header or a path.
+    /// Callers of the client do not write requests, headers or paths, so no remedy may mention them.
     #[test]
     fn remedies_do_not_speak_of_requests() {
         for &code in ErrorCode::ALL {

@@ -1,4 +1,4 @@
-//! What of a token sequence is stored, checked against the sequence.
+//! The stored prefix of a token sequence, verified against the sequence.
 
 use kvasir_api::ChunkMatch;
 use kvasir_types::{LEVELS_MAX, TokenChain};
@@ -23,7 +23,7 @@ impl Matched {
         Self { chunks: Vec::new(), looked_up: Instant::now() }
     }
 
-    /// Sends a lookup and checks the answer.
+    /// Sends a lookup and verifies the response.
     pub(crate) async fn ask(client: &Client, lookup: &BlockLookup) -> Result<Self, Error> {
         if lookup.chain().token_count() == 0 {
             return Ok(Self::nothing());
@@ -46,7 +46,7 @@ impl Matched {
         }
     }
 
-    /// The same for at most `tokens` tokens.
+    /// Shortens the prefix to at most `tokens` tokens.
     pub(crate) fn truncate(&mut self, tokens: u64) {
         self.chunks.retain(|c| c.first_token < tokens);
         if let Some(last) = self.chunks.last_mut() {
@@ -56,7 +56,7 @@ impl Matched {
     }
 }
 
-/// Checks an answer against the chain that it must be a prefix of.
+/// Verifies that a response is a prefix of the chain.
 fn verify(chunks: &[ChunkMatch], chain: &TokenChain) -> Result<(), Error> {
     let mut next = 0;
     for (i, chunk) in chunks.iter().enumerate() {
@@ -66,15 +66,15 @@ fn verify(chunks: &[ChunkMatch], chain: &TokenChain) -> Result<(), Error> {
             || chunk.matched_tokens == 0
             || chunk.matched_tokens > chunk.tokens
         {
-            Some("does not begin where the one before ends")
+            Some("does not begin where the previous one ends")
         } else if !whole && i + 1 < chunks.len() {
-            Some("matches in part but is not the last")
+            Some("matches in part, but is not the last")
         } else if end > chain.token_count() as u64 {
-            Some("reaches past the tokens that were asked for")
+            Some("extends beyond the requested tokens")
         } else if whole && chain.prefix_hash(end as usize) != Some(*chunk.seq_hash.as_bytes()) {
-            Some("is not of these tokens")
+            Some("does not belong to these tokens")
         } else if !levels_are_possible(chunk) {
-            Some("has impossible level sizes")
+            Some("has invalid level sizes")
         } else {
             None
         };

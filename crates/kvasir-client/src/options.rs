@@ -1,4 +1,4 @@
-//! What an engine asks of a load.
+//! An engine's requirements for a load.
 
 use std::time::Duration;
 
@@ -7,7 +7,8 @@ use tokio::time::Instant;
 
 use crate::limits::DEADLINE_NONE;
 
-/// When the first token is due. The time goes on from when this is made, so it covers lookup and load together.
+/// When the first token is due. The clock starts when this value is made, so it covers lookup and load
+/// together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Deadline(Instant);
 
@@ -31,24 +32,25 @@ impl Deadline {
         self.0
     }
 
-    /// Time that is left.
+    /// Remaining time.
     pub fn left(&self) -> Duration {
         self.0.saturating_duration_since(Instant::now())
     }
 }
 
-/// The worst quality that loads may bring. What is stored beneath it is computed, whatever the deadline.
+/// The lowest quality that loads may bring. Chunks stored at a lower quality are computed, whatever the
+/// deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 #[non_exhaustive]
 pub enum QualityFloor {
-    /// Whatever the deadline allows: the finest level where there is time, a coarser one where there is not.
+    /// Whatever the deadline allows: the finest level if there is time, otherwise a coarser one.
     #[default]
     Adaptive,
-    /// At most this predicted logit KL in nats a token: the profile's of the level, plus that of the prefix that the chunk was
-    /// computed over. Chunks of a profile whose KL is not known are computed.
+    /// At most this predicted logit KL in nats per token: that of the profile's level plus that of the prefix
+    /// that the chunk was computed over. Chunks of a profile with unknown KL are computed.
     KlAtMost(f64),
-    /// At least this quality, by the errors that the encoder measured and those of what the chunk was computed over. Chunks that
-    /// nobody measured are computed.
+    /// At least this quality, by the errors that the encoder measured, including those beneath the chunk.
+    /// Chunks without measured errors are computed.
     Named(Quality),
 }
 

@@ -1,4 +1,4 @@
-//! Loads for engines that compute from text while bytes come.
+//! Loads for engines that compute from text while bytes arrive.
 
 use std::time::Duration;
 
@@ -10,24 +10,26 @@ use crate::{
     load::{DriverEvent, Running},
 };
 
-/// Something that happened in an overlapped load, in order.
+/// An event of an overlapped load, in order.
 #[derive(Debug, Clone, PartialEq)]
 pub enum LoadEvent {
     /// Layers of some tokens are in their pages.
     Ready(LayerReady),
-    /// The engine is to compute these tokens, and to say so with [`OverlappedLoad::computed`]. Supersedes what was ready of them.
+    /// The engine must compute these tokens and report them with [`OverlappedLoad::computed`]. Supersedes
+    /// their earlier `Ready`.
     Compute {
         /// The tokens.
         range: TokenRange,
-        /// Why.
+        /// The cause.
         cause: RecomputeCause,
     },
-    /// These tokens, given to be computed before, came over the link first and are decoded into their pages now: computing them
-    /// may stop. An engine that cannot stop may go on: either KV is that of these tokens, and whichever is written last stays.
+    /// Tokens given to the engine to compute arrived over the link first and are now decoded into their
+    /// pages: computing them may stop. An engine that cannot stop may continue: both results are KV of these
+    /// tokens, and the later write remains.
     Withdrawn(TokenRange),
 }
 
-/// A load beside which the engine computes. Otherwise as [`Load`](crate::Load): dropping it cancels it.
+/// A load during which the engine computes. Otherwise as [`Load`](crate::Load): dropping it cancels it.
 #[derive(Debug)]
 #[must_use = "dropping a load cancels it"]
 pub struct OverlappedLoad(Running);
@@ -37,7 +39,7 @@ impl OverlappedLoad {
         Self(running)
     }
 
-    /// The next event; `None` when the load is over.
+    /// The next event; `None` when the load has ended.
     pub async fn next(&mut self) -> Option<LoadEvent> {
         Some(match self.0.next().await? {
             DriverEvent::Ready(ready) => LoadEvent::Ready(ready),
@@ -47,12 +49,12 @@ impl OverlappedLoad {
         })
     }
 
-    /// Tells the load that the engine has computed `range`, in `took`.
+    /// Tells the load that the engine computed `range` in `took`.
     pub async fn computed(&mut self, range: TokenRange, took: Duration) {
         self.0.computed(range, took).await;
     }
 
-    /// Waits for the end. What was computed meanwhile is not [missing](Loaded::missing).
+    /// Waits for the end. Tokens computed in the meantime are not [missing](Loaded::missing).
     pub async fn finish(self) -> Loaded {
         self.0.finish().await
     }

@@ -1,4 +1,4 @@
-//! What loads and saves did, in detail: for operators, benchmarks and pictures. No engine needs it to be correct.
+//! Detailed reports of loads and saves, for operators, benchmarks and plots. An engine does not need them.
 
 pub use crate::{
     load::{ChunkReport, LoadError, LoadFailure, LoadReport},

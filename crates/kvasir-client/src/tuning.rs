@@ -1,5 +1,5 @@
-//! How loads decide and what the save queue takes: policies, estimators, cost models. The defaults are meant to be kept; this is
-//! for studies, tools, and engines that measure better.
+//! Tuning of loads and of the save queue: policies, estimators, cost models. The defaults suit most users;
+//! this is for studies, tools, and engines with better measurements.
 
 pub use crate::{
     fetcher::*,

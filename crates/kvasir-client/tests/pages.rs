@@ -195,5 +195,5 @@ fn every_mistake_is_seen() {
 fn caches_without_scales_are_refused() {
     let made = |spec: &ModelSpec, tokens| Sound(HostPages::new(spec, 4, tokens).unwrap());
     let fault = check_page_store(&spec(KvDtype::Int8, &[GQA]), made).unwrap_err().to_string();
-    assert!(fault.contains("holds no scales"), "{fault}");
+    assert!(fault.contains("has no scales"), "{fault}");
 }

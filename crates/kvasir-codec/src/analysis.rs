@@ -31,9 +31,9 @@ pub fn analysis(basis: &Basis, elements: usize) -> Option<Vec<f32>> {
 /// Rows eliminated at a time: small enough to be inverted plainly, large enough for products to be fast.
 const BLOCK: usize = 32;
 
-/// `(S Sᵀ)⁻¹ S` by elimination block by block; `None` where the rows are linearly dependent.
+/// `(S Sᵀ)⁻¹ S` by blockwise elimination; `None` if the rows are linearly dependent.
 ///
-/// The Gram matrix is positive definite, so no rows have to be exchanged. Nearly all of the work is products.
+/// The Gram matrix is positive definite, so no row exchange is needed. Nearly all of the work is products.
 fn least_squares(rows: &[f32], rank: usize, elements: usize) -> Option<Vec<f32>> {
     let (mut gram, mut solved) = (vec![0.0; rank * rank], rows.to_vec());
     multiply(
@@ -91,8 +91,8 @@ fn least_squares(rows: &[f32], rank: usize, elements: usize) -> Option<Vec<f32>>
     solved.iter().all(|v| v.is_finite()).then_some(solved)
 }
 
-/// The inverse of a positive definite matrix of `size` rows, `stride` apart, by its Cholesky factor; `None` where it is not
-/// positive definite.
+/// The inverse of a positive definite matrix of `size` rows with the given `stride`, by its Cholesky factor;
+/// `None` if it is not positive definite.
 fn inverse_of(matrix: &[f32], size: usize, stride: usize) -> Option<Vec<f32>> {
     // Of `L`, and of its inverse: both lower triangular.
     let (mut lower, mut inverse) = (vec![0f64; size * size], vec![0f64; size * size]);

@@ -1,4 +1,4 @@
-//! Buffers kept from task to task: fresh pages cost as much as what is done in them.
+//! Buffers kept between tasks: fresh pages cost as much as the work done in them.
 
 use std::sync::Mutex;
 

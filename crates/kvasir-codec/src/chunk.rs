@@ -1,4 +1,4 @@
-//! The two traits that clients and engines see: a chunk goes in, an object comes out, and back.
+//! The two traits that clients and engines use: chunks to objects, and objects to chunks.
 
 use std::ops::Range;
 
@@ -16,9 +16,9 @@ pub struct ChunkInput<'a> {
     pub preceding_token: Option<u32>,
     /// Absolute position of the first token.
     pub first_position: u64,
-    /// Where the chunk joins its chain.
+    /// Where the chunk attaches to its chain.
     pub link: ChainLink,
-    /// What the prefix lost that this KV was computed over.
+    /// The loss of the prefix over which this KV was computed.
     pub beneath: Loss,
     /// The KV of `tokens`, relative to the chunk's start.
     pub kv: &'a dyn KvSource,
@@ -33,12 +33,12 @@ impl std::fmt::Debug for ChunkInput<'_> {
     }
 }
 
-/// Turns chunks into objects. The same symbols give the same bytes on every path.
+/// Converts chunks to objects. The same symbols give the same bytes on every path.
 pub trait ChunkEncoder: Send + Sync {
     /// Encodes all levels of a chunk into one object.
     ///
     /// # Errors
-    /// See [`EncodeError`]; values are never the reason: non-finite ones are stored as they are.
+    /// See [`EncodeError`]. Values are never the reason: non-finite ones are stored exactly.
     fn encode(&self, input: &ChunkInput<'_>) -> Result<Vec<u8>, EncodeError>;
 
     /// The profile that objects will name.
@@ -48,14 +48,14 @@ pub trait ChunkEncoder: Send + Sync {
     fn level_count(&self) -> usize;
 }
 
-/// One scope of a profile, as far as it matters who needs it.
+/// One scope of a profile, with the data needed to decide which reader needs it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ScopeReach {
     /// Index in the profile.
     pub scope: usize,
-    /// Its layers, and what lies between them.
+    /// The range from its first to its last layer.
     pub layers: Range<usize>,
-    /// Its heads, and what lies between them.
+    /// The range from its first to its last head.
     pub heads: Range<usize>,
 }
 
@@ -70,14 +70,15 @@ pub struct LayerGroup {
 
 /// Turns objects, or byte prefixes of them, back into KV.
 pub trait ChunkDecoder: Send + Sync {
-    /// The model's layers in the finest groups that decode apart from each other, in layer order. Empty where a
-    /// decoder only knows all layers at once.
+    /// The model's layers in the finest groups that decode separately, in layer order. Empty if a decoder
+    /// only supports all layers together.
     fn layer_groups(&self) -> &[LayerGroup] {
         &[]
     }
 
-    /// As [`decode`](Self::decode), but only the scopes of `group` (one of [`layer_groups`](Self::layer_groups), or
-    /// fewer scopes of it): what a pipeline stage or a tensor-parallel rank needs, or the layers that are wanted next.
+    /// As [`decode`](Self::decode), but only the scopes of `group` (one of
+    /// [`layer_groups`](Self::layer_groups), or fewer scopes of it): those that a pipeline stage or a
+    /// tensor-parallel rank needs, or the layers needed next.
     ///
     /// # Errors
     /// As [`decode`](Self::decode).
@@ -94,7 +95,7 @@ pub trait ChunkDecoder: Send + Sync {
         self.decode(head, object_prefix, level, tokens, sink)
     }
 
-    /// Predicted logit KL of every level in nats a token, coarsest first, if the profile says.
+    /// Predicted logit KL of every level in nats per token, coarsest first, if the profile says.
     fn level_kl(&self) -> Option<Vec<f64>> {
         None
     }

@@ -31,7 +31,7 @@ pub const fn decode(pattern: u8) -> f32 {
     f32::from_bits(sign | magnitude.to_bits())
 }
 
-/// The least value that is no denormal: 2^-6.
+/// The smallest normal value: 2^-6.
 const MIN_NORMAL: f32 = 0.015625;
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What can go wrong, in terms of what to do about it.
+//! Errors of the codec, grouped by what to do about them.
 
 use kvasir_container::{ContainerError, ProfileHeadError};
 use kvasir_types::{Level, ModelId, ProfileHash, SpecError};
@@ -23,15 +23,15 @@ pub enum ProfileError {
     /// The file ends early.
     #[error("the profile ends in its {field}: fetch it again")]
     Truncated {
-        /// What was being read.
+        /// The field being read.
         field: &'static str,
     },
     /// A field has a value no writer produces.
-    #[error("the profile's {field} is not possible ({found}): the file is damaged or not made by Kvasir")]
+    #[error("the profile's {field} is invalid ({found}): the file is damaged or was not made by Kvasir")]
     Invalid {
         /// The field.
         field: &'static str,
-        /// What was found.
+        /// The value found.
         found: String,
     },
     /// Bytes after the end.
@@ -62,8 +62,10 @@ pub enum ProfileError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EncodeError {
-    /// No tokens or more than a chunk may have.
-    #[error("a chunk has 1 to {max} tokens, this one has {tokens}: cut the context into chunks first")]
+    /// No tokens, or more than a chunk may have.
+    #[error(
+        "a chunk must have 1 to {max} tokens, but this one has {tokens}; split the context into chunks first"
+    )]
     Tokens {
         /// Tokens given.
         tokens: usize,
@@ -73,9 +75,10 @@ pub enum EncodeError {
     /// `kl_beneath` is not a finite number ≥ 0.
     #[error("kl_beneath must be a finite number of nats, 0 or more")]
     KlBeneath,
-    /// A value is too large for the type of the model's cache, or would be rounded to it where an exact level promises every bit.
+    /// A value is too large for the type of the model's cache, or would be rounded to it although an exact
+    /// level promises every bit.
     #[error(
-        "{value} does not fit the model's KV type: let `kv_dtype` of the model spec be the type that the engine caches"
+        "{value} does not fit the model's KV type; set `kv_dtype` of the model spec to the type that the engine caches"
     )]
     Value {
         /// The value.
@@ -90,12 +93,12 @@ pub enum EncodeError {
         /// The device's words.
         cause: String,
     },
-    /// The object could not be put together.
-    #[error("the object could not be put together: {0}")]
+    /// The object could not be assembled.
+    #[error("the object could not be assembled: {0}")]
     Container(#[from] ContainerError),
 }
 
-/// An object that cannot be decoded as asked.
+/// The object cannot be decoded as requested.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
@@ -120,13 +123,13 @@ pub enum DecodeError {
     NoSuchLevel {
         /// Asked for.
         level: Level,
-        /// The finest there is.
+        /// The finest level.
         top: Level,
     },
-    /// The token range does not lie in the chunk.
-    #[error("tokens {start}..{end} do not lie in a chunk of {tokens} tokens")]
+    /// The token range is outside the chunk.
+    #[error("tokens {start}..{end} are outside a chunk of {tokens} tokens")]
     NoSuchTokens {
-        /// First asked for.
+        /// First requested token.
         start: usize,
         /// One past the last.
         end: usize,
@@ -135,22 +138,20 @@ pub enum DecodeError {
     },
     /// The prefix is too short for the level.
     #[error(
-        "level {level} of these tokens needs the first {needed} bytes, {found} are here: fetch more or ask for a lower level"
+        "level {level} of these tokens needs the first {needed} bytes, but only {found} are present; fetch more or request a lower level"
     )]
     Short {
-        /// Asked for.
+        /// The requested level.
         level: Level,
         /// Bytes of the object needed.
         needed: u64,
         /// Bytes given.
         found: u64,
     },
-    /// The object's sections are not those its profile writes.
-    #[error(
-        "the object's sections are not those its profile writes ({what}): it is damaged or of another format"
-    )]
+    /// The object's sections do not match its profile.
+    #[error("the object's sections do not match its profile ({what}): it is damaged or of another format")]
     Sections {
-        /// What is wrong.
+        /// The difference.
         what: &'static str,
     },
     /// An exact piece is malformed.
@@ -177,7 +178,7 @@ pub enum DecodeError {
         /// The device's words.
         cause: String,
     },
-    /// The container says no, a failed checksum included.
+    /// The container is invalid, for example because of a failed checksum.
     #[error(transparent)]
     Container(#[from] ContainerError),
 }

@@ -74,7 +74,7 @@ pub(crate) fn encode(
     Ok(piece)
 }
 
-/// The number of exact tokens and their values as stored, `[member][token][element]`; `None` where the piece is
+/// The number of exact tokens and their values as stored, `[member][token][element]`; `None` if the piece is
 /// malformed.
 pub(crate) fn split(
     dtype: ExactDtype,

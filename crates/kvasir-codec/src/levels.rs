@@ -22,7 +22,7 @@ pub(crate) const fn towards_zero(up: u32, shift: u8) -> i32 {
     (shift as i32 * ratio(up) + 128) >> 8
 }
 
-/// Where a decoder puts a value `q` of a level `up` levels above the finest, in finest steps.
+/// A decoder's value, in finest steps, for `q` at a level `up` levels above the finest.
 ///
 /// `shift` is the profile's centroid shift for this table and depth, in 256ths of the level's step, towards
 /// zero; `q = 0` has none. At the finest level it is always 0, so that the finest level is symmetric.

@@ -19,8 +19,9 @@ pub const ANCHOR_RATIO_MAX: i32 = 256;
 pub const PROFILE_BYTES_MAX: u64 = 1 << 36;
 /// Most bits of an entry of a packed basis: as many as f16 keeps.
 pub const ROW_BITS_MAX: u8 = 11;
-/// Largest rank whose encoder solves for its analysis matrix (`rank²` products of rows when the profile is loaded); above
-/// it the synthesis matrix serves, whose rows are then packed finely enough to be orthogonal.
+/// Largest rank for which an encoder solves for its analysis matrix (`rank²` products of rows when the
+/// profile is loaded). Above it, the synthesis matrix is used, whose rows are then packed finely enough to be
+/// orthogonal.
 pub const LEAST_SQUARES_RANK_MAX: usize = 2_048;
 pub use kvasir_container::NOTE_BYTES_MAX;
 /// Largest magnitude of a quantised coefficient; spans that would exceed it are stored exactly. Leaves

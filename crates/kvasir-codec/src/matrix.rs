@@ -41,8 +41,8 @@ impl Matrix {
         out
     }
 
-    /// Numbers from one token's elements to the next's where they are to be analysed fast: rows that are a multiple of a KiB
-    /// apart would share few sets of the caches.
+    /// Distance between the elements of consecutive tokens for a fast analysis: rows at multiples of a KiB
+    /// would share few sets of the caches.
     pub(crate) fn stride(&self, elements: usize) -> usize {
         const SETS: usize = 1024 / size_of::<f32>();
         const PADDING: usize = 16;

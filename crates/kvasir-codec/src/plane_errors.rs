@@ -1,11 +1,11 @@
-//! What a decoded cache has lost, plane by plane.
+//! The loss of a decoded cache, plane by plane.
 
 use kvasir_types::{ModelSpec, Plane};
 
 use crate::KvBuffer;
 
-/// Error of every plane, by `2 · layer + plane`: the power of `truth - other` over that of `truth` about the means of its elements.
-/// `None` where a plane is empty or constant, or a value is not finite.
+/// Error of every plane, by `2 · layer + plane`: the power of `truth - other` over that of `truth` about the
+/// means of its elements. `None` if a plane is empty or constant, or a value is not finite.
 pub fn plane_errors(spec: &ModelSpec, truth: &KvBuffer, other: &KvBuffer) -> Vec<Option<f64>> {
     let planes = (0..spec.layers.len()).flat_map(|layer| Plane::ALL.map(|plane| (layer, plane)));
     let error_of = |(layer, plane): (usize, Plane)| {

@@ -80,8 +80,8 @@ impl PreparedScope {
         self.shifts.get(level).map(Vec::as_slice)
     }
 
-    /// Largest magnitude of a stage value that narrow cells have to hold, if they are to hold it in finest steps as well; `None`
-    /// where coefficients have too many trits for them.
+    /// Largest magnitude of a stage value in narrow cells that also hold it in finest steps; `None` if
+    /// coefficients have too many trits for narrow cells.
     pub(crate) fn narrow_most(&self) -> Option<i32> {
         self.narrow_most
     }
@@ -101,8 +101,9 @@ impl PreparedScope {
     }
 }
 
-/// What the exact level of a scope starts from, `[member][token][element]`: values of the finest lossy level in finest
-/// steps, `[coefficient][token]`, less predictions; with no such level the predictions alone.
+/// The values beneath the exact level of a scope, `[member][token][element]`: values of the finest lossy
+/// level in finest steps, `[coefficient][token]`, with the predictions added; without such a level the
+/// predictions alone.
 pub fn rows_beneath(
     scope: &Scope,
     elements: &Elements,
@@ -123,7 +124,7 @@ pub fn rows_beneath(
     rows
 }
 
-/// What a section of `level` codes.
+/// The plan of a section of `level`.
 fn level_plan(coding: &[CoefficientCoding], level: usize) -> SectionPlan {
     let mut plan = SectionPlan::default();
     for (index, c) in coding.iter().enumerate() {
@@ -147,7 +148,7 @@ pub fn split_anchors(predictor: &Predictor, tokens: usize) -> (Vec<usize>, Vec<u
     }
 }
 
-/// What an anchor predicts for its group: its value rounded to finest steps.
+/// The prediction of an anchor for its group: its value rounded to finest steps.
 pub const fn anchor_prediction(anchor: i32, anchor_ratio: i32) -> i32 {
     anchor.saturating_add(anchor_ratio / 2).div_euclid(anchor_ratio)
 }
@@ -155,7 +156,7 @@ pub const fn anchor_prediction(anchor: i32, anchor_ratio: i32) -> i32 {
 /// Predictions from the text, ready to be made.
 #[derive(Debug, Clone)]
 pub struct TextPredictor {
-    /// `[factor][coefficient]`; empty where the predictor is another.
+    /// `[factor][coefficient]`; empty for other predictors.
     matrix: Vec<f32>,
 }
 
@@ -169,7 +170,7 @@ impl TextPredictor {
         Self { matrix }
     }
 
-    /// The predictions of a span, `[coefficient][token]`; zeros where the predictor is another.
+    /// The predictions of a span, `[coefficient][token]`; zeros for other predictors.
     ///
     /// The product runs in f32 and is exact in any order: every sum is an integer below 512 · 128² < 2^24.
     pub fn predict(

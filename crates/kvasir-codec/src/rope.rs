@@ -11,14 +11,15 @@ pub const SIN: [f32; 5] = [1.570_796_4, -0.645_964_1, 0.079_692_63, -0.004_681_7
 /// As [`SIN`] for even n and the cosine; below 3e-8 off.
 pub const COS: [f32; 5] = [1.0, -1.233_700_5, 0.253_669_5, -0.020_863_48, 0.000_919_260_3];
 
-/// 2^-30: no sine or cosine is smaller but 0. What remains of a quarter turn is a multiple of that, and its sine is larger than it is.
+/// 2^-30: no nonzero sine or cosine is smaller. The remainder of a quarter turn is a multiple of that, and
+/// its sine is larger than it.
 #[cfg_attr(not(any(test, target_arch = "x86_64")), allow(dead_code, reason = "others round by hand"))]
 pub(crate) const LEAST_TURN: f32 = 1.0 / (1u32 << 30) as f32;
 
 /// Sine and cosine of a phase given by the top 32 bits of its fraction of a turn.
 #[inline]
 pub fn sin_cos(phase: u32) -> (f32, f32) {
-    // The nearest quarter turn, and what remains of it: -2^29 ≤ rest < 2^29 in units of 2^-32 turn.
+    // The nearest quarter turn, and its remainder: -2^29 ≤ rest < 2^29 in units of 2^-32 turn.
     let quarter = phase.wrapping_add(1 << 29) >> 30;
     let rest = phase.wrapping_sub(quarter << 30).cast_signed();
     let x = rest as f32 * (1.0 / (1u32 << 30) as f32);
@@ -62,7 +63,8 @@ impl Rotation {
         self.table.len().checked_div(self.pairs).unwrap_or(0)
     }
 
-    /// Rotates a row of token `token` and applies the attention factor: what the engine caches.
+    /// Rotates a row of token `token` and applies the attention factor: the result is the engine's cached
+    /// row.
     pub fn rotate(&self, token: usize, row: &mut [f32]) {
         for (a, b, (sin, cos)) in self.pairs_of(token) {
             let (x, y) = (row[a], row[b]);

@@ -6,8 +6,8 @@ use kvasir_types::{ModelSpec, Plane};
 
 use crate::profile::{Basis, Member, Predictor, Scope};
 
-/// Every head of `layers` and `planes` as a scope of its own with unit gains and zero means; `None` where
-/// those layers have no KV.
+/// Every head of `layers` and `planes` as one scope with unit gains and zero means; `None` if those layers
+/// have no KV.
 pub fn scope_of(spec: &ModelSpec, layers: Range<usize>, planes: &[Plane], unrope: bool) -> Option<Scope> {
     let mut members = Vec::new();
     for layer in layers {
@@ -29,14 +29,14 @@ pub fn scope_of(spec: &ModelSpec, layers: Range<usize>, planes: &[Plane], unrope
     })
 }
 
-/// Scopes of `layers` layers each, planes joint or apart.
+/// Scopes of `layers` layers each, planes joint or separate.
 pub fn scopes(spec: &ModelSpec, layers: usize, joint: bool, unrope: bool) -> Vec<Scope> {
     let count = spec.layers.len();
     let starts = (0..count).step_by(layers.max(1));
     scopes_of(spec, starts.map(|start| start..(start + layers.max(1)).min(count)), joint, unrope)
 }
 
-/// Scopes of these layers each, planes joint or apart.
+/// Scopes of these layers each, planes joint or separate.
 pub(crate) fn scopes_of(
     spec: &ModelSpec,
     layers: impl Iterator<Item = Range<usize>>,

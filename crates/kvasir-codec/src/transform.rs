@@ -12,7 +12,7 @@ use crate::{
     rope::Rotation,
 };
 
-/// Which rope turns a plane's rows, as an index into the spec's ropes.
+/// The rope that rotates a plane's rows, as an index into the spec's ropes.
 pub(crate) fn rope_index(spec: &ModelSpec, layer: usize, plane: Plane) -> Option<usize> {
     let kv = spec.layers.get(layer)?;
     let rotated = match kv.layout {
@@ -116,7 +116,7 @@ impl Elements {
         self.count
     }
 
-    /// Reads `tokens` of a source as they are, `[member][token][element]`. Says whether all are finite.
+    /// Reads `tokens` of a source unmodified, `[member][token][element]`. Returns whether all are finite.
     pub fn read(&self, source: &dyn KvSource, tokens: &Range<usize>, out: &mut Vec<f32>) -> bool {
         out.clear();
         out.resize(self.count * tokens.len(), 0.0);
@@ -128,7 +128,7 @@ impl Elements {
         out.iter().all(|v| v.is_finite())
     }
 
-    /// Un-ropes, centres and scales what [`read`](Self::read) gave, into units of the finest step:
+    /// Un-ropes, centres and scales the output of [`read`](Self::read), into units of the finest step:
     /// `out[token][element]`, where a token's row may be longer than its elements. Uses `raw` as scratch.
     pub fn normalise(
         &self,

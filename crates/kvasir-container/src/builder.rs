@@ -12,14 +12,14 @@ use crate::{
     tokens,
 };
 
-/// What a chunk's header says and its tokens and pieces do not.
+/// The fields of a chunk's header that do not follow from its tokens and pieces.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChunkMeta {
-    /// The model whose cache this is.
+    /// The model of this cache.
     pub model_id: ModelId,
     /// The profile that the pieces were coded with.
     pub profile_hash: ProfileHash,
-    /// Where the chunk joins its chain.
+    /// Where the chunk attaches to its chain.
     pub link: ChainLink,
     /// Position of the first token in its context.
     pub first_position: u64,
@@ -29,7 +29,7 @@ pub struct ChunkMeta {
     pub level_count: u8,
     /// Leading tokens stored exactly inside level 0, at most 16.
     pub exact_tokens: u8,
-    /// Predicted KL (nats a token) beneath the chunk; finite, not negative.
+    /// Predicted KL (nats per token) beneath the chunk; finite, not negative.
     pub kl_beneath: f32,
 }
 

@@ -1,4 +1,4 @@
-//! The directory: which sections there are, in fetch order, and where each of their pieces lies.
+//! The directory: the sections in fetch order, and the position of each of their pieces.
 //!
 //! `section_count` × {`u16 scope`, `u8 band`, `u8 level`, `u8 flags`, `u8 reserved`}, then
 //! `section_count` × `span_count` × {`u32 bytes` (0 = absent), `u32 crc32c`}, section by section.
@@ -14,20 +14,20 @@ use crate::{
     limits::{PIECE_BYTES_MAX, PIECE_ENTRY_BYTES, SECTION_ENTRY_BYTES},
 };
 
-/// What a section is: a scope of the profile, a band of its coefficients, one level.
+/// Identifies a section: a scope of the profile, a band of its coefficients, one level.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SectionId {
     /// Scope number in the profile.
     pub scope: u16,
-    /// Band of the scope's coefficients; 0 where a profile has no bands.
+    /// Band of the scope's coefficients; 0 if the profile has no bands.
     pub band: u8,
-    /// Level that the section brings its scope to.
+    /// The level to which this section refines its scope.
     pub level: Level,
-    /// Bits whose meaning the profile's format gives; the container only carries them.
+    /// Bits whose meaning the profile's format defines; the container only carries them.
     pub flags: u8,
 }
 
-/// Where a piece lies.
+/// Position of a piece.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StoredPiece {
     pub(crate) offset: u64,

@@ -1,10 +1,10 @@
-//! Why bytes are not a chunk object, or input cannot become one.
+//! Why bytes are not a valid chunk object, or input cannot become one.
 
 use std::fmt;
 
 use crate::limits::FORMAT_VERSION;
 
-/// A part of an object that has a checksum of its own.
+/// A part of an object that has a separate checksum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Part {
     /// The 256-byte header.
@@ -33,7 +33,8 @@ impl fmt::Display for Part {
     }
 }
 
-/// An object that must not be used, or a chunk that cannot be written. Offsets count from the object's start.
+/// An object that must not be used, or a chunk that cannot be written. Offsets are relative to the object's
+/// start.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContainerError {
@@ -57,13 +58,13 @@ pub enum ContainerError {
     Truncated {
         /// Part that is cut.
         part: Part,
-        /// Offset where the part ends.
+        /// Offset of the end of the part.
         expected: u64,
         /// Bytes there are.
         actual: u64,
     },
-    /// Bytes behind the end that the header names.
-    #[error("the object goes on behind its {expected} bytes")]
+    /// Bytes after the end given in the header.
+    #[error("the object has bytes after its end at {expected} bytes")]
     Trailing {
         /// Length that the header names.
         expected: u64,
@@ -85,7 +86,7 @@ pub enum ContainerError {
         offset: u64,
         /// Name of the field in FORMAT.md.
         field: &'static str,
-        /// What it has to be.
+        /// The rule that the value must satisfy.
         rule: &'static str,
         /// Value found.
         actual: u64,
@@ -112,8 +113,8 @@ pub enum ContainerError {
         /// The kind that is out of order.
         kind: u16,
     },
-    /// A piece of another length than its directory entry says.
-    #[error("{part}: has {actual} bytes, the directory says {expected}")]
+    /// The length of a piece differs from its directory entry.
+    #[error("{part}: has {actual} bytes, but {expected} according to the directory")]
     Length {
         /// The part.
         part: Part,
@@ -122,10 +123,10 @@ pub enum ContainerError {
         /// Bytes given.
         actual: u64,
     },
-    /// Not a (section, span) of this chunk, or one without a piece.
+    /// The (section, span) is not in this chunk, or has no piece.
     #[error("{part} does not exist in this chunk")]
     NoSuchPiece {
-        /// The part asked for.
+        /// The requested part.
         part: Part,
     },
     /// A builder was given pieces for another number of spans.
@@ -138,7 +139,7 @@ pub enum ContainerError {
         /// Pieces given.
         actual: usize,
     },
-    /// The tokens are no zstd frame of exactly four bytes a token.
+    /// The tokens are not a zstd frame of exactly four bytes per token.
     #[error("tokens: not a zstd frame of {expected} bytes")]
     Tokens {
         /// Bytes of the uncompressed tokens.
@@ -148,7 +149,7 @@ pub enum ContainerError {
     #[error("tokens: zstd could not compress them")]
     Compress,
     /// The tokens do not hash to the block hash or to the `seq_hash` that the object names.
-    #[error("block {block}: the tokens do not hash to what the object names")]
+    #[error("block {block}: the hash of the tokens differs from the one in the object")]
     Chain {
         /// Index of the first block that differs.
         block: usize,

@@ -1,4 +1,4 @@
-//! Extensions: what later writers add to the format, and earlier readers skip or refuse.
+//! Extensions: additions to the format by later writers, which earlier readers skip or reject.
 //!
 //! {`u16 kind`, `u8 flags`, `u8 reserved`, `u32 bytes`, data} one after the other, by ascending kind. Kind 1 is [`Measured`](crate::Measured); kinds 2 and
 //! 3 are the key and the content of an opaque object.
@@ -9,18 +9,18 @@ use crate::{
     limits::EXTENSION_ENTRY_BYTES,
 };
 
-/// Flag bit 0: who does not know the kind refuses the object. The other bits are reserved.
+/// Flag bit 0: a reader that does not know the kind must reject the object. The other bits are reserved.
 const FLAG_REQUIRED: u8 = 1;
 
-/// The key of an opaque object: whoever does not know it does not know what the object is.
+/// The key of an opaque object. A reader that does not know this kind cannot interpret the object.
 pub(crate) const KIND_KEY: u16 = 2;
-/// The hash of an opaque object's payload, and what tells it from others of the same key and payload.
+/// The hash of an opaque object's payload, and a value that distinguishes objects of the same key and payload.
 pub(crate) const KIND_CONTENT: u16 = 3;
 
 /// One extension of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Extension {
-    /// What it is.
+    /// The kind.
     pub kind: u16,
     /// Whether a reader that does not know the kind refuses the object. This build knows none but those of opaque objects.
     pub required: bool,

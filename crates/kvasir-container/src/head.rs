@@ -1,4 +1,4 @@
-//! Header, block hashes, directory, extensions and tokens: everything a reader needs before it fetches a piece.
+//! Header, block hashes, directory, extensions and tokens: all that a reader needs before it fetches a piece.
 
 use std::ops::Range;
 
@@ -32,7 +32,7 @@ pub struct Head {
     pub header: ChunkHeader,
     /// First 8 bytes of the `seq_hash` of every block, the last one included.
     pub block_hashes: Vec<[u8; BLOCK_HASH_BYTES]>,
-    /// What the writer added to the format, by ascending kind.
+    /// Extensions in the object, by ascending kind.
     pub extensions: Vec<Extension>,
     /// The chunk's tokens.
     pub tokens: Vec<u32>,
@@ -43,7 +43,7 @@ pub struct Head {
 }
 
 impl Head {
-    /// Reads and verifies a head from the front of `bytes`; pieces behind it are not looked at.
+    /// Reads and verifies a head from the start of `bytes`; it does not read the pieces that follow.
     ///
     /// # Errors
     /// As [`ChunkHeader::parse`]; [`ContainerError::Truncated`] where the head is not all there; checksums, limits and
@@ -80,12 +80,12 @@ impl Head {
         Ok(Self { block_hashes, extensions, tokens, sections, pieces, measured, opaque, header })
     }
 
-    /// What an opaque object says of itself; `None` of a chunk.
+    /// The description of an opaque object; `None` for a chunk.
     pub fn opaque(&self) -> Option<&Opaque> {
         self.opaque.as_ref()
     }
 
-    /// What the encoder measured; `None` where it did not.
+    /// The errors that the encoder measured; `None` if it did not.
     pub fn measured(&self) -> Option<&Measured> {
         self.measured.as_ref()
     }
@@ -107,14 +107,15 @@ impl Head {
         self.pieces.get(section.checked_mul(self.span_count())?.checked_add(span)?)
     }
 
-    /// Where a piece lies. `None` where it is absent (its coefficients are all as predicted), and outside the chunk.
+    /// Position of a piece. `None` if it is absent (all its coefficients are as predicted) or outside the
+    /// chunk.
     pub fn piece(&self, section: usize, span: usize) -> Option<PieceEntry> {
         let &StoredPiece { offset, bytes, crc } =
             self.stored(section, span).filter(|piece| piece.bytes > 0)?;
         Some(PieceEntry { range: offset..offset.saturating_add(u64::from(bytes)), crc32c: crc })
     }
 
-    /// All pieces that are there, in the order of their bytes: section, span, entry.
+    /// All present pieces in the order of their bytes: section, span, entry.
     pub fn pieces(&self) -> impl Iterator<Item = (usize, usize, PieceEntry)> + '_ {
         let spans = 0..self.span_count();
         let all =
@@ -122,14 +123,14 @@ impl Head {
         all.filter_map(|(section, span)| Some((section, span, self.piece(section, span)?)))
     }
 
-    /// Byte range of all pieces of a section; empty where all are absent, `None` outside the chunk.
+    /// Byte range of all pieces of a section; empty if all are absent, `None` outside the chunk.
     pub fn section_range(&self, section: usize) -> Option<Range<u64>> {
         let first = self.stored(section, 0)?;
         let last = self.stored(section, self.span_count().checked_sub(1)?)?;
         Some(first.offset..last.offset.saturating_add(u64::from(last.bytes)))
     }
 
-    /// Length of the object prefix that decodes to `level`; `None` where the chunk has no such level.
+    /// Length of the object prefix that decodes to `level`; `None` if the chunk has no such level.
     pub fn level_bytes(&self, level: Level) -> Option<u64> {
         if level.0 >= self.header.level_count {
             return None;

@@ -28,9 +28,10 @@ use crate::{
 const FLAG_PRECEDING: u32 = 1;
 /// Flag bit 1: an opaque object, named by a key, without tokens.
 pub(crate) const FLAG_OPAQUE: u32 = 2;
-/// Bits 2 to 15 are reserved: a reader refuses what it does not know. Bits 16 to 31 are unused: it ignores them.
+/// Bits 2 to 15 are reserved: a reader rejects objects that set them. Bits 16 to 31 are unused: a reader
+/// ignores them.
 const FLAGS_RESERVED: u32 = 0xfffc;
-/// Where the header's checksum lies, which covers all before it.
+/// Offset of the header's checksum, which covers everything before it.
 const CRC_AT: usize = 252;
 
 /// A parsed and verified header.
@@ -38,13 +39,13 @@ const CRC_AT: usize = 252;
 pub struct ChunkHeader {
     /// Flags as stored. Bit 0 repeats `preceding_token.is_some()`; bit 1: see [`is_opaque`](Self::is_opaque).
     pub flags: u32,
-    /// The model whose cache this is.
+    /// The model of this cache.
     pub model_id: ModelId,
     /// The profile that decodes it.
     pub profile_hash: ProfileHash,
     /// Identity of everything before the chunk: the `seq_hash` of the block before, or the root's first parent.
     pub parent_hash: [u8; 32],
-    /// What the chunk's block hashes are keyed by.
+    /// The key of the chunk's block hashes.
     pub chain_key: ChainKey,
     /// Identity of the chunk: that of its last block.
     pub seq_hash: SeqHash,
@@ -52,7 +53,7 @@ pub struct ChunkHeader {
     pub first_position: u64,
     /// Tokens, 1 to [`CHUNK_TOKENS_MAX`]; 0 in an opaque object.
     pub token_count: u32,
-    /// The token before the chunk, for predictors that look one token back.
+    /// The token before the chunk, for predictors that use the previous token.
     pub preceding_token: Option<u32>,
     /// Sections in the directory.
     pub section_count: u16,
@@ -62,7 +63,8 @@ pub struct ChunkHeader {
     pub level_count: u8,
     /// Leading tokens stored exactly inside level 0.
     pub exact_tokens: u8,
-    /// Sum of the predicted KL (nats a token) of the levels that the ancestors were loaded at when this was computed.
+    /// Sum of the predicted KL (nats per token) of the levels at which the ancestors were loaded when this
+    /// was computed.
     pub kl_beneath: f32,
     /// Bytes of the compressed tokens.
     pub tokens_bytes: u32,
@@ -77,7 +79,7 @@ pub struct ChunkHeader {
 }
 
 impl ChunkHeader {
-    /// Reads and verifies a header from the front of `bytes`; what follows it is not looked at.
+    /// Reads and verifies a header from the start of `bytes`; it does not read what follows.
     ///
     /// # Errors
     /// [`ContainerError::Truncated`], [`Magic`](ContainerError::Magic), [`Version`](ContainerError::Version),
@@ -138,7 +140,7 @@ impl ChunkHeader {
         Ok(header)
     }
 
-    /// Every rule about single fields, for readers and writers alike.
+    /// Checks every rule about single fields, for readers and writers.
     pub(crate) fn check(&self) -> Result<(), ContainerError> {
         let size = |n: u32| usize::try_from(n).unwrap_or(usize::MAX);
         let tokens = self.token_count;
@@ -198,7 +200,7 @@ impl ChunkHeader {
         self.check_lengths()
     }
 
-    /// As [`check`](Self::check), of an opaque object: what says something of a model or of tokens says nothing.
+    /// As [`check`](Self::check), for an opaque object: fields about a model or tokens must be neutral.
     fn check_opaque(&self) -> Result<(), ContainerError> {
         const RULE: &str = "an opaque object belongs to no model and has no tokens";
         let zero = |holds: bool, offset, field, actual: u64| check(holds, offset, field, RULE, actual);
@@ -236,7 +238,7 @@ impl ChunkHeader {
         u16::from_le_bytes([low, high])
     }
 
-    /// Where the chunk joins its chain.
+    /// Where the chunk attaches to its chain.
     pub fn link(&self) -> ChainLink {
         ChainLink { key: self.chain_key, parent: self.parent_hash }
     }
@@ -251,7 +253,7 @@ impl ChunkHeader {
         self.block_count().saturating_mul(BLOCK_HASH_BYTES)
     }
 
-    /// Bytes of the directory, block hashes apart.
+    /// Bytes of the directory, without the block hashes.
     pub(crate) fn directory_bytes(&self) -> usize {
         let entry = usize::from(self.span_count)
             .saturating_mul(PIECE_ENTRY_BYTES)
@@ -259,7 +261,7 @@ impl ChunkHeader {
         usize::from(self.section_count).saturating_mul(entry)
     }
 
-    /// Offset of the extensions: header, block hashes and directory lie before.
+    /// Offset of the extensions, after the header, the block hashes and the directory.
     pub(crate) fn extensions_offset(&self) -> usize {
         HEADER_BYTES.saturating_add(self.block_hash_bytes()).saturating_add(self.directory_bytes())
     }
@@ -269,7 +271,7 @@ impl ChunkHeader {
         self.extensions_offset().saturating_add(usize::try_from(self.extension_bytes).unwrap_or(usize::MAX))
     }
 
-    /// Bytes of everything before the first piece: what [`Head::parse`](crate::Head::parse) needs.
+    /// Bytes of everything before the first piece. [`Head::parse`](crate::Head::parse) needs these.
     pub fn head_bytes(&self) -> u64 {
         wide(self.tokens_offset()).saturating_add(u64::from(self.tokens_bytes))
     }

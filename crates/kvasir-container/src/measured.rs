@@ -1,4 +1,4 @@
-//! What an encoder measured: the errors of a chunk's levels. Extension of kind 1 (FORMAT.md §3.4).
+//! The errors of a chunk's levels as measured by the encoder. Extension of kind 1 (FORMAT.md §3.4).
 
 use kvasir_types::{Level, LevelError};
 
@@ -7,7 +7,7 @@ use crate::{error::ContainerError, extensions::Extension, fields::wide};
 /// Bytes before the errors.
 const PREFIX_BYTES: usize = 4;
 
-/// The errors of a chunk's lossy levels, and of what the chunk was computed over.
+/// The errors of a chunk's lossy levels, and the error of the context that the chunk was computed over.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Measured {
     /// The worst error of the KV that the chunk was computed over.
@@ -37,7 +37,7 @@ impl Measured {
         Extension { kind: Self::KIND, required: false, data }
     }
 
-    /// Reads the extension, whose object has `level_count` levels and whose data begins at `offset` of it.
+    /// Reads the extension of an object with `level_count` levels; its data begins at `offset` of the object.
     pub(crate) fn read(data: &[u8], level_count: u8, offset: u64) -> Result<Self, ContainerError> {
         let field = |into, field, rule, actual| {
             Err(ContainerError::Field { offset: offset.saturating_add(into), field, rule, actual })

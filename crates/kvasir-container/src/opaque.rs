@@ -16,7 +16,7 @@ use crate::{
     },
 };
 
-/// What an opaque object says of itself.
+/// The description of an opaque object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Opaque {
     key: ObjectKey,
@@ -40,7 +40,8 @@ impl Opaque {
         self.written_ms
     }
 
-    /// Reads the extensions of an opaque object, which has both, and nothing else has one; they begin at offset `at`.
+    /// Reads the extensions of an opaque object, which must have both kinds; other objects must have neither.
+    /// They begin at offset `at`.
     pub(crate) fn of(
         header: &ChunkHeader,
         extensions: &[Extension],
@@ -67,7 +68,7 @@ impl Opaque {
             }
             (None, None) if !header.is_opaque() => Ok(None),
             (key, _) => {
-                let rule = "an opaque object has a key and a content, and nothing else has one";
+                let rule = "an opaque object must have a key and a content; other objects must have neither";
                 Err(bad("extension", rule, usize::from(key.is_some())))
             }
         }
@@ -133,7 +134,7 @@ impl OpaqueHead {
         Ok(Self { header, extensions, pieces: Vec::new(), left: payload_bytes })
     }
 
-    /// Bytes of the head, which come before the payload's.
+    /// Bytes of the head, which precede the payload.
     pub fn head_bytes(&self) -> usize {
         usize::try_from(self.header.head_bytes()).unwrap_or(usize::MAX)
     }
@@ -270,7 +271,7 @@ mod tests {
         assert!(OpaqueHead::new(chain_key, &key("a"), 6 << 30).is_err());
     }
 
-    /// Only opaque objects have keys, and they have nothing else.
+    /// Only opaque objects have keys, and they have no other extensions.
     #[test]
     fn a_key_makes_an_opaque_object() {
         let whole = object("a", b"bytes", 9);

@@ -1,4 +1,5 @@
-//! The head of a profile file: what it is of, how it was made, and what its levels were measured to be (FORMAT.md "Profile file").
+//! The head of a profile file: its model, how it was made, and the measured figures of its levels (FORMAT.md
+//! "Profile file").
 
 use kvasir_types::{LEVELS_MAX, ModelId};
 
@@ -8,11 +9,11 @@ pub const PROFILE_MAGIC: [u8; 8] = *b"KVSRPROF";
 pub const NOTE_BYTES_MAX: usize = 4_096;
 /// Longest head: fixed fields, two texts, two counts, and a note for each level.
 pub const PROFILE_HEAD_BYTES_MAX: usize = 24 + 32 + 2 * (2 + NOTE_BYTES_MAX) + 16 + 12 * LEVELS_MAX;
-/// Recipe of profiles that clients make of the first cache they save.
+/// Recipe of profiles that clients derive from the first cache they save.
 pub const STARTER_RECIPE: &str = "starter";
 /// Note of profiles that were trained to the bounds of quality `transparent`.
 pub const TRANSPARENT_NOTE: &str = "errors follow the bounds of transparent";
-/// Stands in the file where no KL was measured.
+/// The value in the file if no KL was measured.
 pub const NO_KL: f32 = -1.0;
 /// Versions of the format that this build reads.
 const VERSIONS: std::ops::RangeInclusive<u16> = 2..=4;
@@ -42,10 +43,10 @@ pub struct ProfileHead {
     pub levels: Vec<ProfileLevel>,
 }
 
-/// What is known about a level from training.
+/// The figures of a level from training.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct ProfileLevel {
-    /// Predicted logit KL in nats a token against the uncompressed cache, if it was measured.
+    /// Predicted logit KL in nats per token against the uncompressed cache, if it was measured.
     pub kl: Option<f32>,
     /// Bits a KV element of everything up to this level, on held-out text, container included.
     pub bits_per_element: f32,
@@ -53,14 +54,14 @@ pub struct ProfileLevel {
     pub nmse: f32,
 }
 
-/// How a profile came about.
+/// How a profile was made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProfileOrigin {
     /// A client made it of the first cache that it saved.
     FirstSave,
-    /// Trained on what was stored, to the bounds of quality `transparent`.
+    /// Trained on stored caches, to the bounds of quality `transparent`.
     Retrain,
-    /// Anything else.
+    /// Any other way.
     ByHand,
 }
 
@@ -100,21 +101,21 @@ pub enum ProfileHeadError {
     /// The bytes end early.
     #[error("the profile ends in its {field}")]
     Truncated {
-        /// What was being read.
+        /// The field being read.
         field: &'static str,
     },
     /// A field has a value no writer produces.
-    #[error("the profile's {field} is not possible ({found})")]
+    #[error("the profile's {field} is invalid ({found})")]
     Invalid {
         /// The field.
         field: &'static str,
-        /// What was found.
+        /// The value found.
         found: String,
     },
 }
 
 impl ProfileHead {
-    /// Reads the head, and gives what follows it. Total: no bytes panic.
+    /// Reads the head and returns the bytes after it. Total: no input panics.
     ///
     /// # Errors
     /// [`ProfileHeadError`].
@@ -153,7 +154,7 @@ impl ProfileHead {
         Ok((head, r.0))
     }
 
-    /// How the profile came about.
+    /// How the profile was made.
     pub fn origin(&self) -> ProfileOrigin {
         ProfileOrigin::of(&self.recipe, &self.note)
     }
@@ -163,7 +164,7 @@ fn invalid(field: &'static str, found: impl std::fmt::Display) -> ProfileHeadErr
     ProfileHeadError::Invalid { field, found: found.to_string() }
 }
 
-/// What is left of the bytes.
+/// The remaining bytes.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {

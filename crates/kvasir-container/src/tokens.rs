@@ -12,7 +12,7 @@ pub(crate) fn compress(tokens: &[u32]) -> Result<Vec<u8>, ContainerError> {
     zstd::bulk::compress(&planes, TOKENS_ZSTD_LEVEL).map_err(|_| ContainerError::Compress)
 }
 
-/// Decompresses exactly `count` tokens. Allocates four bytes a token, whatever the frame claims.
+/// Decompresses exactly `count` tokens. Allocates four bytes per token, whatever the frame claims.
 pub(crate) fn decompress(bytes: &[u8], count: usize) -> Result<Vec<u32>, ContainerError> {
     let size = count.saturating_mul(4);
     let wrong = || ContainerError::Tokens { expected: wide(size) };

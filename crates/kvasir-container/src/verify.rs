@@ -81,7 +81,7 @@ impl ObjectVerifier {
         Ok(part.len())
     }
 
-    /// Stands before the first piece at or behind index `from` that is there.
+    /// Moves to the first present piece at or after index `from`.
     fn enter_piece(&mut self, from: usize) {
         self.crc = 0;
         (self.piece, self.left) = (usize::MAX, 0);
@@ -127,7 +127,7 @@ impl ObjectVerifier {
         self.head.as_ref()
     }
 
-    /// Ends the object and gives its head.
+    /// Ends the object and returns its head.
     ///
     /// # Errors
     /// The error of an earlier [`push`](Self::push), or [`ContainerError::Truncated`].

@@ -25,7 +25,7 @@ const PREPARE_TOKENS: usize = 32;
 /// Offsets of pieces are multiples of this: words and states are read as such.
 const PIECE_ALIGNMENT: usize = 4;
 
-/// What one launch of each kernel does.
+/// The input of one launch of each kernel.
 #[derive(Debug, Default)]
 pub(crate) struct DecodeBatch {
     pub(crate) bytes: Vec<u8>,
@@ -53,7 +53,7 @@ pub(crate) struct DecodeBatch {
     pub(crate) scatter_columns: usize,
 }
 
-/// Where a chunk's tokens go.
+/// The destination of a chunk's tokens.
 #[derive(Debug, Clone)]
 pub(crate) struct Destination {
     /// Index of the request, for errors.
@@ -63,7 +63,7 @@ pub(crate) struct Destination {
     /// First entry of its block table, and slot of its first wanted token.
     pub(crate) blocks: u32,
     pub(crate) first_slot: u32,
-    /// Row of angles of chunk token 0; wraps where the first spans are not wanted.
+    /// Row of angles of chunk token 0; wraps if the first spans are not requested.
     pub(crate) angles: u32,
 }
 
@@ -95,7 +95,7 @@ impl DecodeBatch {
     ) -> Result<(), CudaError> {
         let (Some(view), Some(offsets)) = (cpu.scope_view(span.scope), resident.scopes.get(span.scope))
         else {
-            return Err(DecodeError::Sections { what: "a scope was asked for that the profile lacks" }.into());
+            return Err(DecodeError::Sections { what: "a requested scope is not in the profile" }.into());
         };
         let members = self.paging.members_from(span.scope);
         if members[..view.members.len()].iter().all(|member| member.plane == NONE) {
@@ -205,7 +205,7 @@ impl DecodeBatch {
         self.scatter_tasks(site, values, None)
     }
 
-    /// Queues the decode of the main band to scratch, and says where.
+    /// Queues the decode of the main band to scratch, and returns its position.
     fn main_to_scratch(
         &mut self,
         cpu: &CpuDecoder,
@@ -411,7 +411,7 @@ impl DecodeBatch {
         Ok(())
     }
 
-    /// Runs of this rank's elements that one CTA multiplies; a rotated head lies in one.
+    /// Ranges of this rank's elements that one CTA multiplies; a rotated head is within one range.
     fn windows(&self, site: &DecodeSite<'_>) -> Result<Vec<Range<usize>>, CudaError> {
         let most = PRODUCT_ELEMENTS as usize;
         let records = self.paging.members_from(site.span.scope);
@@ -422,7 +422,7 @@ impl DecodeBatch {
             }
             if member.rope.is_some() && member.dim > most {
                 return Err(CudaError::Pages {
-                    what: "heads that are rotated have at most 128 elements in a basis profile",
+                    what: "rotated heads in a basis profile must have at most 128 elements",
                 });
             }
             let all = member.start..member.start + member.dim;

@@ -15,12 +15,13 @@ use crate::DeviceError;
 /// Options that change the numbers or the code; part of the cache key. Nothing is fused, nothing flushed.
 const OPTIONS: &[&str] = &["--std=c++17", "--fmad=false", "--ftz=false", "--prec-div=true"];
 
-/// Stands for the driver's version where kernels were compiled without one: a cubin of CUDA 13 runs under all of them.
+/// Replaces the driver's version if kernels were compiled without a driver: a cubin of CUDA 13 runs with all
+/// of them.
 const ANY_DRIVER: i32 = 0;
 
-/// Compiles all kernels into `cache` for GPUs of some compute capabilities, without a GPU and without its driver: a
-/// [`CudaDevice`](crate::CudaDevice) with this cache then needs no NVRTC. For images that are built where NVRTC is. Returns how
-/// many cubins there are.
+/// Compiles all kernels into `cache` for GPUs of the given compute capabilities, without a GPU and without
+/// its driver. A [`CudaDevice`](crate::CudaDevice) with this cache then needs no NVRTC. Use it to build
+/// images on a machine that has NVRTC. Returns the number of cubins.
 ///
 /// # Errors
 /// [`DeviceError::NoCompiler`], [`DeviceError::Compile`] where the compiler does not know an architecture, or the cache's.
@@ -40,7 +41,7 @@ pub fn precompile(cache: &Path, capabilities: &[(i32, i32)]) -> Result<usize, De
 pub(crate) struct Compiler {
     cache: PathBuf,
     architecture: String,
-    /// The driver's version, so that a new driver starts anew.
+    /// The driver's version, so that a new driver triggers a new compilation.
     driver: i32,
 }
 
@@ -142,7 +143,7 @@ fn cache_error(path: &Path, verb: &'static str, error: &std::io::Error) -> Devic
 mod tests {
     use super::*;
 
-    /// Compiles for real where NVRTC is on the library path; says so where it is not.
+    /// Compiles if NVRTC is on the library path; otherwise reports that it is missing.
     #[test]
     fn every_unit_compiles_ahead_or_the_compiler_is_known_to_be_missing() {
         let folder = tempfile::tempdir().expect("a folder");

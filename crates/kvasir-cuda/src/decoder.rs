@@ -32,14 +32,14 @@ pub struct KernelDecoder<D: Device> {
     resident: DecodeProfile<D::Memory>,
 }
 
-/// A chunk, or what is there of it, and where its tokens go.
+/// A chunk, or its prefix, and the destination of its tokens.
 #[derive(Debug, Clone)]
 pub struct ChunkRequest<'a> {
     /// The object's head.
     pub head: &'a Head,
     /// The object's bytes from the first on, at least to the last piece needed.
     pub object_prefix: &'a [u8],
-    /// Level of every scope wanted; scopes that are missing here are not decoded.
+    /// Level of every requested scope; other scopes are not decoded.
     pub scopes: Vec<(usize, Level)>,
     /// Tokens wanted, relative to the chunk.
     pub tokens: Range<usize>,
@@ -74,9 +74,9 @@ impl<D: Device> KernelDecoder<D> {
         (0..self.cpu.scope_count()).map(|scope| (scope, level)).collect()
     }
 
-    /// Decodes several chunks into an engine's pages. Returns when the rows are there.
+    /// Decodes several chunks into an engine's pages. Returns when the rows are in place.
     ///
-    /// After an error some rows may have been written, right or wrong, but only rows that were asked for.
+    /// After an error some rows may have been written, right or wrong, but only requested rows.
     ///
     /// # Safety
     /// The planes of `pages` are device memory of the layout they say, of [`PagedKv::blocks`] blocks, and nobody else

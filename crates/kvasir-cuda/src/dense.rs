@@ -1,16 +1,17 @@
-//! A dense f32 cache on the device, `[layer][plane][token][head][element]`: what stands between host rows and kernels.
+//! A dense f32 cache on the device, `[layer][plane][token][head][element]`, as the intermediate form between
+//! host rows and kernels.
 
 use kvasir_kernels::Dtype;
 use kvasir_types::ModelSpec;
 
 use crate::{PageShape, PagedKv};
 
-/// Where a model's planes lie in it.
+/// The positions of a model's planes in it.
 #[derive(Debug)]
 pub(crate) struct Dense<'s> {
     spec: &'s ModelSpec,
     tokens: usize,
-    /// First element of every plane, two a layer.
+    /// First element of every plane, two per layer.
     pub(crate) starts: Vec<usize>,
 }
 

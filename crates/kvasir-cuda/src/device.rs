@@ -1,5 +1,5 @@
-//! What the codec needs of a device. The driver is one implementation, the tests' emulator another: everything above
-//! this trait runs, and is tested, without a GPU.
+//! The device operations that the codec needs. The driver is one implementation, the tests' emulator another:
+//! everything above this trait runs, and is tested, without a GPU.
 
 use std::fmt::Debug;
 
@@ -12,7 +12,7 @@ use crate::DeviceError;
 pub enum Work {
     /// Items that warps take from a queue: the device chooses how many warps it keeps.
     Warps(usize),
-    /// Exactly so many CTAs.
+    /// Exactly this many CTAs.
     Ctas(usize),
 }
 
@@ -26,20 +26,20 @@ pub trait Device: Debug + Send + Sync {
     /// A copy on its way back.
     type Readback: DeviceReadback;
 
-    /// Zeroed memory. `label` says what it is for.
+    /// Zeroed memory. `label` describes its purpose.
     ///
     /// # Errors
     /// [`DeviceError`], out of memory above all.
     fn allocate(&self, label: &'static str, bytes: usize) -> Result<Self::Memory, DeviceError>;
 
-    /// Memory with a copy of `bytes`, behind which 64 readable bytes follow. `bytes` is free when this returns, the copy
-    /// may still be under way.
+    /// Memory with a copy of `bytes`, followed by 64 readable bytes. `bytes` may be reused when this returns,
+    /// even if the copy is still running.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
     fn upload(&self, label: &'static str, bytes: &[u8]) -> Result<Self::Memory, DeviceError>;
 
-    /// Queues a copy of `bytes` bytes from `offset` on behind all kernels queued so far.
+    /// Queues a copy of `bytes` bytes from `offset` on, after all kernels queued so far.
     ///
     /// # Errors
     /// [`DeviceError`].
@@ -66,7 +66,7 @@ pub trait Device: Debug + Send + Sync {
         params: &[u8],
     ) -> Result<(), DeviceError>;
 
-    /// The point behind all kernels queued so far.
+    /// An event after all kernels queued so far.
     ///
     /// # Errors
     /// [`DeviceError`].

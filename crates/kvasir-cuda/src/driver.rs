@@ -1,4 +1,4 @@
-//! The device behind the NVIDIA driver, which is loaded at run time.
+//! The device through the NVIDIA driver, which is loaded at run time.
 
 use std::{
     collections::HashMap,
@@ -23,7 +23,7 @@ use crate::{
     staging::{Staging, StagingBuffer},
 };
 
-/// Readable bytes behind an upload (FORMAT.md asks readers for 64).
+/// Readable bytes after an upload (FORMAT.md asks readers for 64).
 const SLACK_BYTES: usize = 64;
 /// Dynamic shared memory that needs no opt-in.
 const SHARED_BYTES_PLAIN: usize = 48 * 1024;
@@ -37,7 +37,7 @@ pub struct CudaDevice {
     functions: Mutex<HashMap<(&'static str, &'static str), Function>>,
 }
 
-/// What memory outlives a device with.
+/// The state that memory needs after its device is dropped.
 struct Shared {
     context: Arc<CudaContext>,
     copies: Arc<CudaStream>,
@@ -76,7 +76,7 @@ impl Shared {
         self.context.has_async_alloc()
     }
 
-    /// Kernels from here on start after every copy queued so far.
+    /// Makes later kernels start after every copy queued so far.
     fn order_copies(&self) -> Result<(), DriverError> {
         if self.copied.swap(false, Ordering::AcqRel) {
             self.kernels.join(&self.copies)?;
@@ -101,8 +101,8 @@ impl DeviceMemory for CudaMemory {
 
 impl Drop for CudaMemory {
     fn drop(&mut self) {
-        // Behind the kernels that use it, not on the copy stream: copies must not wait for kernels. A failure leaves a
-        // dead context, where there is nothing to free.
+        // After the kernels that use it, not on the copy stream: copies must not wait for kernels. A failure
+        // means a dead context, in which nothing needs to be freed.
         let _ = self.shared.context.bind_to_thread();
         let _ = self.shared.order_copies();
         if self.shared.is_pooled() {
@@ -131,7 +131,7 @@ impl CudaEvent {
     /// # Errors
     /// [`DeviceError`].
     pub fn milliseconds_to(&self, later: &Self) -> Result<f32, DeviceError> {
-        self.0.elapsed_ms(&later.0).map_err(failed("tell the time"))
+        self.0.elapsed_ms(&later.0).map_err(failed("read the elapsed time"))
     }
 }
 
@@ -173,13 +173,13 @@ impl CudaDevice {
             return Err(DeviceError::NoDriver);
         }
         let context = CudaContext::new(ordinal).map_err(failed("open the GPU"))?;
-        let capability = context.compute_capability().map_err(failed("name the architecture"))?;
+        let capability = context.compute_capability().map_err(failed("query the compute capability"))?;
         let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let multiprocessors = context.attribute(count).map_err(failed("count multiprocessors"))?;
         let mut driver = 0;
         // SAFETY: a place for the number.
         unsafe { sys::cuDriverGetVersion(&raw mut driver) }.result().map_err(failed("name its version"))?;
-        let stream = || context.new_stream().map_err(failed("make a stream"));
+        let stream = || context.new_stream().map_err(failed("create a stream"));
         let shared = Shared {
             copies: stream()?,
             kernels: stream()?,
@@ -213,7 +213,7 @@ impl CudaDevice {
         self.shared.kernels.cu_stream()
     }
 
-    /// Queues a copy on the device among the kernels: what its memory can do, to compare rates with.
+    /// Queues a copy on the device among the kernels: its memory bandwidth, to compare rates with.
     ///
     /// # Errors
     /// [`DeviceError`].
@@ -250,7 +250,8 @@ impl CudaDevice {
         unsafe { self.launch_function(function, kernel.threads, work, shared_bytes, params) }
     }
 
-    /// An entry point. Where it is not loaded yet, loads its translation unit: `unit` gives the cubin and its entry points.
+    /// An entry point. If it is not loaded yet, loads its translation unit: `unit` returns the cubin and its
+    /// entry points.
     fn function(
         &self,
         source: &'static str,
@@ -275,7 +276,7 @@ impl CudaDevice {
         Ok(functions[&(source, name)])
     }
 
-    /// Queues an entry point behind all copies queued so far.
+    /// Queues an entry point after all copies queued so far.
     ///
     /// # Safety
     /// As [`launch`](Device::launch).
@@ -294,10 +295,10 @@ impl CudaDevice {
             let set = unsafe {
                 result::function::set_function_attribute(function.0, attribute, shared_bytes as i32)
             };
-            set.map_err(failed("give a kernel its shared memory"))?;
+            set.map_err(failed("set the shared memory of a kernel"))?;
         }
         let grid = self.grid(function, threads, work, shared_bytes)?;
-        // Records hold u64: give them their alignment.
+        // Records hold u64, so they need its alignment.
         let mut record: Vec<u64> = params
             .chunks(8)
             .map(|part| {
@@ -321,7 +322,7 @@ impl CudaDevice {
         launched.map_err(failed("launch a kernel"))
     }
 
-    /// CTAs for `work`: as many as fit the GPU at once where warps take items from a queue.
+    /// CTAs for `work`: as many as fit on the GPU at once if warps take items from a queue.
     fn grid(&self, function: Function, threads: u32, work: Work, shared: usize) -> Result<u32, DeviceError> {
         let items = match work {
             Work::Ctas(count) => return Ok(count as u32),
@@ -331,7 +332,7 @@ impl CudaDevice {
         let resident = unsafe {
             result::occupancy::max_active_block_per_multiprocessor(function.0, threads.cast_signed(), shared)
         };
-        let resident = resident.map_err(failed("tell the occupancy"))?.max(1).cast_unsigned() as usize;
+        let resident = resident.map_err(failed("query the occupancy"))?.max(1).cast_unsigned() as usize;
         let needed = items.div_ceil(threads as usize / 32).max(1);
         Ok(needed.min(resident * self.multiprocessors) as u32)
     }
@@ -400,7 +401,7 @@ impl Device for CudaDevice {
         offset: usize,
         bytes: usize,
     ) -> Result<CudaReadback, DeviceError> {
-        assert!(offset + bytes <= memory.bytes, "what is read back lies in the memory");
+        assert!(offset + bytes <= memory.bytes, "the range to read back must be within the memory");
         let shared = &self.shared;
         let queue = || {
             shared.order_copies()?;

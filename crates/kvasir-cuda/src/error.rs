@@ -1,8 +1,8 @@
-//! What can go wrong on a device, in terms of what to do about it.
+//! Errors of a device, grouped by what to do about them.
 
 use kvasir_codec::{DecodeError, EncodeError};
 
-/// The device or its software says no.
+/// The device or its software reported an error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
@@ -17,7 +17,7 @@ pub enum DeviceError {
     /// The driver refused a call.
     #[error("the driver refused to {call}: {code}")]
     Driver {
-        /// What was asked.
+        /// The operation.
         call: &'static str,
         /// The driver's own words.
         code: String,
@@ -48,10 +48,10 @@ pub enum DeviceError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
-    /// The object, as the CPU decoder would say.
+    /// The object is faulty; the error is the CPU decoder's.
     #[error(transparent)]
     Decode(#[from] DecodeError),
-    /// The chunk, as the CPU encoder would say.
+    /// The chunk is faulty; the error is the CPU encoder's.
     #[error(transparent)]
     Encode(#[from] EncodeError),
     /// The device.
@@ -65,10 +65,10 @@ pub enum CudaError {
     /// Sums of ranks that do not belong together.
     #[error("the partial sums do not belong together: {what}")]
     Partial {
-        /// What is wrong.
+        /// The reason.
         what: &'static str,
     },
-    /// Some spans are stored as they are, and their rows are not there.
+    /// Some spans must be stored exactly, and their rows are missing.
     #[error(
         "{spans} spans are stored exactly: collect their rows from every rank with `rows`, then finish again"
     )]
@@ -84,7 +84,7 @@ pub enum CudaError {
         /// Span.
         span: usize,
     },
-    /// A kernel did not report on a piece.
+    /// A kernel did not report the status of a piece.
     #[error(
         "a kernel did not report on a piece of scope {scope}, span {span}: this is a bug, please report it"
     )]
@@ -97,13 +97,13 @@ pub enum CudaError {
     /// The request does not fit the engine's pages.
     #[error("the pages do not fit the request: {what}")]
     Pages {
-        /// What is wrong and what would be right.
+        /// What is wrong and what would be valid.
         what: &'static str,
     },
     /// More work than one launch addresses.
-    #[error("one batch has {found} {what}, the most is {max}: decode fewer chunks at once")]
+    #[error("one batch has {found} {what}, but at most {max} are possible; decode fewer chunks per batch")]
     Batch {
-        /// What there is too much of.
+        /// The exceeded quantity.
         what: &'static str,
         /// How much.
         found: u64,

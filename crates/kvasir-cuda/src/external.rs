@@ -1,6 +1,7 @@
 //! Kernels that are not the product's.
 
-/// An entry point of the caller's own device code, compiled and kept as the product's: for benchmarks beside other decoders.
+/// An entry point of the caller's device code, compiled and kept like the product's kernels, for benchmarks
+/// of other decoders.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ExternalKernel {
     /// Name of the entry point, which takes one record by value.

@@ -3,10 +3,10 @@
 use kvasir_codec::rans::STREAM_COEFFICIENTS_MAX;
 use kvasir_types::SPAN_TOKENS;
 
-/// Words set aside for each stream of an encoder: 6 bits a symbol, where trained tables take 3 at most. A piece with a
-/// stream beyond it is coded on the host.
+/// Words reserved for each stream of an encoder: 6 bits per symbol, while trained tables need 3 at most. A
+/// piece with a longer stream is coded on the host.
 pub(crate) const STREAM_WORDS: usize = STREAM_COEFFICIENTS_MAX * SPAN_TOKENS * 6 / 16;
-/// Bytes of output set aside for each quantised value of all levels; a piece beyond it is coded on the host.
+/// Bytes of output reserved for each quantised value of all levels; a longer piece is coded on the host.
 pub(crate) const OUTPUT_BYTES_PER_VALUE: usize = 1;
 /// Smallest output, so that short chunks with raw pieces fit.
 pub(crate) const OUTPUT_BYTES_MIN: usize = 64 * 1024;

@@ -1,4 +1,5 @@
-//! Pieces as work for warps: streams of all levels of a scope and span, fused where their cuts agree.
+//! Converts pieces to work for warps: streams of all levels of a scope and span, fused where their cuts
+//! agree.
 
 use std::ops::Range;
 
@@ -8,7 +9,7 @@ use kvasir_kernels::{
     STATUS_UNDERRUN, Status, Stream, TASK_RAW, TASK_REFINES, Task,
 };
 
-/// Most levels that one kernel decodes at once.
+/// Most levels that one kernel decodes together.
 pub(crate) const FUSED_LEVELS_MAX: usize = 4;
 /// Most coefficients of a task: a tile of shared memory holds no more.
 pub(crate) const TASK_COEFFICIENTS_MAX: usize = 128;
@@ -48,7 +49,7 @@ pub(crate) fn coding_word(coding: Coding) -> u32 {
     }
 }
 
-/// One piece of a scope and span: where its bytes lie in the batch, and its outline.
+/// One piece of a scope and span: its position in the batch, and its outline.
 #[derive(Debug, Clone)]
 pub(crate) struct PlacedPiece {
     pub(crate) section: usize,
@@ -57,7 +58,7 @@ pub(crate) struct PlacedPiece {
     pub(crate) parts: PieceParts,
 }
 
-/// What a stream is, to name it in an error.
+/// Identifies a stream in an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct StreamName {
     pub(crate) section: usize,
@@ -73,7 +74,7 @@ pub(crate) struct StreamName {
 pub(crate) struct LoweredTasks {
     pub(crate) tasks: Vec<Task>,
     pub(crate) streams: Vec<Stream>,
-    /// One a stream; `None` where the task has no stream at that level.
+    /// One per stream; `None` if the task has no stream at that level.
     pub(crate) names: Vec<Option<StreamName>>,
 }
 
@@ -82,7 +83,8 @@ pub(crate) struct LoweredTasks {
 pub(crate) enum Lowered {
     /// All levels in one pass.
     Fused(LoweredTasks),
-    /// One pass a level, through scratch: the levels' cuts differ, there are too many levels, or a piece is raw.
+    /// One pass per level, through scratch: the levels' cuts differ, there are too many levels, or a piece is
+    /// raw.
     Staged(Vec<LoweredTasks>),
 }
 
@@ -114,12 +116,12 @@ pub(crate) fn lower(codings: &ScopeCodings, span: usize, tokens: usize, pieces: 
     Lowered::Staged(pieces.iter().enumerate().map(stage).collect())
 }
 
-/// Coefficient ranges of a level's streams, and what lies between and behind them, in order and without gaps.
+/// Coefficient ranges of a level's streams, and the ranges between and after them, in order and without gaps.
 fn stream_cuts(plan: &[usize], rank: usize, parts: &PieceParts) -> Vec<Range<usize>> {
     let mut cuts = Vec::new();
     let mut at = 0;
     for range in stream_ranges(plan, parts) {
-        // What a level does not touch between two streams joins the first.
+        // Coefficients between two streams that a level does not code join the first stream.
         push_split(&mut cuts, at, range.start);
         cuts.push(range.clone());
         at = range.end;
@@ -151,7 +153,8 @@ fn common_cuts(codings: &ScopeCodings, pieces: &[PlacedPiece]) -> Option<Vec<Ran
     if most.is_empty() {
         return Some(stream_cuts(&[], codings.rank, &PieceParts::Absent));
     }
-    // Between two streams of the finest division, a cut may lie anywhere: directly before the second one.
+    // Between two streams of the finest division, a cut may be anywhere; it is placed directly before the
+    // second one.
     let mut cuts = Vec::with_capacity(most.len());
     for (index, range) in most.iter().enumerate() {
         let start = if index == 0 { 0 } else { range.start };
@@ -250,7 +253,8 @@ impl LoweredTasks {
     }
 }
 
-/// What a status word says, in the codec's terms; `bytes` are the batch's, as uploaded. `None` where no kernel came by.
+/// The codec's error for a status word; `bytes` are the batch's, as uploaded. `None` if no kernel wrote a
+/// status.
 pub(crate) fn piece_error(
     status: Status,
     stream: Stream,

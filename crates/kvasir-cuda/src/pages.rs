@@ -1,4 +1,4 @@
-//! The engine's paged cache as strides: where a rank's rows of every layer go.
+//! The engine's paged cache as strides: the destination of a rank's rows of every layer.
 
 use std::ops::Range;
 
@@ -14,17 +14,17 @@ pub struct PlaneLayout {
     pub base: u64,
     /// From a block to the next.
     pub block_stride: u64,
-    /// From a token of a block to the next.
+    /// From one token of a block to the next.
     pub token_stride: u64,
-    /// From a head to the next.
+    /// From one head to the next.
     pub head_stride: u64,
-    /// `(elements of a group, stride from a group to the next)` where a head's elements are not contiguous.
+    /// `(elements per group, stride between groups)` if a head's elements are not contiguous.
     pub pack: Option<(u32, u64)>,
     /// Type of the values.
     pub dtype: Dtype,
     /// FP8 values are stored divided by this.
     pub scale: f32,
-    /// Heads of the model that this rank holds (tensor parallelism); they lie at heads `0..len` of the plane.
+    /// Heads of the model that this rank holds (tensor parallelism); they are heads `0..len` of the plane.
     pub heads: Range<usize>,
 }
 
@@ -33,11 +33,11 @@ pub struct PlaneLayout {
 pub struct PageShape {
     /// Blocks of the cache.
     pub blocks: u64,
-    /// Tokens of a block, 16 to 256 in known engines.
+    /// Tokens per block, 16 to 256 in known engines.
     pub block_tokens: u32,
     /// Heads of the model that this rank holds.
     pub heads: Range<usize>,
-    /// Elements of a head.
+    /// Elements per head.
     pub head_dim: u64,
     /// Type of the values.
     pub dtype: Dtype,
@@ -78,7 +78,7 @@ impl PageShape {
         [0, self.block()].map(|first| self.plane(base, first, strides))
     }
 
-    /// K and V of a head side by side: `[block][token][head][2 dim]`.
+    /// K and V of a head concatenated: `[block][token][head][2 dim]`.
     pub fn joined(&self, base: u64) -> [PlaneLayout; 2] {
         let strides = [2 * self.block(), 2 * self.row(), 2 * self.head_dim];
         [0, self.head_dim].map(|first| self.plane(base, first, strides))
@@ -123,29 +123,31 @@ pub struct PagedKv {
 }
 
 impl PagedKv {
-    /// The record of a head's plane and its head there; `None` where another rank holds it.
+    /// The record of a head's plane and its head in it; `None` if another rank holds it.
     pub(crate) fn place(&self, member: &MemberView) -> Option<(usize, u32)> {
         let plane = self.layers.get(member.layer)?[member.plane as usize].as_ref()?;
         let head = member.head.checked_sub(plane.heads.start)?;
         (member.head < plane.heads.end).then_some((2 * member.layer + member.plane as usize, head as u32))
     }
 
-    /// Records of all planes, `[layer][K, V]`; those that are not there are zeros and never named.
+    /// Records of all planes, `[layer][K, V]`; those of missing planes are zeros and never used.
     pub(crate) fn records(&self) -> Result<Vec<PagePlane>, CudaError> {
         let block_tokens = self.block_tokens;
         if block_tokens == 0 {
-            return Err(CudaError::Pages { what: "a block has at least one token" });
+            return Err(CudaError::Pages { what: "a block must have at least one token" });
         }
         let record = |plane: &Option<PlaneLayout>| {
             let Some(plane) = plane else { return Ok(PagePlane::default()) };
             if plane.dtype == Dtype::Fp8E4m3 && !(plane.scale.is_normal() && plane.scale > 0.0) {
-                return Err(CudaError::Pages { what: "the scale of FP8 values is a positive number" });
+                return Err(CudaError::Pages { what: "the scale of FP8 values must be positive" });
             }
             if plane.pack.is_some_and(|(elements, _)| elements == 0) {
-                return Err(CudaError::Pages { what: "a packed group has at least one element" });
+                return Err(CudaError::Pages { what: "a packed group must have at least one element" });
             }
             if !plane.base.is_multiple_of(plane.dtype.bytes() as u64) {
-                return Err(CudaError::Pages { what: "a plane's address is a multiple of its element size" });
+                return Err(CudaError::Pages {
+                    what: "a plane's address must be a multiple of its element size",
+                });
             }
             let (pack, pack_stride) = plane.pack.unwrap_or((0, 0));
             Ok(PagePlane {
@@ -168,13 +170,13 @@ impl PagedKv {
     /// Checks that a sequence's block table covers `slots` and stays inside the cache.
     pub(crate) fn check_blocks(&self, blocks: &[i32], slots: Range<u64>) -> Result<(), CudaError> {
         if slots.end.div_ceil(u64::from(self.block_tokens.max(1))) > blocks.len() as u64 {
-            return Err(CudaError::Pages { what: "the block table is shorter than the tokens asked for" });
+            return Err(CudaError::Pages { what: "the block table is too short for the requested tokens" });
         }
         let inside = |block: &i32| u64::try_from(*block).is_ok_and(|block| block < self.blocks);
         if blocks.iter().all(inside) {
             Ok(())
         } else {
-            Err(CudaError::Pages { what: "a block of the block table lies outside the cache" })
+            Err(CudaError::Pages { what: "a block of the block table is outside the cache" })
         }
     }
 }

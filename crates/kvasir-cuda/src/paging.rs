@@ -1,4 +1,5 @@
-//! Where the rows of a batch are: members, placements, block tables and angles, the same for decoding and encoding.
+//! The positions of the rows of a batch: members, placements, block tables and angles, the same for decoding
+//! and encoding.
 
 use kvasir_codec::ScopeView;
 use kvasir_kernels::{AngleParams, Kernel, Member, NONE, PageParams, Placement, record_bytes};

@@ -1,4 +1,4 @@
-//! Decodes under way: layers become ready one group after the other.
+//! Running decodes: groups of layers become ready in sequence.
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ pub(crate) struct PendingGroup<D: Device> {
     pub(crate) layers: Range<usize>,
     pub(crate) batch: DecodeBatch,
     pub(crate) event: D::Event,
-    /// `None` once looked at.
+    /// `None` once read.
     pub(crate) statuses: Option<D::Readback>,
     pub(crate) verdict: Result<(), CudaError>,
     /// Lives until the kernels are done.
@@ -50,13 +50,14 @@ impl<D: Device> PendingDecode<D> {
         self.groups.iter().map(|group| group.layers.clone())
     }
 
-    /// The event behind the rows of `layer`, for an engine's stream to wait on without the host. It says nothing about
-    /// damaged bytes: rows that [`wait_layer`](Self::wait_layer) would refuse are there too, wrong, inside their pages.
+    /// The event after the rows of `layer`, on which an engine's stream can wait without the host. It does
+    /// not report damaged bytes: rows for which [`wait_layer`](Self::wait_layer) would return an error are
+    /// written too, with wrong values, inside their pages.
     pub fn layer_event(&self, layer: usize) -> Option<&D::Event> {
         self.groups.iter().find(|group| group.layers.contains(&layer)).map(|group| &group.event)
     }
 
-    /// Waits until the rows of `layer` are there and right.
+    /// Waits until the rows of `layer` are complete and correct.
     ///
     /// # Errors
     /// As [`decode_into`](crate::KernelDecoder::decode_into), for this layer's group.
@@ -78,7 +79,7 @@ impl<D: Device> PendingDecode<D> {
 impl<D: Device> Drop for PendingDecode<D> {
     fn drop(&mut self) {
         for group in &mut self.groups {
-            // Nobody is left to be told.
+            // No caller is left to receive the error.
             let _ = group.wait();
         }
     }

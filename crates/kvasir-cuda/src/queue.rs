@@ -24,7 +24,7 @@ impl<'d, D: Device> Queue<'d, D> {
         Self { device, counters, used: 0, kept: Vec::new() }
     }
 
-    /// What the launches read besides the batch's arrays: to be kept until they are done.
+    /// The memory that the launches read in addition to the batch's arrays; keep it until they are done.
     pub(crate) fn into_kept(self) -> Vec<D::Memory> {
         self.kept
     }

@@ -1,4 +1,5 @@
-//! What a profile keeps on the device: tables, coding words, steps, elements, bases, predictors.
+//! The data of a profile that is kept on the device: tables, coding words, steps, elements, bases,
+//! predictors.
 
 use kvasir_codec::{CpuDecoder, PredictorView, ScopeView, rans::TableBank};
 use kvasir_kernels::{Element, PRODUCT_DEPTH, RopeShape, Step, record_bytes};
@@ -139,7 +140,7 @@ impl<M> Frequencies<M> {
     }
 }
 
-/// Appends a token predictor's matrix and shifts; the first byte of each.
+/// Appends a token predictor's matrix and shifts; returns the first byte of each.
 pub(crate) fn push_predictor(
     bytes: &mut Vec<u8>,
     predictor: &PredictorView<'_>,
@@ -152,7 +153,7 @@ pub(crate) fn push_predictor(
     Ok([first, second])
 }
 
-/// A model's ropes as kernels see them; columns of angles are one behind the other.
+/// A model's ropes as kernels see them; columns of angles are concatenated.
 pub(crate) fn rope_shapes(spec: &ModelSpec) -> Vec<RopeShape> {
     let ropes = spec.ropes.iter().scan(0u32, |next, rope| {
         let column = *next;

@@ -10,7 +10,7 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result};
 
 /// Smallest buffer: small copies share few sizes.
 const BUFFER_BYTES_MIN: usize = 64 * 1024;
-/// Pinned memory beyond which uploads wait for earlier ones: four chunks of an 8 B model at 2.5 bits an element.
+/// Pinned memory beyond which uploads wait for earlier ones: four chunks of an 8 B model at 2.5 bits per element.
 const STAGING_BYTES_MAX: usize = 128 * 1024 * 1024;
 
 /// A pinned buffer, and the copy that last used it.
@@ -41,7 +41,7 @@ impl StagingBuffer {
         unsafe { std::slice::from_raw_parts_mut(self.memory.cast(), self.bytes) }
     }
 
-    /// What `stream` has queued so far uses the buffer.
+    /// Records that the work queued on `stream` so far uses the buffer.
     pub(crate) fn used_by(&mut self, stream: &CudaStream) -> Result<(), DriverError> {
         self.busy = Some(stream.record_event(None)?);
         Ok(())
@@ -97,7 +97,7 @@ impl Staging {
         StagingBuffer::new(context, bytes)
     }
 
-    /// Gives a buffer back; the copy that uses it may still be under way.
+    /// Returns a buffer to the pool; the copy that uses it may still be running.
     pub(crate) fn put(&self, buffer: StagingBuffer) {
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         buffers.push(buffer);

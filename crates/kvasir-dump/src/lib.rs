@@ -17,7 +17,7 @@ pub const MODEL_SPEC_KEY: &str = "model_spec";
 /// Name of the token tensor.
 pub const TOKENS_NAME: &str = "tokens";
 
-/// A context's KV cache with everything that is needed to encode it or to train on it.
+/// A context's KV cache with everything needed to encode it or to train on it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct KvDump {
     /// Identity and layout.
@@ -36,7 +36,7 @@ fn tensor_name(layer: usize, plane: Plane) -> String {
     }
 }
 
-/// A file that is no KV dump.
+/// The file is not a valid KV dump.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DumpError {
@@ -48,8 +48,8 @@ pub enum DumpError {
         /// Why.
         source: std::io::Error,
     },
-    /// Larger than is read at once.
-    #[error("the file has {bytes} bytes, the limit is {max}; split the dump")]
+    /// Larger than the limit for one read.
+    #[error("the file has {bytes} bytes, but the limit is {max}; split the dump")]
     TooLarge {
         /// Size found.
         bytes: u64,
@@ -62,26 +62,26 @@ pub enum DumpError {
     /// No metadata `model_spec`.
     #[error("metadata `model_spec` is missing: write the model spec's JSON there")]
     NoSpec,
-    /// `model_spec` is no model spec.
+    /// `model_spec` is not a model spec.
     #[error("metadata `model_spec` is malformed: {0}")]
     SpecJson(#[source] serde_json::Error),
-    /// `model_spec` is impossible.
+    /// `model_spec` is invalid.
     #[error("metadata `model_spec`: {0}")]
     Spec(#[from] SpecError),
-    /// A tensor that the spec asks for is not there.
+    /// A tensor that the spec requires is missing.
     #[error("tensor `{name}` is missing")]
     Missing {
         /// Its name.
         name: String,
     },
     /// A tensor of a layer that has no such plane.
-    #[error("tensor `{name}` is of no layer with a cache that the spec has")]
+    #[error("tensor `{name}` belongs to no layer with a cache in the spec")]
     Unexpected {
         /// Its name.
         name: String,
     },
-    /// A tensor of another shape.
-    #[error("tensor `{name}` must be {expected:?}, found {found:?}")]
+    /// A tensor of the wrong shape.
+    #[error("tensor `{name}` must have the shape {expected:?}, found {found:?}")]
     Shape {
         /// Its name.
         name: String,
@@ -90,7 +90,7 @@ pub enum DumpError {
         /// Shape found.
         found: Vec<usize>,
     },
-    /// A tensor of a type the format does not have.
+    /// A tensor of a type that the format does not support.
     #[error("tensor `{name}` is {found}, expected {expected}")]
     Dtype {
         /// Its name.
@@ -102,7 +102,7 @@ pub enum DumpError {
     },
     /// A value that the model's cache cannot hold.
     #[error(
-        "tensor `{name}` holds {value:e}, which is no value of a {kv_dtype:?} cache: let `kv_dtype` of `model_spec` be the type \
+        "tensor `{name}` holds {value:e}, which a {kv_dtype:?} cache cannot hold; set `kv_dtype` of `model_spec` to the type \
          that the engine caches, and dump its values unrounded"
     )]
     Value {
@@ -114,7 +114,7 @@ pub enum DumpError {
         kv_dtype: KvDtype,
     },
     /// No token, or more than the limit.
-    #[error("a dump holds 1 to {max} tokens, this one {tokens}")]
+    #[error("a dump must hold 1 to {max} tokens, but this one holds {tokens}")]
     Tokens {
         /// Tokens found.
         tokens: usize,
@@ -122,7 +122,7 @@ pub enum DumpError {
         max: usize,
     },
     /// A token id below zero.
-    #[error("token {index} is {token}; ids are not negative")]
+    #[error("token {index} is {token}; ids must not be negative")]
     NegativeToken {
         /// Its position.
         index: usize,

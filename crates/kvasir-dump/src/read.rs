@@ -1,4 +1,4 @@
-//! Reading, byte by hostile byte.
+//! Reads dumps; every byte of the input is untrusted.
 
 use std::{collections::BTreeSet, fs::File, io::Read, path::Path};
 
@@ -18,7 +18,7 @@ pub fn read_dump(path: &Path) -> Result<KvDump, DumpError> {
     let io = |source| DumpError::Io { path: path.display().to_string(), source };
     let file = File::open(path).map_err(io)?;
     let mut bytes = Vec::new();
-    // One byte past the limit tells a longer file apart, also where the length is unknown beforehand (a pipe).
+    // One byte past the limit detects a longer file, even if the length is unknown in advance (a pipe).
     file.take(DUMP_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(io)?;
     if bytes.len() as u64 > DUMP_BYTES_MAX {
         return Err(DumpError::TooLarge { bytes: bytes.len() as u64, max: DUMP_BYTES_MAX });
@@ -56,7 +56,8 @@ pub fn parse_dump(bytes: &[u8]) -> Result<KvDump, DumpError> {
     Ok(KvDump { spec, tokens, kv })
 }
 
-/// Whether every tensor of a plane is one of the spec's: a file of more layers is of another model.
+/// Checks that every tensor of a plane is one of the spec's: a file with more layers belongs to another
+/// model.
 fn check_names(file: &SafeTensors<'_>, spec: &ModelSpec) -> Result<(), DumpError> {
     let mut expected = BTreeSet::new();
     for_each_plane(spec, |layer, plane, _| {
@@ -70,7 +71,7 @@ fn check_names(file: &SafeTensors<'_>, spec: &ModelSpec) -> Result<(), DumpError
     }
 }
 
-/// Visits the planes that have a cache, with `(heads, elements of a head)`.
+/// Visits the planes that have a cache, with `(heads, elements per head)`.
 pub(super) fn for_each_plane(
     spec: &ModelSpec,
     mut visit: impl FnMut(usize, Plane, (usize, usize)) -> Result<(), DumpError>,
@@ -102,12 +103,13 @@ fn check_plane(file: &SafeTensors<'_>, name: &str, expected: &[usize]) -> Result
     Ok(())
 }
 
-/// A cache of a 16-bit type holds values of that type alone. Others would be rounded, or become infinite, in silence.
+/// Checks that a cache of a 16-bit type holds only values of that type. Others would silently be rounded or
+/// become infinite.
 fn check_values(spec: &ModelSpec, layer: usize, plane: Plane, values: &[f32]) -> Result<(), DumpError> {
     let narrowed: fn(f32) -> f32 = match spec.kv_dtype {
         KvDtype::Bf16 => |value| bf16::from_f32(value).to_f32(),
         KvDtype::F16 => |value| f16::from_f32(value).to_f32(),
-        // What scales make of 8 bits has no type of its own.
+        // Values of 8 bits with scales have no 16-bit type.
         KvDtype::F32 | KvDtype::Fp8E4m3 | KvDtype::Int8 => return Ok(()),
     };
     let foreign = values.iter().find(|value| !value.is_nan() && narrowed(**value) != **value);
@@ -141,7 +143,7 @@ fn read_tokens(view: &TensorView<'_>) -> Result<Vec<u32>, DumpError> {
     }
 }
 
-/// Converts one of the three types that [`check_plane`] lets through.
+/// Converts one of the three types that [`check_plane`] accepts.
 fn widen(dtype: Dtype, bytes: &[u8], out: &mut [f32]) {
     fn fill<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) {
         for (slot, raw) in out.iter_mut().zip(bytes.as_chunks().0) {

@@ -69,10 +69,10 @@ fn what_is_wrong_is_named() {
         (with(("v.2", F16, vec![1, 3, 2]), I32), "token 0 is -1"),
         (with(("v.2", F16, vec![1, 3, 2]), F64), "`tokens` is F64"),
         (with(("v.2", F64, vec![1, 3, 2]), U32), "`v.2` is F64"),
-        (with(("v.2", F16, vec![1, 4, 2]), U32), "`v.2` must be [1, 3, 2], found [1, 4, 2]"),
+        (with(("v.2", F16, vec![1, 4, 2]), U32), "`v.2` must have the shape [1, 3, 2], found [1, 4, 2]"),
         (with(("x.2", F16, vec![1, 3, 2]), U32), "`v.2` is missing"),
-        (with(("v.3", F16, vec![1, 3, 2]), U32), "`v.3` is of no layer"),
-        (with(("k.1", F16, vec![1, 3, 2]), U32), "`k.1` is of no layer"),
+        (with(("v.3", F16, vec![1, 3, 2]), U32), "`v.3` belongs to no layer"),
+        (with(("k.1", F16, vec![1, 3, 2]), U32), "`k.1` belongs to no layer"),
     ] {
         let error = result.expect_err(names);
         assert!(error.contains(names), "{error}");

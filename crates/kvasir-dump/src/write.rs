@@ -1,4 +1,4 @@
-//! Writing: tensors are converted one at a time, as the file is written.
+//! Writes dumps; tensors are converted one at a time while the file is written.
 
 use std::{borrow::Cow, collections::HashMap, path::Path};
 

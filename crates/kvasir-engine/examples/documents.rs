@@ -1,4 +1,5 @@
-//! How well documents keep `transparent` with a model's first profile: errors as the encoder measures them, bytes and time.
+//! How well the first profile of a model keeps documents `transparent`: errors as the encoder measures them,
+//! bytes and time.
 //!
 //! ```text
 //! cargo run --release -p kvasir-engine --example documents -- ARCHITECTURE.md DECISIONS.md CHANGELOG.md
@@ -11,7 +12,7 @@ use kvasir_codec::{ChunkInput, CpuEncoder, KvBuffer, container::Head, starter};
 use kvasir_engine::Model;
 use kvasir_types::{ChainLink, Level, Loss, Quality};
 
-/// Tokens of a prompt: what fits the small model's context.
+/// Tokens of a prompt: as many as fit the small model's context.
 const PROMPT: usize = 960;
 const CHUNK: usize = 256;
 
@@ -68,7 +69,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let elements = (tokens * model.spec().elements_per_token()) as f64;
     println!(
-        "{out} of {chunks} chunks out of bound, {:.3} bits an element, {:.2} ms a chunk",
+        "{out} of {chunks} chunks out of bound, {:.3} bits per element, {:.2} ms a chunk",
         8.0 * bytes as f64 / elements,
         1e3 * seconds / chunks as f64
     );

@@ -1,4 +1,4 @@
-//! What prefills take on this machine.
+//! Measures how long prefills take on this machine.
 
 use std::time::Instant;
 
@@ -7,7 +7,8 @@ use kvasir_types::TokenRange;
 
 use crate::{error::EngineError, model::Model};
 
-/// Fits a model of the engine's prefill times from two short prefills of `tokens` (a few hundred): what a load is weighed against.
+/// Fits a model of the engine's prefill times from two short prefills of `tokens` (a few hundred). Loads are
+/// weighed against it.
 ///
 /// # Errors
 /// As [`Model::calculate_kv`].

@@ -1,4 +1,4 @@
-//! What can go wrong in the engine, by what the caller can do about it.
+//! Errors of the engine, grouped by what the caller can do about them.
 
 use kvasir_types::KvDtype;
 
@@ -14,7 +14,7 @@ pub enum EngineError {
         /// Why.
         source: std::io::Error,
     },
-    /// `config.json` is no configuration of a model this engine runs.
+    /// `config.json` does not describe a model that this engine runs.
     #[error("model configuration: {0}")]
     Config(#[from] ConfigError),
     /// The weights lack a tensor, or it has another shape.
@@ -22,9 +22,9 @@ pub enum EngineError {
     Weight {
         /// Hugging Face name.
         name: String,
-        /// Shape the configuration asks for.
+        /// Shape that the configuration requires.
         expected: Vec<usize>,
-        /// Shape found; none when the tensor is not there.
+        /// Shape found; `None` if the tensor is missing.
         found: Option<Vec<usize>>,
     },
     /// A weight of a type that the engine does not convert.
@@ -35,7 +35,7 @@ pub enum EngineError {
         /// Its type.
         dtype: safetensors::Dtype,
     },
-    /// The weights are no safetensors file.
+    /// The weights are not a valid safetensors file.
     #[error("weights: {0}")]
     Weights(#[from] safetensors::SafeTensorError),
     /// The tokenizer file is malformed, or text could not be encoded.
@@ -52,15 +52,15 @@ pub enum EngineError {
     /// More tokens than the model's context holds.
     #[error("{tokens} tokens exceed the model's context of {context}; shorten the prompt")]
     ContextLength {
-        /// Tokens asked for, cached ones included.
+        /// Tokens requested, including cached ones.
         tokens: usize,
         /// The model's context.
         context: usize,
     },
-    /// A prompt without tokens: there is nothing to predict from.
+    /// The prompt has no tokens, so there is nothing to predict from.
     #[error("the prompt is empty; give at least one token")]
     EmptyPrompt,
-    /// A step was given up because the load that it ran ahead of did not bring everything.
+    /// A step was abandoned because the load it depended on did not deliver everything.
     #[error("the step was given up: the load beneath it left tokens out")]
     Interrupted,
     /// A cache problem.
@@ -82,7 +82,7 @@ pub enum ConfigError {
         key: &'static str,
         /// Its value.
         value: String,
-        /// What is supported.
+        /// The supported values.
         supported: &'static str,
     },
     /// Sizes that do not fit together.
@@ -107,15 +107,15 @@ pub enum PagedError {
         /// Tokens of a page.
         page_tokens: usize,
     },
-    /// Tokens past the end of what the sequence holds.
+    /// A token past the end of the sequence was addressed.
     #[error("token {token} is outside the {len} tokens of the sequence")]
     OutOfRange {
-        /// First token that is not there.
+        /// The first missing token.
         token: usize,
         /// Tokens there are.
         len: usize,
     },
-    /// A load wrote into pages that had been given back meanwhile; what it wrote was dropped.
+    /// A load wrote into pages that had been released in the meantime; the writes were dropped.
     #[error("{rows} rows were dropped: their pages were reassigned while the load ran; recompute them")]
     Stale {
         /// Rows of (layer, plane, head) dropped.
@@ -130,7 +130,7 @@ pub enum PagedError {
     /// Pages of this many tokens are not possible.
     #[error("pages hold 1 to 1024 tokens, not {page_tokens}")]
     PageTokens {
-        /// Tokens asked for.
+        /// Tokens requested.
         page_tokens: usize,
     },
 }

@@ -1,7 +1,7 @@
-//! Reference engine: the example of how an engine embeds Kvasir.
+//! Reference engine: an example of how an engine embeds Kvasir.
 //!
-//! - [`Model`]: a Llama-family decoder whose KV lives in pages ([`paged`]);
-//! - [`quality`]: what a lossy cache costs, in nats, perplexity and agreement.
+//! - [`Model`]: a Llama-family decoder that keeps its KV in pages ([`paged`]);
+//! - [`quality`]: the cost of a lossy cache, in nats, perplexity and agreement.
 //!
 //! ```
 //! use kvasir_engine::{Model, Sampling};

@@ -17,7 +17,7 @@ impl Logits {
         self.values.len() / self.vocab
     }
 
-    /// Whether there is no position.
+    /// Whether there are no positions.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }

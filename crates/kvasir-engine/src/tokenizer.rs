@@ -20,7 +20,7 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The text of token ids; bytes that are no UTF-8 become U+FFFD.
+    /// The text of token ids; bytes that are not UTF-8 become U+FFFD.
     ///
     /// # Errors
     /// [`EngineError::Tokenizer`].

@@ -1,4 +1,4 @@
-//! What profiles of this engine's models are trained on: texts as KV, and a judge.
+//! Training data for profiles of this engine's models: texts as KV, and an oracle.
 
 use kvasir_codec::KvBuffer;
 use kvasir_train::TrainingContext;
@@ -7,7 +7,7 @@ use crate::{error::EngineError, model::Model, quality::KlOracle};
 
 /// Texts that judge for every one that trains; at least one.
 const JUDGES_SHARE: usize = 8;
-/// Share of a judging text that goes through the codec: two thirds; the rest is read over it.
+/// Share of an evaluation text that passes through the codec: two thirds. The rest is read over it.
 const PREFIX_SHARE: (usize, usize) = (2, 3);
 /// Longest judging text: each is read about forty times.
 const JUDGE_TOKENS_MAX: usize = 768;

@@ -83,7 +83,7 @@ fn a_cache_copied_through_a_sink_is_bit_exact_and_so_are_its_logits() {
 fn perplexity_of_plain_prose_is_sane() {
     let nats = quality::perplexity(&MODEL, &TOKENS).unwrap().ln();
     // Measured 3.946. A uniform guess costs ln 2048 = 7.62; the card says 3.40 on a held-out novel.
-    assert!((3.9..4.0).contains(&nats), "{nats} nats a token");
+    assert!((3.9..4.0).contains(&nats), "{nats} nats per token");
 }
 
 #[test]

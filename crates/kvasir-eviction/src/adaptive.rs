@@ -13,11 +13,11 @@ use super::{
     table::{List, NONE, Slab, Slot, Table},
 };
 
-/// What makes entries alike in their reuse. Ordered from the strongest predictor to the weakest: estimates for
-/// a fine class lean on those for the class without its last fields.
+/// The properties by which entries are grouped to estimate reuse, ordered from the strongest predictor to the
+/// weakest. Estimates for a fine class lean on those for the class without its last fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Traits {
-    /// Uses since the entry came in: 1, 2–3, more.
+    /// Uses since the entry was admitted: 1, 2–3, more.
     uses: u8,
     /// Pace of the conversation, in factors of four; 0 is unknown.
     pace: u8,
@@ -39,14 +39,14 @@ impl Traits {
     }
 }
 
-/// Beyond this a conversation has no pace worth telling apart.
+/// Beyond this, the pace of a conversation is not distinguished.
 const PACE_SECONDS_MAX: f32 = 4096.0;
 
 #[derive(Debug, Clone, Copy)]
 struct Member {
-    /// Where it waits; [`NONE`] while it is passed over for its dependants' sake.
+    /// The group that it waits in; [`NONE`] while it is passed over because dependants are present.
     group: Slot,
-    /// What it depends on, with the serial it had then (slots are reused).
+    /// The entry it depends on, with the serial that entry had then (slots are reused).
     parent: Slot,
     parent_serial: u64,
     serial: u64,
@@ -74,18 +74,18 @@ struct Queue {
 /// Evicts the entry whose Gittins index is lowest: the best ratio, over all horizons, of the probability of
 /// reuse to the time it would occupy the tier until then.
 ///
-/// - **Learnt, not tuned.** Hazards by age come from a sample of keys followed whether cached or not, within a
-///   sliding window, per traits of the entry: uses so far, pace of the conversation, request class.
-/// - **Both ends of a queue compete.** Reuse is unlikely just after a use (somebody reads the answer), then
-///   likely, then unlikely again. So the worth over age rises and falls, and its minimum over what is present
-///   is at the oldest or at the newest group. In a small tier the newest goes: what waits longer is closer to
-///   its reuse, where LRU would lose both.
-/// - **Dependants first.** An entry whose [`parent`](Access::parent) relation shows dependants present is
-///   passed over until they are gone: without it they would be useless. With blocks this keeps prefixes whole,
-///   with sections it takes refinements before bases.
+/// - **Learnt, not tuned.** Hazards by age come from a sample of keys, whether cached or not, within a sliding
+///   window, per traits of the entry: uses so far, pace of the conversation, request class.
+/// - **Both ends of a queue compete.** Reuse is unlikely just after a use (a person reads the answer), then
+///   likely, then unlikely again. So the worth over age rises and falls, and the present entry with the lowest
+///   worth is in the oldest or in the newest group. A small tier evicts the newest: the entries that have waited
+///   longer are closer to their reuse. LRU would lose both.
+/// - **Dependants first.** An entry is passed over while entries are present that name it as their
+///   [`parent`](Access::parent): without it they would be useless. With blocks this keeps prefixes whole; with
+///   sections it evicts refinements before bases.
 ///
-/// An eviction compares two worths per queue, of which there are at most [`limits::QUEUES_MAX`], whatever the number of
-/// entries; and nothing at all while it takes more of the group that it took from before, at the same moment.
+/// An eviction compares two worths per queue, and there are at most [`limits::QUEUES_MAX`] queues, whatever the
+/// number of entries. It compares nothing while it evicts more of the same group at the same moment.
 #[derive(Debug)]
 pub struct Adaptive<K> {
     table: Table<K, Member>,
@@ -94,9 +94,9 @@ pub struct Adaptive<K> {
     worths: Vec<Worth>,
     ends: QueueEnds,
     queue_of: HashMap<Traits, u16, RandomState>,
-    /// Entries that came without what they depend on: useless, so they go first.
+    /// Entries admitted without the entry they depend on: useless, so they are evicted first.
     orphans: List,
-    /// The group that the running request fills, and the offset it has come to.
+    /// The group that the running request fills, and the offset reached.
     running: Slot,
     running_offset: u32,
     sampler: ReuseSampler<K, u16>,
@@ -134,7 +134,7 @@ impl<K: EntryKey> Adaptive<K> {
         }
     }
 
-    /// The queue of `traits`, new if there is capacity; classes give up theirs before uses and pace do.
+    /// The queue of `traits`, created if there is capacity; else the queue without the class, or the first one.
     fn queue_index(&mut self, traits: Traits) -> u16 {
         if let Some(index) = self.queue_of.get(&traits) {
             return *index;
@@ -276,7 +276,7 @@ impl<K: EntryKey> Adaptive<K> {
             let above = self.table.meta_mut(parent);
             above.dependants -= 1;
             if above.dependants == 0 && above.group == NONE {
-                // A removed entry that had dependants itself waits nowhere: its parent then goes first.
+                // A removed entry that had dependants waits nowhere; its parent is then next.
                 if group == NONE || group == ORPHANED {
                     self.table.meta_mut(parent).group = ORPHANED;
                     self.orphans.push_back(&mut self.table.slab, parent);
@@ -322,7 +322,7 @@ impl<K: EntryKey> EvictionPolicy<K> for Adaptive<K> {
             dependants: 0,
             uses: 0,
         };
-        // Only what came in before can be a parent, so the relation has no cycles.
+        // Only an entry admitted earlier can be a parent, so the relation has no cycles.
         let parent = access.parent.and_then(|parent| self.table.find(&parent));
         if let Some(parent) = parent {
             let above = self.table.meta_mut(parent);

@@ -12,7 +12,7 @@ impl ClassId {
     /// Requests of unknown class, and of classes beyond the table's limits.
     pub const OTHER: Self = Self(0);
 
-    /// The number; below [`limits::CLASSES_MAX`] when it comes from a [`ClassTable`].
+    /// The number; below [`limits::CLASSES_MAX`] if it comes from a [`ClassTable`].
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -21,7 +21,7 @@ impl ClassId {
 /// Turn of a conversation, in buckets that widen: first turns differ most from each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TurnBucket {
-    /// The first turn, or a request outside any conversation.
+    /// The first turn, or a request outside a conversation.
     First,
     /// The second turn.
     Second,
@@ -61,7 +61,7 @@ impl TurnBucket {
     }
 }
 
-/// Who asks for what: the unit of which reuse statistics are kept.
+/// Tenant, application and kind of a request: the unit by which reuse statistics are kept.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestClass {
     /// Tenant, from the credential.
@@ -72,8 +72,8 @@ pub struct RequestClass {
     pub turn: TurnBucket,
 }
 
-/// Interns request classes up to [`limits::CLASSES_MAX`] in all and [`limits::CLASSES_PER_TENANT_MAX`] per
-/// tenant; whatever comes later shares [`ClassId::OTHER`].
+/// Interns request classes, up to [`limits::CLASSES_MAX`] in total and [`limits::CLASSES_PER_TENANT_MAX`] per
+/// tenant; further classes share [`ClassId::OTHER`].
 #[derive(Debug)]
 pub struct ClassTable {
     ids: HashMap<RequestClass, ClassId>,
@@ -88,7 +88,7 @@ impl Default for ClassTable {
 }
 
 impl ClassTable {
-    /// The id of `class`, new if there is room for it.
+    /// The id of `class`, created if there is room.
     pub fn intern(&mut self, class: &RequestClass) -> ClassId {
         if let Some(id) = self.ids.get(class) {
             return *id;

@@ -1,11 +1,11 @@
-//! The same policies over a tier that keeps no book of its own: what to drop from a listing of objects.
+//! The same policies for a tier that keeps no records itself: which objects of a listing to drop.
 
 use super::{Access, ClassId, EntryKey, Moment, PolicyKind};
 
-/// What is known of one object of the cold tier when its capacity is enforced.
+/// The known facts about one object of the cold tier when its capacity is enforced.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ColdObject<K> {
-    /// What names it.
+    /// Its key.
     pub key: K,
     /// Its size.
     pub bytes: u64,
@@ -13,13 +13,13 @@ pub struct ColdObject<K> {
     pub stored: Moment,
     /// When it was last read; [`stored`](Self::stored) for one that never was.
     pub last_read: Moment,
-    /// Class of the requests that read it, where it is known.
+    /// Class of the requests that read it, if known.
     pub class: ClassId,
     /// Its position in its context, from 0: later chunks go first.
     pub offset: u32,
     /// The chunk before it in its context: it is dropped only after all that follow it.
     pub parent: Option<K>,
-    /// What recomputing it would cost, in seconds; 0 when unknown.
+    /// Cost of recomputing it, in seconds; 0 if unknown.
     pub recompute_seconds: f32,
 }
 
@@ -35,11 +35,11 @@ impl<K> ColdObject<K> {
     }
 }
 
-/// What has to go, worst first, so that the objects hold at most `capacity_bytes` under `policy`.
+/// The objects to drop, worst first, so that the rest hold at most `capacity_bytes` under `policy`.
 ///
-/// The policy is told the two moments that a store keeps of an object, in the order of time: that it was stored and
-/// when it was last read. From these it also learns how long objects of a class wait. Memory: the objects and the
-/// policy's book, some 200 bytes each.
+/// A store keeps two moments per object: when it was stored and when it was last read. The policy receives
+/// these in the order of time and also learns from them how long objects of a class wait. Memory: the objects
+/// and the policy's records, about 200 bytes each.
 ///
 /// ```
 /// use kvasir_eviction::{ClassId, ColdObject, Moment, PolicyKind, victims};
@@ -64,7 +64,7 @@ pub fn victims<K: EntryKey>(
     now: Moment,
 ) -> Vec<K> {
     let mut book = policy.build();
-    // Of one moment, parents come before what depends on them.
+    // Within one moment, parents come before their dependants.
     let mut events: Vec<(Moment, bool, u32, usize)> = Vec::with_capacity(2 * objects.len());
     for (index, object) in objects.iter().enumerate() {
         events.push((object.stored, false, object.offset, index));
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn later_chunks_of_a_context_go_first() {
-        // Two contexts of four chunks each, one of them read lately.
+        // Two contexts of four chunks each; one was read recently.
         let chunk = |context: u64, index: u32, read: u64| ColdObject {
             offset: index,
             parent: index.checked_sub(1).map(|before| context * 10 + u64::from(before)),

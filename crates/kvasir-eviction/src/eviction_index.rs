@@ -39,12 +39,12 @@ impl<K: EntryKey> EvictionIndex<K> {
         self.owner.len()
     }
 
-    /// Whether there are no entries.
+    /// Whether it has no entries.
     pub fn is_empty(&self) -> bool {
         self.owner.is_empty()
     }
 
-    /// What one tenant may hold.
+    /// The bytes that one tenant may hold.
     fn quota(&self) -> u64 {
         (self.capacity as f64 * self.tenant_share_max.clamp(0.0, 1.0)) as u64
     }
@@ -58,19 +58,20 @@ impl<K: EntryKey> EvictionIndex<K> {
         }
     }
 
-    /// Whether an entry is there.
+    /// Whether the entry is present.
     pub fn contains(&self, key: &K) -> bool {
         self.owner.contains_key(key)
     }
 
-    /// Notes a use of an entry that is there.
+    /// Records a use of a present entry.
     pub fn touch(&mut self, key: &K, access: &Access<K>) {
         if let Some(tenant) = self.owner.get(key) {
             self.tenants[usize::from(*tenant)].touch(key, access);
         }
     }
 
-    /// Admits an entry and returns the victims evicted for it; the entry itself where it is worth less than all others.
+    /// Admits an entry and returns the victims evicted for it; the entry itself if it is worth less than all
+    /// others.
     pub fn insert(&mut self, tenant: TenantIndex, key: K, access: &Access<K>) -> Vec<K> {
         self.remove(&key);
         if access.bytes > self.quota() {
@@ -94,7 +95,7 @@ impl<K: EntryKey> EvictionIndex<K> {
         victims
     }
 
-    /// The tenant that holds most gives way: it holds at least an equal share, whoever asks for room.
+    /// Evicts from the tenant that holds most: it holds at least an equal share, whichever tenant needs room.
     fn evict(&mut self, now: Moment) -> Option<K> {
         let largest = (0..self.tenants.len()).max_by_key(|tenant| self.tenants[*tenant].bytes())?;
         self.evict_of(largest as TenantIndex, now)
@@ -109,7 +110,7 @@ impl<K: EntryKey> EvictionIndex<K> {
         Some(victim)
     }
 
-    /// Forgets an entry; `false` when it is not there.
+    /// Removes an entry; `false` if it is not present.
     pub fn remove(&mut self, key: &K) -> bool {
         let Some(tenant) = self.owner.remove(key) else { return false };
         let policy = &mut self.tenants[usize::from(tenant)];
@@ -120,7 +121,7 @@ impl<K: EntryKey> EvictionIndex<K> {
     }
 }
 
-/// Numbers tenants in the order they come.
+/// Numbers tenants in the order of their first use.
 #[derive(Debug, Default)]
 pub struct TenantNumbers(HashMap<String, TenantIndex>);
 
@@ -169,7 +170,7 @@ mod tests {
             }
             let kept = (0..4).filter(|frame| index.contains(&key(0, *frame))).count();
             assert_eq!(kept, 4, "{kind}: 400 bytes are less than half of the tier");
-            // A third comes in and gets its share from the two.
+            // A third tenant arrives and gets its share from the two.
             (0..10).for_each(|frame| drop(index.insert(2, key(2, frame), &access(100, 5_000 + frame))));
             let third = (0..10).filter(|frame| index.contains(&key(2, *frame))).count();
             assert!(third >= 3, "{kind}: {third}");

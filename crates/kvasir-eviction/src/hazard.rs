@@ -42,22 +42,22 @@ fn edge_seconds(bin: usize) -> f64 {
     edge_micros(bin) as f64 * 1e-6
 }
 
-/// The first and the last moment at which what was used at `since` has an age within `bin`.
+/// The first and the last moment at which an entry used at `since` has an age within `bin`.
 pub(super) fn bin_span(bin: usize, since: Moment) -> (Moment, Moment) {
     let at = |age: u64| Moment::from_micros(since.as_micros().saturating_add(age));
-    // A clock that went back makes everything young, and what is older than the last edge is in the last bin.
+    // If the clock went back, every entry is young; ages above the last edge are in the last bin.
     let from = if bin == 0 { Moment::default() } else { at(edge_micros(bin)) };
     let to = if bin + 1 >= BINS { Moment::from_micros(u64::MAX) } else { at(edge_micros(bin + 1) - 1) };
     (from, to)
 }
 
-/// Probability of reuse within each bin, for what reaches it.
+/// Probability of reuse within each bin, for entries that reach the bin.
 #[derive(Debug, Clone)]
 pub(super) struct Hazards([f64; BINS]);
 
 impl Hazards {
-    /// Before anything is observed: alike in every bin, which has no time scale and makes the worth fall with
-    /// age, so the policy starts as LRU. Bin 0 spans twice its neighbour.
+    /// Before any observation: equal in every bin. It has no time scale and makes the worth fall with age, so
+    /// the policy starts as LRU. Bin 0 spans twice its neighbour.
     pub(super) const PRIOR: Self = {
         let mut hazards = [0.05; BINS];
         hazards[0] = 0.1;
@@ -103,13 +103,13 @@ impl LifeTable {
         }
     }
 
-    /// The hazards, leaning on `coarser` where observations are few.
+    /// The hazards, leaning on `coarser` if there are few observations.
     pub(super) fn hazards(&self, coarser: &Hazards) -> Hazards {
         let mut hazards = Hazards::PRIOR;
         let mut at_risk = 0.0;
         for bin in (0..BINS).rev() {
             at_risk += self.reused[bin] + self.waiting[bin];
-            // What waits within the bin has been at risk for half of it on average.
+            // An entry that waits within the bin has been at risk for half of it on average.
             let exposed = at_risk - self.waiting[bin] / 2.0;
             let reused = self.reused[bin] + LEAN_OBSERVATIONS * coarser.0[bin];
             hazards.0[bin] = (reused / (exposed + LEAN_OBSERVATIONS)).clamp(0.0, 1.0);
@@ -141,7 +141,7 @@ impl Worth {
         Self(worth)
     }
 
-    /// The same worth in units of what a reuse gains.
+    /// The same worth in units of the gain of a reuse.
     pub(super) fn scaled(mut self, gain: f32) -> Self {
         self.0.iter_mut().for_each(|worth| *worth *= gain);
         self

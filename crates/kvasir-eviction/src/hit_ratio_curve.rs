@@ -1,4 +1,5 @@
-//! What a tier of another size would find: small copies of it, fed with a sample of the accesses.
+//! Estimates the hit ratio of a tier of another size with small copies of it that see a sample of the
+//! accesses.
 
 use std::hash::BuildHasher;
 
@@ -10,16 +11,17 @@ use super::{
     limits,
 };
 
-/// How many times as large as the tier its copies are.
+/// Capacities of the copies, as multiples of the tier's.
 pub const CURVE_SCALES: [f64; 4] = [0.5, 1.0, 2.0, 4.0];
 
-/// Estimates what a tier would find if it were smaller or larger.
+/// Estimates the hit ratio of the tier if it were smaller or larger.
 ///
-/// A sample of the accesses, chosen by hash of the entry's group, is replayed through copies of the tier whose capacity is as
-/// much smaller as the sample is (miniature simulation: Waldspurger et al., "Cache Modeling and Optimization using Miniature
-/// Simulations", USENIX ATC 2017, section 3). The copies run the tier's own policy and tenants' shares. The sample is all there
-/// is at first, and halved whenever the largest copy would exceed [`limits::CURVE_ENTRIES_MAX`] entries. What the sample has too
-/// little or too much of is taken for uses of the few hottest entries, which any copy has (SHARDS-adj, section 3.2 of the same).
+/// A sample of the accesses, chosen by hash of the entry's group, is replayed through copies of the tier. The
+/// capacity of a copy is scaled down by the share of the sample (miniature simulation: Waldspurger et al.,
+/// "Cache Modeling and Optimization using Miniature Simulations", USENIX ATC 2017, section 3). The copies run
+/// the tier's policy and tenants' shares. The sample starts with all accesses and is halved whenever the largest
+/// copy would exceed [`limits::CURVE_ENTRIES_MAX`] entries. A surplus or deficit of accesses in the sample is
+/// counted as uses of the few hottest entries, which every copy holds (SHARDS-adj, section 3.2 of the same).
 #[derive(Debug)]
 pub struct HitRatioCurve<K> {
     capacity: u64,
@@ -31,7 +33,7 @@ pub struct HitRatioCurve<K> {
     counts: Counts,
 }
 
-/// Bytes that were asked for of late: what is older counts less, by [`limits::REUSE_WINDOW_SECONDS`].
+/// Bytes requested recently; older ones count less, by [`limits::REUSE_WINDOW_SECONDS`].
 #[derive(Debug, Clone, Copy, Default)]
 struct Counts {
     at: Moment,
@@ -39,7 +41,7 @@ struct Counts {
     asked: f64,
     /// Of the sample, in multiples that make up for its size.
     sampled: f64,
-    /// Of these, what each of the copies had.
+    /// The part of them that each copy held.
     found: [f64; CURVE_SCALES.len()],
 }
 
@@ -69,8 +71,8 @@ impl<K: EntryKey> HitRatioCurve<K> {
         }
     }
 
-    /// Notes an access to an entry, whether the tier has it or not. One that `asks` for it counts; another, by who writes it,
-    /// only brings it in.
+    /// Records an access to an entry, whether or not the tier has it. An access that `asks` for the entry
+    /// counts; one by a writer only admits the entry.
     pub fn note(&mut self, tenant: TenantIndex, key: K, access: &Access<K>, asks: bool) {
         let bytes = if asks { access.bytes as f64 } else { 0.0 };
         if asks {
@@ -80,7 +82,7 @@ impl<K: EntryKey> HitRatioCurve<K> {
         if !self.samples(&key) {
             return;
         }
-        // What is not in the sample is not missing from it.
+        // A parent outside the sample is not treated as missing.
         let access = Access { parent: access.parent.filter(|parent| self.samples(parent)), ..*access };
         let weighed = bytes * f64::from(self.halvings).exp2();
         self.counts.sampled += weighed;
@@ -106,7 +108,8 @@ impl<K: EntryKey> HitRatioCurve<K> {
         }
     }
 
-    /// Which share of the bytes asked for of late a tier would find, at each of [`CURVE_SCALES`]; none before any was asked for.
+    /// The share of the recently requested bytes that a tier would find, at each of [`CURVE_SCALES`]; `None`
+    /// before the first request.
     pub fn hit_ratios(&self) -> Option<[f64; CURVE_SCALES.len()]> {
         let Counts { asked, sampled, found, .. } = self.counts;
         let ratio = |found: f64| ((found + asked - sampled) / asked).clamp(0.0, 1.0);
@@ -137,7 +140,7 @@ mod tests {
     use super::*;
     use crate::ClassId;
 
-    /// Keys of a Zipf-like law over `keys`, from a generator of its own.
+    /// Keys of a Zipf-like law over `keys`, from a local generator.
     fn zipf(keys: u64, count: usize) -> impl Iterator<Item = u64> {
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         (0..count).map(move |_| {
@@ -151,7 +154,7 @@ mod tests {
         Access::new(Moment::from_millis(at as u64), ClassId::OTHER).bytes(bytes)
     }
 
-    /// The estimate at each scale is what a whole tier of that size finds.
+    /// The estimate at each scale is the hit ratio of a whole tier of that size.
     #[test]
     fn the_estimate_is_what_a_tier_of_that_size_finds() {
         for kind in PolicyKind::ALL {
@@ -195,7 +198,7 @@ mod tests {
         assert_eq!(curve.hit_ratios(), Some([0.5; 4]));
     }
 
-    /// Keys without end, and keys that no copy takes in: memory stays bounded.
+    /// Memory stays bounded with an endless stream of keys, and with keys that no copy admits.
     #[test]
     fn memory_is_bounded() {
         let mut curve = HitRatioCurve::new(PolicyKind::Adaptive, u64::MAX / 8, 1.0, |key: &u64| *key);

@@ -1,4 +1,4 @@
-//! A queue of entries with the next victim at the front: what FIFO, LRU and TTL have in common.
+//! A queue of entries with the next victim at the front, shared by FIFO, LRU and TTL.
 
 use super::{
     EntryKey, Moment,
@@ -19,7 +19,7 @@ impl<K> Default for IntrusiveQueue<K> {
 }
 
 impl<K: EntryKey> IntrusiveQueue<K> {
-    /// Puts a new entry at the back; one that is there takes the new size and keeps its place.
+    /// Adds a new entry at the back; a present entry takes the new size and keeps its position.
     pub fn put(&mut self, key: K, bytes: u64, now: Moment) {
         if let Some(slot) = self.table.find(&key) {
             self.table.resize(slot, bytes);
@@ -29,7 +29,7 @@ impl<K: EntryKey> IntrusiveQueue<K> {
         }
     }
 
-    /// Sends an entry to the back; whether it is there.
+    /// Moves an entry to the back; returns whether it is present.
     pub fn renew(&mut self, key: &K, now: Moment) -> bool {
         let Some(slot) = self.table.find(key) else { return false };
         *self.table.meta_mut(slot) = now;
@@ -57,12 +57,12 @@ impl<K: EntryKey> IntrusiveQueue<K> {
         self.queue.front().map(|slot| *self.table.meta(slot))
     }
 
-    /// When an entry was last sent to the back; `None` when it is not there.
+    /// When an entry was last moved to the back; `None` if it is not present.
     pub fn since(&self, key: &K) -> Option<Moment> {
         self.table.find(key).map(|slot| *self.table.meta(slot))
     }
 
-    /// Whether an entry is there.
+    /// Whether the entry is present.
     pub fn contains(&self, key: &K) -> bool {
         self.table.find(key).is_some()
     }
@@ -72,7 +72,7 @@ impl<K: EntryKey> IntrusiveQueue<K> {
         self.table.len()
     }
 
-    /// Whether there are no entries.
+    /// Whether it has no entries.
     pub fn is_empty(&self) -> bool {
         self.table.is_empty()
     }

@@ -4,10 +4,10 @@ use std::{fmt, str::FromStr};
 
 use super::{Adaptive, EntryKey, EvictionPolicy, Lru};
 
-/// The policies a tier can be told to use.
+/// The policies that a tier can use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PolicyKind {
-    /// [`Adaptive`], weighing every byte alike.
+    /// [`Adaptive`], with all bytes weighted equally.
     Adaptive,
     /// [`Adaptive`], weighing reuse by recompute seconds per byte.
     AdaptiveCost,
@@ -49,7 +49,7 @@ impl fmt::Display for PolicyKind {
     }
 }
 
-/// A name that is no policy's.
+/// The name is not that of a policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no policy is called {found:?}; there are adaptive, adaptive-cost and lru")]
 pub struct ParsePolicyError {

@@ -29,7 +29,7 @@ pub use lru::Lru;
 pub use route_splits::RouteSplits;
 pub use turn_index::TurnInference;
 
-/// What identifies an entry: an interned id, a digest, a (digest, section) pair.
+/// Identifies an entry: an interned id, a digest, a (digest, section) pair.
 pub trait EntryKey: Copy + Eq + Hash + Debug + Send + 'static {}
 impl<K: Copy + Eq + Hash + Debug + Send + 'static> EntryKey for K {}
 
@@ -59,7 +59,7 @@ impl Moment {
     }
 }
 
-/// What a policy is told about one access.
+/// The facts about one access that a policy receives.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Access<K> {
     /// When.
@@ -68,15 +68,15 @@ pub struct Access<K> {
     pub class: ClassId,
     /// Position of the entry in its request's prefix, in entries from the start.
     pub offset: u32,
-    /// Seconds since the conversation's turn before, where there is one and it is known: who asks quickly
-    /// tends to ask quickly again.
+    /// Seconds since the previous turn of the conversation, if there is one and it is known. A client that
+    /// returned quickly tends to return quickly again.
     pub pace_seconds: Option<f32>,
     /// Size of the entry.
     pub bytes: u64,
-    /// What recomputing the entry would cost, in seconds of prefill.
+    /// Cost of recomputing the entry, in seconds of prefill.
     pub recompute_seconds: f32,
-    /// The entry without which this one is useless: the block before it in the prefix, or the section's
-    /// coarser level. Policies that know it take dependants before what they depend on.
+    /// The entry that this one is useless without: the previous block of the prefix, or the section's coarser
+    /// level. Policies that know it evict dependants before their parents.
     pub parent: Option<K>,
 }
 
@@ -93,7 +93,7 @@ impl<K> Access<K> {
         self
     }
 
-    /// The same access at `offset` behind `parent`.
+    /// The same access, at `offset` with the parent `parent`.
     #[must_use]
     pub fn at(mut self, offset: u32, parent: Option<K>) -> Self {
         self.offset = offset;
@@ -101,7 +101,7 @@ impl<K> Access<K> {
         self
     }
 
-    /// The same access by a request that follows its conversation's last after `pace_seconds`.
+    /// The same access by a request that follows the conversation's previous one after `pace_seconds`.
     #[must_use]
     pub const fn paced(mut self, pace_seconds: Option<f32>) -> Self {
         self.pace_seconds = pace_seconds;
@@ -153,7 +153,7 @@ pub trait EvictionPolicy<K: EntryKey>: Debug + Send {
     /// Entries present.
     fn len(&self) -> usize;
 
-    /// Whether there are no entries.
+    /// Whether it has no entries.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -1,10 +1,10 @@
 //! Named limits of the eviction policies, each with its reason. None is fitted to a trace.
 
-/// Request classes with a queue of their own. Eviction compares the heads of all, so this bounds its time.
+/// Request classes with a separate queue. Eviction compares the heads of all queues, so this bounds its time.
 pub const CLASSES_MAX: usize = 256;
 /// Classes of one tenant, so that a tenant that invents types cannot use up the table.
 pub const CLASSES_PER_TENANT_MAX: usize = 32;
-/// Keys whose uses are followed to learn about reuse, cached or not (~64 bytes each: 2 MiB per policy).
+/// Keys whose uses are sampled to learn about reuse, cached or not (~64 bytes each: 2 MiB per policy).
 pub const SAMPLED_KEYS_MAX: usize = 32 * 1024;
 /// How far back reuse is learnt from (the paper's "last period").
 pub const REUSE_WINDOW_SECONDS: f64 = 3_600.0;
@@ -14,9 +14,9 @@ pub const REFIT_ACCESSES: usize = 512;
 pub const TURN_ENDS_MAX: usize = 64 * 1024;
 /// Queues of [`Adaptive`](super::Adaptive), which compares both ends of each: bounds the time of an eviction.
 pub const QUEUES_MAX: usize = 256;
-/// Of these, kept free for entries without a class of their own: 3 × 8 combinations of uses and pace.
+/// Of these, reserved for entries without a separate class: 3 × 8 combinations of uses and pace.
 pub const QUEUES_UNCLASSED: usize = 24;
-/// Tenants with a share of their own in a tier; the others share one.
+/// Tenants with a separate share of a tier; the others share one.
 pub const TENANTS_MAX: usize = 256;
 /// Entries of the largest copy in a [`HitRatioCurve`](super::HitRatioCurve); the three others have fewer. More would be nearer to
 /// the truth and cost as much more memory.

@@ -2,7 +2,7 @@
 
 use super::{Access, EntryKey, EvictionPolicy, Moment, intrusive_queue::IntrusiveQueue};
 
-/// Evicts the entry whose last use lies furthest back.
+/// Evicts the least recently used entry.
 #[derive(Debug)]
 pub struct Lru<K> {
     queue: IntrusiveQueue<K>,

@@ -1,4 +1,4 @@
-//! Which end of which queue is worth least: what an eviction asks.
+//! Finds the queue end with the lowest worth, for evictions.
 
 use super::{
     Moment,
@@ -8,13 +8,13 @@ use super::{
 /// An end of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum QueueEnd {
-    /// The group whose last use lies furthest back.
+    /// The least recently used group.
     Front,
     /// The group that was used last.
     Back,
 }
 
-/// One end: what it is worth, and while it is.
+/// The worth of one end, and the period for which it holds.
 #[derive(Debug, Clone, Copy)]
 struct EndWorth {
     /// Last use of the group there.
@@ -34,7 +34,7 @@ impl EndWorth {
         worth: f32::INFINITY,
     };
 
-    /// An end whose worth is still to be found: it holds at no moment.
+    /// An end whose worth must still be computed: it holds at no moment.
     const fn unknown(last: Moment) -> Self {
         Self { last, from: Moment::from_micros(u64::MAX), to: Moment::from_micros(0), worth: 0.0 }
     }
@@ -55,14 +55,14 @@ impl EndWorth {
     }
 }
 
-/// Both ends of every queue, a cache line a queue, and the answer as long as it stands.
+/// Both ends of every queue, one cache line per queue, and the last answer while it is valid.
 ///
-/// The ends' worths change when their ages cross a bin's edge and when their groups change. A tier evicts many entries at
-/// one moment, one after the other from the same few groups: then the answer of the last time is the answer.
+/// The worth of an end changes when its age crosses the edge of a bin and when its group changes. A tier
+/// evicts many entries at one moment, in sequence from the same few groups; then the last answer still holds.
 #[derive(Debug, Default)]
 pub(super) struct QueueEnds {
     queues: Vec<[EndWorth; 2]>,
-    /// The least at a moment, unless something changed since.
+    /// The end with the lowest worth at a moment, until something changes.
     least: Option<(Moment, usize, QueueEnd)>,
 }
 
@@ -88,7 +88,7 @@ impl QueueEnds {
         }
     }
 
-    /// Worths were learnt anew.
+    /// The worths were updated.
     pub(super) fn relearn(&mut self, queue: usize) {
         for end in self.queues[queue].iter_mut().filter(|end| !end.is_none()) {
             *end = EndWorth::unknown(end.last);
@@ -96,7 +96,8 @@ impl QueueEnds {
         self.least = None;
     }
 
-    /// The end that is worth least at `now`: the first of those, where several are. `None` when all queues are empty.
+    /// The end with the lowest worth at `now`; the first of several equal ones. `None` when all queues are
+    /// empty.
     pub(super) fn least(&mut self, now: Moment, worths: &[Worth]) -> Option<(usize, QueueEnd)> {
         if let Some((_, queue, end_kind)) = self.least.filter(|(at, ..)| *at == now) {
             return Some((queue, end_kind));
@@ -146,7 +147,7 @@ mod tests {
     }
 
     proptest! {
-        /// What is remembered is what a walk over everything would find.
+        /// The remembered answer equals that of a walk over everything.
         #[test]
         fn the_least_is_that_of_a_walk(ops in ops()) {
             let (mut ends, mut lasts, mut now) = (QueueEnds::default(), vec![None; 6], 0u64);

@@ -1,4 +1,4 @@
-//! A bounded sample of keys whose uses are observed whether or not the keys are cached.
+//! A bounded sample of keys whose uses are observed, whether or not the keys are cached.
 
 use std::hash::BuildHasher;
 
@@ -20,9 +20,9 @@ pub struct KeyHistory<C> {
     pub last: Moment,
 }
 
-/// Follows the uses of a sample of keys chosen by hash (as SHARDS, FAST'15, does), so what is learnt does not
-/// depend on what the policy chose to keep. At most [`limits::SAMPLED_KEYS_MAX`] keys are followed: when they
-/// do not suffice for a window, half of the hash space is given up.
+/// Follows the uses of a sample of keys chosen by hash (as in SHARDS, FAST'15), so that the result does not
+/// depend on which entries the policy kept. It follows at most [`limits::SAMPLED_KEYS_MAX`] keys: when they do not
+/// suffice for a window, the sampler drops half of the hash space.
 #[derive(Debug)]
 pub struct ReuseSampler<K, C> {
     table: Table<K, KeyHistory<C>>,
@@ -43,7 +43,8 @@ impl<K: EntryKey, C> Default for ReuseSampler<K, C> {
 }
 
 impl<K: EntryKey, C: Copy> ReuseSampler<K, C> {
-    /// Notes a use of `key`; answers what was known before if the key is sampled and was seen in the window.
+    /// Records a use of `key`. Returns its previous history if the key is sampled and was seen within the
+    /// window.
     pub fn note(&mut self, key: K, class: C, now: Moment) -> Option<KeyHistory<C>> {
         if self.hasher.hash_one(key) > self.threshold {
             return None;

@@ -41,7 +41,7 @@ impl<T> Slab<T> {
         }
     }
 
-    /// Gives a slot back whose node is in no list. Its value stays readable until the slot is reused.
+    /// Frees a slot whose node is in no list. Its value stays readable until the slot is reused.
     pub(super) fn free(&mut self, slot: Slot) {
         debug_assert!(self.nodes[slot as usize].previous == NONE && self.nodes[slot as usize].next == NONE);
         self.free.push(slot);
@@ -55,13 +55,13 @@ impl<T> Slab<T> {
         &mut self.nodes[slot as usize].value
     }
 
-    /// The node behind `slot` in its list, towards the back; [`NONE`] behind the last.
+    /// The node after `slot` in its list, towards the back; [`NONE`] after the last.
     pub fn next(&self, slot: Slot) -> Slot {
         self.nodes[slot as usize].next
     }
 }
 
-/// A doubly linked list through the nodes of a [`Slab`]; the front goes first.
+/// A doubly linked list through the nodes of a [`Slab`]; the front is evicted first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct List {
     front: Slot,
@@ -160,7 +160,7 @@ impl<K: EntryKey, M> Table<K, M> {
         self.index.len()
     }
 
-    /// Whether there are no entries.
+    /// Whether it has no entries.
     pub fn is_empty(&self) -> bool {
         self.index.is_empty()
     }

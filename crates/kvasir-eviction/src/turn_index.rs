@@ -1,4 +1,4 @@
-//! Which turn of a conversation a request is, for callers that do not say.
+//! Determines which turn of a conversation a request is, if the caller does not say.
 
 use super::{
     EntryKey, Moment, limits,
@@ -23,8 +23,8 @@ impl<K: EntryKey> Default for TurnInference<K> {
 }
 
 impl<K: EntryKey> TurnInference<K> {
-    /// The turn, from 1, of a request with these keys in prefix order, and the seconds since the turn before;
-    /// remembers its end.
+    /// The turn, from 1, of a request with these keys in prefix order, and the seconds since the previous
+    /// turn; remembers the end of the request.
     pub fn turn_of(&mut self, keys: &[K], now: Moment) -> (u32, Option<f32>) {
         let before = keys.iter().rev().find_map(|key| self.ends.find(key)).map(|slot| *self.ends.meta(slot));
         let turn = before.map_or(1, |(turn, _)| turn.saturating_add(1));

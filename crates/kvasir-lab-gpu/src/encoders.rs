@@ -1,15 +1,15 @@
-//! Encoders for the peers' kernels: shared by their test and by `gpu_check`. No part of the codec.
+//! Encoders for the other systems' kernels, shared by their test and by `gpu_check`. Not part of the codec.
 
 use crate::kernels::{PEER_BLOCK_SYMBOLS, PEER_SLOTS, PeerBlock};
 
-/// Symbols as a slot-table coder leaves them.
+/// Symbols as encoded by a slot-table coder.
 #[derive(Debug)]
 pub struct Slots {
     /// States and words of all blocks.
     pub bytes: Vec<u8>,
-    /// The decoder's table, one entry a slot.
+    /// The decoder's table, one entry per slot.
     pub table: Vec<u32>,
-    /// Where the blocks lie in `bytes`.
+    /// Positions of the blocks in `bytes`.
     pub blocks: Vec<PeerBlock>,
 }
 
@@ -58,7 +58,7 @@ pub fn slots(symbols: &[u8]) -> Slots {
     out
 }
 
-/// Symbols as an arithmetic coder a channel leaves them.
+/// Symbols as encoded by one arithmetic coder per channel.
 #[derive(Debug)]
 pub struct Channels {
     /// Streams of all channels.
@@ -69,7 +69,7 @@ pub struct Channels {
     pub distributions: Vec<u16>,
 }
 
-/// CacheGen's shape (torchac): `symbols[token][channel]`, a stream and a distribution a channel.
+/// CacheGen's shape (torchac): `symbols[token][channel]`, one stream and one distribution per channel.
 pub fn channels(symbols: &[u8], count: usize) -> Channels {
     let mut out = Channels { bytes: Vec::new(), starts: vec![0], distributions: Vec::new() };
     for channel in 0..count {

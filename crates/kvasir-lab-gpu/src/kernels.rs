@@ -5,13 +5,13 @@ use kvasir_kernels::{DECODE_THREADS, TILE_THREADS, device_records};
 
 /// Slots of the table of [`PEER_SLOTS_KERNEL`].
 pub const PEER_SLOTS: u32 = 2_048;
-/// Symbols that a warp of it decodes.
+/// Symbols that one warp of it decodes.
 pub const PEER_BLOCK_SYMBOLS: u32 = 4_096;
 
 const FILES: &[(&str, &str)] =
     &[("peers.cu", include_str!("../cuda/peers.cu")), ("peers.cuh", include_str!("../cuda/peers.cuh"))];
 
-/// A decoder in the shape of DietGPU's. Takes [`PeerSlotsParams`], and 4 bytes of shared memory a slot.
+/// A decoder in the shape of DietGPU's. Takes [`PeerSlotsParams`], and 4 bytes of shared memory per slot.
 pub const PEER_SLOTS_KERNEL: ExternalKernel =
     ExternalKernel { name: "kv_peer_slots", source: "peers.cu", files: FILES, threads: DECODE_THREADS };
 /// A decoder in the shape of CacheGen's. Takes [`PeerChannelsParams`].
@@ -70,7 +70,7 @@ device_records! { PEER_RECORDS:
     }
 }
 
-/// The constants and records that `cuda/peers.cuh` has to declare.
+/// The constants and records that `cuda/peers.cuh` must declare.
 pub fn c_declarations() -> String {
     format!(
         "constexpr uint32_t kPeerSlots = {PEER_SLOTS}u;  // of a peer's table\n\

@@ -1,4 +1,4 @@
-//! What an eviction costs in each policy, at growing numbers of entries:
+//! The cost of an eviction in each policy, at growing numbers of entries:
 //! `cargo run --release -p kvasir-lab --example eviction_cost -- 10000 100000 1000000`
 
 use std::{
@@ -9,7 +9,7 @@ use std::{
 use kvasir_eviction::{Access, ClassId, ClassTable, Moment, RequestClass, TurnBucket};
 use kvasir_lab::eviction::ComparedPolicy;
 
-/// Blocks of a request.
+/// Blocks per request.
 const BLOCKS: u64 = 64;
 /// Requests after the tier is full: enough that there are all queues that a policy allows.
 const REQUESTS: u64 = 10_000;

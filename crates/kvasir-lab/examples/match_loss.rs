@@ -1,4 +1,5 @@
-//! What the hot index loses of a trace's matches, beside an exact index that holds every block of every chunk.
+//! Measures which of a trace's matches the hot index misses, compared with an exact index of every block of
+//! every chunk.
 //!
 //! `cargo run --release -p kvasir-lab --example match_loss -- conversation_trace.jsonl mooncake 512`; without a trace, a
 //! synthetic one is replayed. Every request is looked up and then stored, in chunks of 1,536 tokens and a tail of 256 or
@@ -24,7 +25,7 @@ const RESTART_EVERY: u64 = 3_000;
 
 type Failure = Box<dyn std::error::Error>;
 
-/// Both indexes, and what they answered.
+/// Both indexes, and their answers.
 struct Comparison {
     index: Index,
     directory: tempfile::TempDir,
@@ -43,7 +44,7 @@ fn open(directory: &Path) -> Result<Index, Failure> {
     Ok(Index::sled(directory.to_owned(), [0; 32], INDEX_CACHE_BYTES)?)
 }
 
-/// The whole blocks of a request. A trace tells which runs of tokens are equal, not what they are.
+/// The whole blocks of a request. A trace shows only which runs of tokens are equal.
 fn blocks_of(request: &Request, trace_block_tokens: usize) -> Vec<SeqHash> {
     let count = request.input_tokens as usize / BLOCK_TOKENS;
     let mut link = ChainLink::first(ROOT.into());

@@ -1,4 +1,4 @@
-//! What is coded, and what every codec under comparison is.
+//! The input of a codec, and the trait of all compared codecs.
 
 use kvasir_codec::KvBuffer;
 use kvasir_types::ModelSpec;
@@ -12,7 +12,7 @@ pub struct Chunk<'a> {
     pub spec: &'a ModelSpec,
     /// Its tokens.
     pub tokens: &'a [u32],
-    /// The token before, unless the chunk begins the context.
+    /// The preceding token, unless the chunk begins the context.
     pub preceding_token: Option<u32>,
     /// Position of its first token.
     pub first_position: usize,
@@ -25,7 +25,7 @@ pub struct Chunk<'a> {
 pub struct Coded {
     /// Everything that has to be stored and fetched for this chunk, container included; profiles are not.
     pub bytes: u64,
-    /// What the bytes decode to.
+    /// The decoded bytes.
     pub kv: KvBuffer,
 }
 
@@ -45,7 +45,7 @@ pub trait KvCodec: Sync {
     /// Settings.
     fn levels(&self) -> usize;
 
-    /// Bytes that every reader has to hold besides the chunks, once a model.
+    /// Bytes that every reader must hold in addition to the chunks, once per model.
     fn profile_bytes(&self) -> u64 {
         0
     }
@@ -53,6 +53,6 @@ pub trait KvCodec: Sync {
     /// Codes a chunk at every setting.
     ///
     /// # Errors
-    /// [`BenchError`]; a codec that does not read back its own bytes is one.
+    /// [`BenchError`], for example if a codec cannot read its own bytes.
     fn code(&self, chunk: &Chunk<'_>) -> Result<Vec<Coded>, BenchError>;
 }

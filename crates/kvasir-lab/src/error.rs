@@ -9,7 +9,7 @@ use kvasir_train::TrainError;
 #[non_exhaustive]
 pub enum BenchError {
     /// A text is too short.
-    #[error("{what} has {found} tokens, {needed} are needed: give a longer text or smaller windows")]
+    #[error("{what} has {found} tokens, but {needed} are needed; give a longer text or smaller windows")]
     TooShort {
         /// Which text.
         what: String,
@@ -28,18 +28,18 @@ pub enum BenchError {
         /// Tokens the model takes.
         context: usize,
     },
-    /// A codec does not read back what it wrote: a bug.
+    /// A codec cannot read its own output: a bug.
     #[error("codec {codec} cannot read its own bytes: {what}")]
     OwnBytes {
         /// The codec.
         codec: &'static str,
-        /// What is wrong.
+        /// The failure.
         what: &'static str,
     },
     /// The model is of a kind that a baseline is not made for.
     #[error("{what} is not covered by the baselines")]
     Unsupported {
-        /// What.
+        /// The unsupported case.
         what: &'static str,
     },
     /// The profile is not the model's.

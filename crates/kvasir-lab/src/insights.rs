@@ -26,7 +26,8 @@ pub struct DeltaVariance {
     pub plane: Plane,
     /// Variance of all values of the tensor, channels pooled (the paper's view).
     pub pooled: f64,
-    /// Mean over channels of the variance along tokens: what is left once channel means are known.
+    /// Mean over channels of the variance along tokens: the variance that remains once channel means are
+    /// known.
     pub along_tokens: f64,
     /// Variance of the differences to the group's first token.
     pub deltas: f64,
@@ -79,7 +80,7 @@ impl Moments {
     }
 }
 
-/// Fig. 4, one group of layers: what quantising only them costs.
+/// Fig. 4, one group of layers: the cost of quantising only these layers.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LayerSensitivity {
     /// First layer of the group.
@@ -142,18 +143,18 @@ fn rounded(
     Ok(kv)
 }
 
-/// Fig. 5: entropy of the rounded values in bits an element, when the distribution is known per group.
+/// Fig. 5: entropy of the rounded values in bits per element, if the distribution is known per group.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct GroupedEntropy {
     /// One distribution for everything.
     pub global: f64,
-    /// One a token position.
+    /// One per token position.
     pub by_token: f64,
-    /// One a layer (K and V apart).
+    /// One per layer (K and V separate).
     pub by_layer: f64,
     /// One a channel, shared by the layers.
     pub by_channel: f64,
-    /// One a layer and channel: the paper's choice.
+    /// One per layer and channel: the paper's choice.
     pub by_layer_and_channel: f64,
 }
 
@@ -234,7 +235,7 @@ mod tests {
 
     #[test]
     fn grouping_helps_exactly_where_the_groups_differ() {
-        // Every (layer, channel) is a constant of its own: known there, unknown elsewhere.
+        // Every (layer, channel) has a different constant: known there, unknown elsewhere.
         let constants =
             filled(64, |layer, plane, _, channel| (layer * 4 + plane as usize * 2 + channel) as f32);
         let entropy = grouped_entropy(&spec(), &constants, 1.0);

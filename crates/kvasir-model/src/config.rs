@@ -2,23 +2,24 @@
 
 use serde::Deserialize;
 
-/// Sizes that a configuration gives. Parameters are counted from the shapes of attention, feed-forward layers,
-/// experts and embeddings; norms, biases and routers, below 1 %, are left out, and so are extra prediction heads and vision towers.
+/// Sizes from a configuration. Parameters are counted from the shapes of attention, feed-forward layers,
+/// experts and embeddings. Norms, biases and routers, below 1 %, are not counted, nor are extra prediction
+/// heads and vision towers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ModelSizes {
     /// All parameters, in units of 10⁹.
     pub parameters: f64,
-    /// Parameters that a token passes through, in units of 10⁹.
+    /// Parameters used for each token, in units of 10⁹.
     pub active_parameters: f64,
-    /// Bits a parameter as the weights are stored.
+    /// Bits per parameter as the weights are stored.
     pub weight_bits: f64,
-    /// Query heads × elements of a head; of latent attention, the mean of what scores and values run over.
+    /// Query heads × elements per head; for latent attention, the mean over scores and values.
     pub query_elements: u64,
-    /// Longest context in tokens; `u64::MAX` where it is not said.
+    /// Longest context in tokens; `u64::MAX` if not given.
     pub context: u64,
 }
 
-/// The fields that sizes follow from, of any architecture.
+/// The fields that determine sizes, of any architecture.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Shapes {
@@ -62,10 +63,10 @@ struct Quantisation {
 }
 
 impl ModelSizes {
-    /// The sizes that the text of a `config.json` gives.
+    /// The sizes given by the text of a `config.json`.
     ///
     /// # Errors
-    /// Where it is no such text.
+    /// If the text is not valid.
     pub fn from_hf(config: &str) -> Result<Self, serde_json::Error> {
         let mut whole: Shapes = serde_json::from_str(config)?;
         let quantisation = whole.quantization_config.take();
@@ -116,13 +117,13 @@ impl Shapes {
         queries + hidden * (latent + rope) + heads * (latent * (nope + value) + value * hidden)
     }
 
-    /// All, and those of one token.
+    /// All parameters, and those used for one token.
     fn parameters(&self) -> (f64, f64) {
         let (layers, hidden) = (self.num_hidden_layers, self.hidden_size);
         let vocabulary = if self.model_type == "gemma3_text" { 262_208.0 } else { 0.0 };
         let tied = self.tie_word_embeddings.unwrap_or(self.model_type.starts_with("gemma"));
         let embeddings = self.vocab_size.unwrap_or(vocabulary) * hidden * if tied { 1.0 } else { 2.0 };
-        // Falcon and GPT-NeoX have no gate: two matrices to four times the width.
+        // Falcon and GPT-NeoX have no gate: two matrices of four times the width.
         let two_matrices = ["falcon", "gpt_neox", "phi"].contains(&self.model_type.as_str());
         let matrices = if two_matrices { 2.0 } else { 3.0 };
         let wide = |elements: f64| matrices * hidden * elements;

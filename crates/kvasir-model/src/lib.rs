@@ -1,6 +1,7 @@
-//! What is known of a model without running it.
+//! Facts about a model that need no run of it.
 //!
-//! - [`plan`]: KV arithmetic: how large a cache is, what it costs to keep, which level fits a link and an SLO;
+//! - [`plan`]: KV arithmetic: the size of a cache, the cost of keeping it, and the level that fits a link and
+//!   an SLO;
 //! - [`config`]: sizes of a model from its Hugging Face `config.json`.
 
 #![forbid(unsafe_code)]

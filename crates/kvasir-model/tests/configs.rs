@@ -1,4 +1,4 @@
-//! Public configurations (`configs`): bytes a token by each model's arithmetic or its authors' word, parameters by its
+//! Public configurations (`configs`): bytes per token by each model's arithmetic or its authors' word, parameters by its
 //! card, and rope frequencies as `transformers` has them.
 
 use std::f64::consts::TAU;
@@ -10,7 +10,7 @@ use kvasir_types::{
 };
 use serde_json::Value;
 
-/// `name, bytes a token in 16 bits, parameters and those of one token in 10⁹` (0: not checked, not a published shape).
+/// `name, bytes per token in 16 bits, parameters and those of one token in 10⁹` (0: not checked, not a published shape).
 #[rustfmt::skip]
 const MODELS: &[(&str, usize, f64, f64)] = &[
     // arXiv 2505.09343, table 1: 70.272 kB a token of DeepSeek-V3, 516.096 of Llama-3.1-405B.

@@ -7,14 +7,14 @@ use super::{
 };
 
 const ROW: f64 = 34.0;
-/// Least room for labels and for values; longer ones take more.
+/// Least width for labels and for values; longer ones take more.
 const LABEL: f64 = 110.0;
 const VALUE: f64 = 130.0;
 
-/// A width and the letters in it.
+/// The width of a drawing and of its letters.
 struct Format {
     width: f64,
-    /// Width of a character, about.
+    /// Approximate width of a character.
     character: f64,
 }
 
@@ -25,7 +25,7 @@ const FILE: Format = Format { width: 520.0, character: 9.0 };
 const FILE_RULES: &str = "svg text { font-size: 15px; }";
 
 impl Format {
-    /// Room for the longest of some texts: at least `least`, at most a third of a page's width.
+    /// Width for the longest of some texts: at least `least`, at most a third of a page's width.
     fn room<'a>(&self, texts: impl Iterator<Item = &'a String>, least: f64) -> f64 {
         let longest = texts.map(|text| text.chars().count()).max().unwrap_or(0);
         (18.0 + self.character * longest as f64).clamp(least, (PAGE.width / 3.0).max(least))
@@ -35,9 +35,9 @@ impl Format {
 /// One bar.
 #[derive(Debug, Clone)]
 pub struct Bar {
-    /// What it is.
+    /// Its label.
     pub label: String,
-    /// How long it is.
+    /// Its length.
     pub value: f64,
     /// The value as text, with its unit.
     pub text: String,

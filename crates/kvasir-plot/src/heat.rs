@@ -1,4 +1,4 @@
-//! Heat maps: a grid of shaded cells with their values written in.
+//! Heat maps: a grid of shaded cells with their values as text.
 
 use super::{
     markup::{escape, put},
@@ -14,9 +14,9 @@ const BOTTOM: f64 = 48.0;
 /// One cell.
 #[derive(Debug, Clone)]
 pub struct Cell {
-    /// What shades it, on a logarithmic scale between the map's extremes.
+    /// The value for its shade, on a logarithmic scale between the map's extremes.
     pub value: f64,
-    /// What it says.
+    /// Its text.
     pub text: String,
 }
 
@@ -25,9 +25,9 @@ pub struct Cell {
 pub struct HeatMap {
     /// One sentence for readers who cannot see it.
     pub description: String,
-    /// What the columns are.
+    /// Label of the x axis.
     pub x: String,
-    /// What the rows are.
+    /// Label of the y axis.
     pub y: String,
     /// Labels of the columns.
     pub columns: Vec<String>,

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-/// The style sheet of pages and of plots on their own.
+/// The style sheet of pages and of standalone plots.
 pub(crate) const STYLE: &str = include_str!("style.css");
 
 /// An `<svg>` element as a file of its own with the style of drawings inside.

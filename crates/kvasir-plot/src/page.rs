@@ -7,7 +7,7 @@ use super::markup::{STYLE, escape, put};
 pub struct Figure {
     /// The value with its unit.
     pub value: String,
-    /// What it is, in a few words.
+    /// Its label, in a few words.
     pub label: String,
 }
 
@@ -60,7 +60,7 @@ impl Page {
         put(&mut self.body, format_args!("<p>{}</p>", escape(paragraph)));
     }
 
-    /// A block of text as it is (a listing, generated text).
+    /// A block of preformatted text (a listing, generated text).
     pub fn preformatted(&mut self, content: &str) {
         put(&mut self.body, format_args!("<pre>{}</pre>", escape(content)));
     }

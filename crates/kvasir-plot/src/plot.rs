@@ -15,13 +15,13 @@ const BOTTOM: f64 = 48.0;
 /// An axis.
 #[derive(Debug, Clone, Default)]
 pub struct Axis {
-    /// What it measures, with its unit.
+    /// Its quantity, with its unit.
     pub label: String,
     /// Logarithmic.
     pub log: bool,
-    /// A linear axis that starts at zero even where no value is near.
+    /// A linear axis that starts at zero even if no value is near zero.
     pub from_zero: bool,
-    /// Ticks at whole numbers `0..=n` only (levels).
+    /// Ticks only at whole numbers `0..=n` (levels).
     pub whole_to: Option<u32>,
 }
 
@@ -36,7 +36,7 @@ impl Axis {
         Self { label: label.into(), log: true, ..Self::default() }
     }
 
-    /// An axis of the whole numbers `0..=n`, with half a step of room on both sides.
+    /// An axis of the whole numbers `0..=n`, with half a step of margin on both sides.
     pub fn whole(label: impl Into<String>, n: u32) -> Self {
         Self { label: label.into(), whole_to: Some(n), ..Self::default() }
     }
@@ -56,16 +56,16 @@ impl Axis {
     }
 }
 
-/// One value; `x_end` where it holds over a range of x.
+/// One value; `x_end` is set if it holds over a range of x.
 #[derive(Debug, Clone, Default)]
 pub struct Point {
-    /// Where.
+    /// The position on the x axis.
     pub x: f64,
-    /// Until where, for [`Mark::Spans`].
+    /// The end of the range, for [`Mark::Spans`].
     pub x_end: f64,
-    /// How much.
+    /// The value.
     pub y: f64,
-    /// Text beside it.
+    /// Text next to it.
     pub label: String,
 }
 
@@ -78,7 +78,7 @@ impl From<(f64, f64)> for Point {
 /// How a series is drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mark {
-    /// A line without dots, for many points. A y that is no number interrupts it.
+    /// A line without dots, for many points. A NaN for y interrupts it.
     Line,
     /// Dots joined by straight lines.
     Joined,
@@ -112,7 +112,7 @@ pub struct Series {
     pub points: Vec<Point>,
 }
 
-/// Where a guide stands.
+/// The position of a guide.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Place {
     /// A vertical line.
@@ -126,9 +126,9 @@ pub enum Place {
 /// A labelled line or range across the frame.
 #[derive(Debug, Clone)]
 pub struct Guide {
-    /// Where.
+    /// Its position.
     pub at: Place,
-    /// What it says.
+    /// Its text.
     pub label: String,
 }
 
@@ -143,7 +143,7 @@ pub struct Plot {
     pub left: Axis,
     /// The right y axis, if any series uses it.
     pub right: Option<Axis>,
-    /// What is drawn, first below; colours follow this order.
+    /// The series, first below; colours follow this order.
     pub series: Vec<Series>,
     /// Lines across the frame.
     pub guides: Vec<Guide>,

@@ -1,4 +1,4 @@
-//! The codec and the arithmetic without a service.
+//! The codec and plans, without a service.
 
 use std::sync::Arc;
 
@@ -18,8 +18,9 @@ use crate::{
     tensors::{Sink, Tensors, Use},
 };
 
-/// One chunk object that starts a context. Its root is that of the namespace `local` of the tenant `local` without a salt, as
-/// `kvasir object encode` has it: what a service stores gets its root from the service.
+/// Encodes one chunk object that starts a context. Its root is that of the namespace `local` of the tenant
+/// `local` without a salt, as with `kvasir object encode`; objects of a service take their root from the
+/// service.
 #[pyfunction]
 pub(crate) fn encode<'py>(
     py: Python<'py>,
@@ -45,7 +46,7 @@ pub(crate) fn encode<'py>(
     Ok(PyBytes::new(py, &object))
 }
 
-/// Decodes an object, or a prefix of one that holds the level, into tensors.
+/// Decodes an object, or a prefix of one that contains the level, into tensors.
 #[pyfunction]
 pub(crate) fn decode(
     py: Python<'_>,
@@ -66,13 +67,13 @@ pub(crate) fn decode(
     })
 }
 
-/// Tokens of an object, from its head alone.
+/// Tokens of an object, from its head only.
 #[pyfunction]
 pub(crate) fn tokens_of(object: &[u8]) -> Result<Vec<u32>, Failure> {
     Ok(Head::parse(object)?.tokens.to_vec())
 }
 
-/// What is in an object, every byte checked, as JSON.
+/// The contents of an object as JSON, after checking every byte.
 #[pyfunction]
 pub(crate) fn inspect(py: Python<'_>, object: &[u8]) -> PyResult<String> {
     compute(py, || {
@@ -103,7 +104,8 @@ pub(crate) fn inspect(py: Python<'_>, object: &[u8]) -> PyResult<String> {
     })
 }
 
-/// The model of a plan: a preset's name, the text of a Hugging Face configuration, or a spec with its parameters in 10⁹.
+/// The model of a plan: a preset's name, the text of a Hugging Face configuration, or a spec with its
+/// parameters in 10⁹.
 fn planned_model(
     name: Option<&str>,
     config: Option<&str>,
@@ -113,12 +115,12 @@ fn planned_model(
     let unknown = |message: String, remedy| Failure::input("unknown_model", message, remedy);
     let mut model = match (name, config, spec) {
         (Some(name), ..) => plan::preset(name).cloned().ok_or_else(|| {
-            unknown(format!("no preset is called {name}"), "see `kvasir plan --list`, or give a config")
+            unknown(format!("there is no preset {name}"), "see `kvasir plan --list`, or give a config")
         })?,
         (None, Some(config), _) => ModelPreset::from_config("config.json", config)?,
         (None, None, Some(spec)) => {
             let without =
-                || unknown("a spec does not say how many parameters".to_owned(), "give parameters=");
+                || unknown("a spec does not contain the number of parameters".to_owned(), "give parameters=");
             ModelPreset::from_spec(&spec.0, parameters.ok_or_else(without)?, u64::MAX)
         }
         (None, None, None) => return Err(unknown("no model is given".to_owned(), "name one")),
@@ -127,8 +129,8 @@ fn planned_model(
     Ok(model)
 }
 
-/// Size and cost of a context's KV, and the level that fits each link, as JSON. Without a profile, sizes are those that
-/// `kvasir plan` assumes.
+/// Size and cost of a context's KV, and the level that fits each link, as JSON. Without a profile, sizes are
+/// those assumed by `kvasir plan`.
 #[pyfunction]
 #[pyo3(signature = (name, config, spec, parameters, tokens, bandwidths, slo, gpu, gpus, profile))]
 #[allow(clippy::too_many_arguments, reason = "the arguments of one function of Python's, in its order")]
@@ -150,7 +152,7 @@ pub(crate) fn plan_json(
     }
     let model = planned_model(name, config, spec, parameters)?;
     let card = plan::gpu(gpu).ok_or_else(|| {
-        let message = format!("no GPU is called {gpu}");
+        let message = format!("there is no known GPU {gpu}");
         Failure::input("unknown_gpu", message, "see `kvasir plan --list`")
     })?;
     let level = |bits_per_element, kl| LevelRate { bits_per_element, kl };

@@ -1,4 +1,4 @@
-//! What can go wrong, as the exceptions of `kvasir.errors`.
+//! Errors as exceptions of `kvasir.errors`.
 
 use std::{fmt::Display, sync::Arc};
 
@@ -8,22 +8,22 @@ use kvasir_train::TrainError;
 use kvasir_types::{SpecError, hf::HfError};
 use pyo3::prelude::*;
 
-/// A failure before it is an exception.
+/// A failure before its conversion to an exception.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// The client's.
+    /// An error of the client.
     Client(kvasir_client::Error),
-    /// As above, of something that several may wait for.
+    /// The same, shared by several waiting callers.
     Shared(Arc<kvasir_client::Error>),
-    /// What was given cannot be used.
+    /// Unusable input.
     Input { code: &'static str, message: String, remedy: &'static str },
-    /// Bytes that are damaged, or belong to something else.
+    /// Data that is damaged, or belongs to something else.
     Data { code: &'static str, message: String, remedy: &'static str },
     /// The process was forked.
     Forked,
-    /// The time that the caller gave is over.
+    /// The caller's time limit has passed.
     Late,
-    /// An exception of Python's own.
+    /// A Python exception.
     Python(PyErr),
 }
 
@@ -52,17 +52,17 @@ from! {
     PyErr => error Self::Python(error);
     SpecError => error Self::input("invalid_model_spec", error, "correct the spec");
     HfError => error Self::input(
-        "invalid_config", error, "what a config leaves open is said by weights=, revision=, kv_dtype=, pairing=, context="
+        "invalid_config", error, "state what the config leaves open with weights=, revision=, kv_dtype=, pairing=, context="
     );
     EncodeError => error Self::input("not_encodable", error, "check the KV, its tokens and the profile");
     DecodeError => error Self::data("not_decodable", error, "use the profile and the whole object it was encoded to");
     ContainerError => error Self::data("invalid_object", error, "fetch or encode the object again");
     ProfileError => error Self::data("invalid_profile", error, "use a profile that was trained for this model");
-    DumpError => error Self::data("invalid_dump", error, "write the dump again as the README of kvasir-dump says");
+    DumpError => error Self::data("invalid_dump", error, "write the dump again as described in the README of kvasir-dump");
     TrainError => error Self::input("not_trainable", error, "give more contexts, or another recipe");
 }
 
-/// Class, code, remedy, whether it may work later, HTTP status.
+/// Class, code, remedy, whether a retry may succeed, HTTP status.
 type Description = (&'static str, String, String, bool, Option<u16>);
 
 fn describe(error: &kvasir_client::Error) -> Description {
@@ -110,26 +110,25 @@ impl From<Failure> for PyErr {
             Failure::Late => own(
                 "UnavailableError",
                 "late",
-                "the service did not answer in the time that was given".to_owned(),
-                "look at the service and the network, or give more time",
+                "the service did not respond within the given time".to_owned(),
+                "check the service and the network, or allow more time",
             ),
             Failure::Forked => own(
                 "ForkError",
                 "forked",
-                "this process was forked from one that uses kvasir, and its threads did not come along"
-                    .to_owned(),
-                "start processes by spawn (multiprocessing.set_start_method(\"spawn\")), or use kvasir only after the fork",
+                "this process was forked from one that uses kvasir, without its threads".to_owned(),
+                "start processes with spawn (multiprocessing.set_start_method(\"spawn\")), or use kvasir only after the fork",
             ),
         }
     }
 }
 
-/// The stable text of an error of the client.
+/// The stable code of an error of the client.
 pub(crate) fn code_of(error: &kvasir_client::Error) -> String {
     describe(error).1
 }
 
-/// The exception of a failed lookup, to look at.
+/// The exception of a failed lookup, for inspection.
 pub(crate) fn exception_of(py: Python<'_>, error: &kvasir_client::Error) -> PyErr {
     exception(py, error.to_string(), describe(error))
 }

@@ -19,17 +19,17 @@ use serde::Serialize;
 
 use crate::error::Failure;
 
-/// Threads that wait for the network and decode; the codec has a pool of its own.
+/// Threads that wait for the network and decode; the codec has its own pool.
 const RUNTIME_WORKERS: usize = 2;
 
-/// An answer as JSON: the package makes its own types of it.
+/// A response as JSON: the package builds its own types from it.
 fn json(answer: &impl Serialize) -> Result<String, Failure> {
     serde_json::to_string(answer).map_err(|error| {
-        Failure::input("internal", format!("an answer cannot be told: {error}"), "report it")
+        Failure::input("internal", format!("a response cannot be serialised: {error}"), "report it")
     })
 }
 
-/// The extension module. The package `kvasir` over it is what people use.
+/// The extension module. Users import the package `kvasir` built on it.
 #[pymodule]
 mod _kvasir {
     use super::*;

@@ -1,4 +1,5 @@
-//! Memory of Python's tensors, borrowed: buffers, DLPack capsules, plain addresses. The only file with `unsafe`.
+//! Memory of Python's tensors, borrowed: buffers, DLPack capsules, plain addresses. The only file with
+//! `unsafe`.
 
 use std::{
     ffi::{CStr, c_void},
@@ -52,7 +53,7 @@ const HOST_DEVICES: [i32; 3] = [1, 3, 11];
 /// More dimensions than any cache has.
 const DIMENSIONS_MAX: usize = 8;
 
-/// Who keeps the memory alive.
+/// The owner that keeps the memory alive.
 enum Owner {
     /// Released by its own `Drop`, which takes the GIL.
     Buffer(#[expect(dead_code, reason = "held")] PyUntypedBuffer),
@@ -91,7 +92,7 @@ impl Drop for Owner {
     }
 }
 
-/// A tensor in the CPU's memory. Strides are in bytes.
+/// A tensor in CPU memory. Strides are in bytes.
 pub(crate) struct Memory {
     start: NonNull<u8>,
     /// As the exporter names it: `float32`, `bfloat16`, `uint16`, ….
@@ -109,10 +110,11 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Borrows a tensor: `(address, nbytes, shape, dtype)`, something with the buffer protocol, or something with `__dlpack__`.
+    /// Borrows a tensor: `(address, nbytes, shape, dtype)`, an object with the buffer protocol, or one with
+    /// `__dlpack__`.
     ///
     /// # Errors
-    /// Where it is none of these, or in another device's memory.
+    /// If it is none of these, or in another device's memory.
     pub(crate) fn borrow(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
         if let Ok(parts) = tensor.cast::<PyTuple>() {
             return Self::of_address(parts);
@@ -123,7 +125,7 @@ impl Memory {
             Err(_) => {
                 let kind = tensor.get_type().name()?;
                 Err(PyTypeError::new_err(format!(
-                    "{kind} is no tensor: give something with __dlpack__ or the buffer protocol, or (address, nbytes, shape, dtype)"
+                    "{kind} is not a tensor: give an object with __dlpack__ or the buffer protocol, or (address, nbytes, shape, dtype)"
                 )))
             }
         }
@@ -132,19 +134,19 @@ impl Memory {
     fn of_address(parts: &Bound<'_, PyTuple>) -> PyResult<Self> {
         let (address, nbytes, shape, dtype): (usize, usize, Vec<usize>, String) =
             parts.extract().map_err(|_| {
-                PyTypeError::new_err("a tensor as a tuple is (address, nbytes, shape, dtype), e.g. (t.data_ptr(), t.nbytes, t.shape, \"bfloat16\")")
+                PyTypeError::new_err("a tensor as a tuple must be (address, nbytes, shape, dtype), e.g. (t.data_ptr(), t.nbytes, t.shape, \"bfloat16\")")
             })?;
         let item_bytes = match dtype.trim_start_matches("torch.") {
             "float32" => 4,
             "float16" | "bfloat16" | "uint16" => 2,
             "float8_e4m3fn" | "uint8" => 1,
-            _ => return Err(PyTypeError::new_err(format!("no dtype of a cache is called {dtype}"))),
+            _ => return Err(PyTypeError::new_err(format!("{dtype} is not a dtype of a cache"))),
         };
         let needed = shape.iter().try_fold(item_bytes, |bytes: usize, count| bytes.checked_mul(*count));
         let start = NonNull::new(address as *mut u8);
         let (Some(start), true) = (start, needed == Some(nbytes)) else {
             return Err(PyValueError::new_err(format!(
-                "a tensor of shape {shape:?} of {dtype} at {address:#x} has not {nbytes} bytes"
+                "a tensor of shape {shape:?} of {dtype} at {address:#x} does not have {nbytes} bytes"
             )));
         };
         let strides = dense_strides(&shape, item_bytes);
@@ -154,7 +156,7 @@ impl Memory {
 
     fn of_buffer(buffer: PyUntypedBuffer) -> PyResult<Self> {
         if buffer.suboffsets().is_some() {
-            return Err(PyBufferError::new_err("a buffer of pointers is no tensor"));
+            return Err(PyBufferError::new_err("a buffer of pointers is not a tensor"));
         }
         let format = buffer.format().to_string_lossy().into_owned();
         let dtype = match format.trim_start_matches(['<', '=', '@', '|']) {
@@ -165,7 +167,7 @@ impl Memory {
             other => format!("of buffer format {other:?}"),
         };
         Ok(Self {
-            // An empty buffer may be nowhere.
+            // An empty buffer may have no address.
             start: NonNull::new(buffer.buf_ptr().cast()).unwrap_or(NonNull::dangling()),
             dtype,
             item_bytes: buffer.item_size(),
@@ -179,28 +181,31 @@ impl Memory {
     fn of_dlpack(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
         const VERSIONED: &CStr = c"dltensor_versioned";
         const UNVERSIONED: &CStr = c"dltensor";
-        // Checked before the export, which for another device would wait for its queue.
+        // Check before the export, which for another device would wait for its queue.
         let (device, _): (i32, i32) = tensor.call_method0("__dlpack_device__")?.extract()?;
         if !HOST_DEVICES.contains(&device) {
             return Err(PyBufferError::new_err(
-                "the tensor is not in the CPU's memory: give a CPU tensor, and copy between devices yourself",
+                "the tensor is not in CPU memory: give a CPU tensor, and copy between devices yourself",
             ));
         }
         let py = tensor.py();
         let versions = PyDict::new(py);
         versions.set_item("max_version", (DLPACK_MAJOR, 0))?;
         let exported = match tensor.call_method("__dlpack__", (), Some(&versions)) {
-            // Exporters from before version 1 do not know the argument.
+            // Exporters from before version 1 do not accept the argument.
             Err(error) if error.is_instance_of::<PyTypeError>(py) => tensor.call_method0("__dlpack__")?,
             other => other?,
         };
         let capsule = exported.cast::<PyCapsule>()?;
         if let Ok(pointer) = capsule.pointer_checked(Some(VERSIONED)) {
             let managed: NonNull<DlManagedVersioned> = pointer.cast();
-            // SAFETY: a capsule of this name holds this structure, and nobody has taken it yet.
+            // SAFETY: a capsule of this name holds this structure, and it has not been taken yet.
             let parts = unsafe { managed.as_ref() };
             if parts.version[0] != DLPACK_MAJOR {
-                return Err(PyBufferError::new_err(format!("DLPack {} is not known", parts.version[0])));
+                return Err(PyBufferError::new_err(format!(
+                    "DLPack version {} is not supported",
+                    parts.version[0]
+                )));
             }
             take(capsule, c"used_dltensor_versioned")?;
             let is_read_only = parts.flags & DLPACK_READ_ONLY != 0;
@@ -208,7 +213,7 @@ impl Memory {
         }
         let managed: NonNull<DlManaged> = capsule.pointer_checked(Some(UNVERSIONED))?.cast();
         take(capsule, c"used_dltensor")?;
-        // SAFETY: a capsule of this name holds this structure, and nobody had taken it.
+        // SAFETY: a capsule of this name holds this structure, and it had not been taken.
         let parts = unsafe { managed.as_ref() };
         Self::of_dl_tensor(&parts.tensor, false, Owner::Managed(managed))
     }
@@ -216,7 +221,9 @@ impl Memory {
     fn of_dl_tensor(tensor: &DlTensor, is_read_only: bool, owner: Owner) -> PyResult<Self> {
         let count = usize::try_from(tensor.dimensions).unwrap_or(usize::MAX);
         if !(1..=DIMENSIONS_MAX).contains(&count) || tensor.lanes != 1 || !tensor.bits.is_multiple_of(8) {
-            return Err(PyValueError::new_err("a tensor of such elements or dimensions is no cache"));
+            return Err(PyValueError::new_err(
+                "a tensor with these elements or dimensions cannot be a cache",
+            ));
         }
         // SAFETY: a tensor has as many lengths as dimensions, and this one has some.
         let lengths = unsafe { std::slice::from_raw_parts(tensor.shape, count) };
@@ -249,9 +256,9 @@ impl Memory {
     }
 }
 
-/// Says that a capsule's tensor is ours.
+/// Marks a capsule's tensor as taken.
 fn take(capsule: &Bound<'_, PyCapsule>, name: &'static CStr) -> PyResult<()> {
-    // SAFETY: a capsule, the GIL held, and a name that lives for ever.
+    // SAFETY: a capsule, the GIL held, and a name with static lifetime.
     match unsafe { pyo3::ffi::PyCapsule_SetName(capsule.as_ptr(), name.as_ptr()) } {
         0 => Ok(()),
         _ => Err(PyErr::fetch(capsule.py())),
@@ -271,28 +278,26 @@ fn dense_strides(shape: &[usize], item_bytes: usize) -> Vec<isize> {
     strides
 }
 
-/// Bytes of one or more tensors or buffers, one behind the other.
+/// Bytes of one or more tensors or buffers, concatenated.
 pub(crate) struct Page {
-    /// Each with how many bytes it has.
+    /// Each part with its size in bytes.
     parts: Vec<(Memory, usize)>,
 }
 
 impl Page {
-    /// Borrows parts, each what [`Memory::borrow`] takes.
+    /// Borrows parts, each as accepted by [`Memory::borrow`].
     ///
     /// # Errors
-    /// As there; where the bytes of one do not lie in a row; where they are to be written and may not.
+    /// As there; if the bytes of a part are not contiguous; if they will be written but are read-only.
     pub(crate) fn borrow(parts: &[Bound<'_, PyAny>], is_written: bool) -> PyResult<Self> {
         let part = |tensor| {
             let memory = Memory::borrow(tensor)?;
             let elements: usize = memory.shape.iter().product();
-            // The stride of a dimension of one element means nothing.
+            // The stride of a dimension of one element is meaningless.
             let dense = dense_strides(&memory.shape, memory.item_bytes);
             let mut dimensions = memory.shape.iter().zip(memory.strides.iter().zip(&dense));
             if elements > 0 && !dimensions.all(|(length, (stride, dense))| *length == 1 || stride == dense) {
-                return Err(PyBufferError::new_err(
-                    "the bytes do not lie in a row: give a contiguous tensor",
-                ));
+                return Err(PyBufferError::new_err("the bytes are not contiguous: give a contiguous tensor"));
             }
             if is_written && memory.is_read_only {
                 return Err(PyBufferError::new_err("the memory is read-only: give a bytearray or a tensor"));
@@ -303,7 +308,7 @@ impl Page {
         Ok(Self { parts: parts.iter().map(part).collect::<PyResult<_>>()? })
     }
 
-    /// Bytes of it.
+    /// Size in bytes.
     pub(crate) fn len(&self) -> usize {
         self.parts.iter().map(|(_, bytes)| bytes).sum()
     }
@@ -311,21 +316,22 @@ impl Page {
     /// Appends a copy of it.
     pub(crate) fn copy_to(&self, out: &mut Vec<u8>) {
         for (memory, bytes) in &self.parts {
-            // SAFETY: as many bytes lie in memory that is kept; whoever gave it leaves it unchanged until the call that reads it is over.
+            // SAFETY: the kept memory has this many bytes, and its owner does not change it until the call
+            // that reads it returns.
             out.extend_from_slice(unsafe { std::slice::from_raw_parts(memory.start.as_ptr(), *bytes) });
         }
     }
 
-    /// Writes bytes from `at` on.
+    /// Writes bytes, starting at `at`.
     pub(crate) fn write(&mut self, mut at: usize, mut bytes: &[u8]) {
         for (memory, length) in &self.parts {
             let (here, behind) = bytes.split_at(bytes.len().min(length.saturating_sub(at)));
             if !here.is_empty() {
                 assert!(!memory.is_read_only, "borrowed to be written");
-                // SAFETY: `at` lies within the part: something of it is left.
+                // SAFETY: `at` is within the part, because some of the part is left.
                 let start = unsafe { memory.start.add(at) };
-                // SAFETY: so do the bytes behind it, as many as are left; they are not the network's, and nobody else writes or reads
-                // them until the call that writes them is over.
+                // SAFETY: the remaining bytes are within the part as well. They do not overlap the network's,
+                // and no other code writes or reads them until the call that writes them returns.
                 unsafe { std::ptr::copy_nonoverlapping(here.as_ptr(), start.as_ptr(), here.len()) }
             }
             (at, bytes) = (at.saturating_sub(*length), behind);
@@ -334,7 +340,7 @@ impl Page {
     }
 }
 
-/// The rows of one layer's K or V, `[heads, tokens, elements]`, somewhere in a tensor. Rows do not overlap.
+/// The rows of one layer's K or V, `[heads, tokens, elements]`, in a tensor. Rows do not overlap.
 pub(crate) struct Plane {
     memory: Arc<Memory>,
     offset: usize,
@@ -343,18 +349,19 @@ pub(crate) struct Plane {
     row_bytes: usize,
     head_stride: usize,
     token_stride: usize,
-    /// Held by who writes: decoding threads may come to the same rows one after the other.
+    /// Held by the writer: decoding threads may write the same rows one after another.
     writing: Mutex<()>,
 }
 
 impl Plane {
-    /// `None` where rows overlap, their elements are apart, or they lie in descending order.
+    /// `None` if rows overlap, elements are not adjacent, or rows are in descending order.
     pub(crate) fn new(memory: &Arc<Memory>, offset: usize, first_dimension: usize) -> Option<Self> {
         let shape = memory.shape.get(first_dimension..)?;
         let strides = memory.strides.get(first_dimension..)?;
         let (&[heads, tokens, elements], &[head, token, element]) = (shape, strides) else { return None };
         let row_bytes = elements.checked_mul(memory.item_bytes)?;
-        // The stride of a dimension of one element means nothing, and none does where there are no rows.
+        // The stride of a dimension of one element is meaningless, and so are all strides if there are no
+        // rows.
         let stride = |stride: isize, count: usize| {
             if count <= 1 || tokens == 0 {
                 Some(row_bytes)
@@ -376,22 +383,22 @@ impl Plane {
         })
     }
 
-    /// Tokens that there are rows for.
+    /// Number of tokens with rows.
     pub(crate) const fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Values of a row.
+    /// Values per row.
     pub(crate) fn elements(&self) -> usize {
         self.row_bytes / self.memory.item_bytes
     }
 
-    /// Where it begins.
+    /// Address of its beginning.
     pub(crate) fn address(&self) -> usize {
         self.memory.address() + self.offset
     }
 
-    /// Address and length of each run of rows of a head that lie one behind the other.
+    /// Address and length of each contiguous run of a head's rows.
     fn runs(&self, head: usize, tokens: Range<usize>) -> impl Iterator<Item = (NonNull<u8>, usize)> + '_ {
         assert!(
             head < self.heads && tokens.start <= tokens.end && tokens.end <= self.tokens,
@@ -409,19 +416,21 @@ impl Plane {
         })
     }
 
-    /// Gives the bytes of some rows of a head, in runs.
+    /// Passes the bytes of some rows of a head, in runs.
     pub(crate) fn read(&self, head: usize, tokens: Range<usize>, mut take: impl FnMut(&[u8])) {
         for (start, bytes) in self.runs(head, tokens) {
-            // SAFETY: the run lies in memory that is kept; whoever gave it leaves it unchanged until the call that reads it is over.
+            // SAFETY: the run is within the kept memory, and its owner does not change it until the call that
+            // reads it returns.
             take(unsafe { std::slice::from_raw_parts(start.as_ptr(), bytes) });
         }
     }
 
-    /// Gives the bytes of some rows of a head to be written, in runs. The memory is not read-only.
+    /// Passes the bytes of some rows of a head for writing, in runs. The memory is not read-only.
     pub(crate) fn write(&self, head: usize, tokens: Range<usize>, mut put: impl FnMut(&mut [u8])) {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         for (start, bytes) in self.runs(head, tokens) {
-            // SAFETY: the run lies in memory that is kept, and holds no byte of other rows; who writes these rows, waits for the lock.
+            // SAFETY: the run is within the kept memory and holds no byte of other rows; writers of these
+            // rows wait for the lock.
             put(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), bytes) });
         }
     }

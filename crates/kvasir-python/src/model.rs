@@ -25,7 +25,7 @@ use crate::{
     tensors::{Tensors, Use},
 };
 
-/// A model, registered.
+/// A registered model.
 #[pyclass(frozen, module = "kvasir._kvasir")]
 pub(crate) struct Model(Kvasir);
 
@@ -46,7 +46,7 @@ fn deadline(after: Option<f64>) -> Result<Deadline, Failure> {
     Ok(after.map(seconds).transpose()?.map_or_else(Deadline::none, Deadline::within))
 }
 
-/// A session over tokens, of those who share a secret and run with an adapter.
+/// A session over tokens, with the salt and adapter of its users.
 fn request<'a>(
     kvasir: &'a Kvasir,
     tokens: &'a [u32],
@@ -70,24 +70,24 @@ impl Model {
         Spec(Arc::clone(self.0.spec()))
     }
 
-    /// What caches are encoded with, where it is known by now.
+    /// The profile of its caches, if it is already known.
     #[getter]
     fn profile(&self) -> Option<Profile> {
         self.0.profile().map(Profile)
     }
 
-    /// Tells what computing tokens took.
+    /// Reports how long computing tokens took.
     fn observe_prefill(&self, start: u64, end: u64, took: f64) -> Result<(), Failure> {
         self.0.observe_prefill(TokenRange { start, end }, seconds(took)?);
         Ok(())
     }
 
-    /// Seconds that computing tokens is expected to take.
+    /// Expected time to compute tokens, in seconds.
     fn prefill_seconds(&self, start: u64, end: u64) -> f64 {
         self.0.costs().recompute.predict(TokenRange { start, end }).as_secs_f64()
     }
 
-    /// Opens a session, and looks its tokens up.
+    /// Opens a session and looks its tokens up.
     #[pyo3(signature = (tokens, kind, turn, salt, adapter, timeout, is_async))]
     #[allow(clippy::too_many_arguments, reason = "the arguments of one method of Python's, in its order")]
     fn session<'py>(
@@ -132,13 +132,13 @@ impl Model {
             let error = session.lookup_error().map(ToString::to_string);
             let matched = error.is_none().then(|| session.matched_tokens());
             let found = (matched, begun.elapsed().as_secs_f64(), error);
-            // It is set here alone.
+            // Only set here.
             let _ = answer.set((found, Session::new(&kvasir, session)));
         });
         Ok(Lookup(found))
     }
 
-    /// Waits until nothing is left to be saved.
+    /// Waits until all saves have ended.
     fn drain<'py>(&self, py: Python<'py>, is_async: bool) -> PyResult<Bound<'py, PyAny>> {
         let kvasir = self.0.clone();
         run(py, is_async, async move {
@@ -148,22 +148,22 @@ impl Model {
     }
 }
 
-/// Leading tokens that are stored, none where the service does not say; the seconds that it took; what went wrong.
+/// Leading stored tokens, `None` if the service did not respond; the duration in seconds; the error.
 type Found = (Option<u64>, f64, Option<String>);
 
-/// A lookup in the background: it goes on whether or not somebody waits for it.
+/// A background lookup: it continues whether or not it is waited for.
 #[pyclass(frozen, module = "kvasir._kvasir")]
 pub(crate) struct Lookup(Arc<OnceLock<(Found, Session)>>);
 
 #[pymethods]
 impl Lookup {
-    /// What was found; none as long as it runs.
+    /// The result; `None` while it runs.
     #[getter]
     fn found(&self) -> Option<Found> {
         self.0.get().map(|(found, _)| found.clone())
     }
 
-    /// The session that was looked up; none as long as it runs.
+    /// The session of the lookup; `None` while it runs.
     #[getter]
     fn session(&self) -> Option<Session> {
         self.0.get().map(|(_, session)| session.clone())
@@ -217,7 +217,7 @@ impl Session {
         wait(py, async move { session.write().await.extend(&tokens) })
     }
 
-    /// Says what rows have lost that the engine had already.
+    /// Reports the loss of rows that the engine already had.
     fn reused(&self, py: Python<'_>, kl: f64, error: u8, hops: u8) -> PyResult<()> {
         check_process()?;
         let loss = Loss { kl, error: LevelError::from_byte(error), hops };
@@ -225,7 +225,8 @@ impl Session {
         Ok(())
     }
 
-    /// Loads what is matched into tensors, those of one tensor-parallel rank where it is said, and gives a report as JSON.
+    /// Loads the match into tensors, optionally those of one tensor-parallel rank, and returns a report as
+    /// JSON.
     #[pyo3(signature = (into, deadline, level, present, rank, is_async))]
     #[allow(clippy::too_many_arguments, reason = "the arguments of one method of Python's, in its order")]
     fn load<'py>(
@@ -255,7 +256,7 @@ impl Session {
         })
     }
 
-    /// Saves from tensors and waits for it, without a copy of them. Gives a report as JSON.
+    /// Saves from tensors without a copy, and waits for the result. Returns a report as JSON.
     fn save<'py>(
         &self,
         py: Python<'py>,
@@ -271,7 +272,7 @@ impl Session {
         })
     }
 
-    /// Saves a copy of what is not stored, in the background.
+    /// Saves a copy of the tokens that are not stored, in the background.
     fn save_in_background(&self, py: Python<'_>, kv: &Bound<'_, PyAny>, tokens: usize) -> PyResult<Save> {
         check_process()?;
         let tensors = Tensors::borrow(&self.spec, kv, tokens, Use::Read)?;
@@ -281,7 +282,7 @@ impl Session {
     }
 }
 
-/// A save in the background: it goes on whether or not somebody waits for it.
+/// A background save: it continues whether or not it is waited for.
 #[pyclass(frozen, module = "kvasir._kvasir")]
 pub(crate) struct Save(watch::Receiver<Option<Result<String, Arc<kvasir_client::Error>>>>);
 
@@ -295,7 +296,7 @@ impl Save {
                 SaveOutcome::Refused(refusal) => Ok(json!({ "refused": refusal.to_string() }).to_string()),
                 _ => Err(unreadable()),
             };
-            // Whoever waits, hears it; nobody has to.
+            // The receiver may be gone.
             let _ = sender.send(Some(outcome.map_err(Arc::new)));
         });
         Self(receiver)
@@ -303,7 +304,7 @@ impl Save {
 }
 
 fn unreadable() -> kvasir_client::Error {
-    kvasir_client::Error::Protocol { what: "the outcome of a save is not known".to_owned() }
+    kvasir_client::Error::Protocol { what: "the outcome of a save is unknown".to_owned() }
 }
 
 #[pymethods]
@@ -334,7 +335,7 @@ fn range(range: TokenRange) -> [u64; 2] {
     [range.start, range.end]
 }
 
-/// A range of tokens, and what its rows have lost.
+/// A range of tokens, and the loss of its rows.
 fn loss_json((tokens, loss): (TokenRange, Loss)) -> serde_json::Value {
     json!([range(tokens), [loss.kl, loss.error.to_byte(), loss.hops]])
 }

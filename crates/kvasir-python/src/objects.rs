@@ -1,7 +1,8 @@
-//! Objects by key for the back ends of engines: many at once, out of and into memory of the engine's, within a time.
+//! Objects by key for engine back ends: batches, out of and into the engine's memory, within a time limit.
 //!
-//! Each object is a page of the engine's bytes, from one place of its memory or several, and behind them the CRC-32C of its key and these bytes, as u32 little endian. So
-//! what is loaded is what was stored under this key, whatever befell it between the two memories. Where the layout of the pages is declared, they are encoded
+//! Each object is a page of the engine's bytes, from one or several parts of its memory, followed by the
+//! CRC-32C of its key and these bytes, as u32 little endian. So a loaded page is the one stored under this
+//! key, whatever happens between the two memories. If the layout of the pages is declared, they are encoded
 //! (`kvasir_client::objects`).
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -25,33 +26,33 @@ use crate::{
     store::setting,
 };
 
-/// Requests of one engine at the same time: hides round trips, and leaves idle connections for as many.
+/// Concurrent requests of one engine: hides round trips, and leaves idle connections for the same number.
 const REQUESTS_AT_ONCE: usize = 8;
-/// Bytes of the pages of a request that stores: of so many there are copies, and a request that fails fails for all of them.
+/// Bytes of the pages in a storing request: they are copied, and a failing request fails for all of them.
 const WRITE_BYTES_MAX: usize = 16 << 20;
-/// Bytes of the checksum behind a page.
+/// Size of the checksum after a page.
 const CHECKSUM_BYTES: usize = 4;
 
-/// What became of a key. Python counts by these words, or by the code of the error that stood in the way.
+/// The outcome of a key. Python counts by these words, or by the code of the error.
 #[derive(Clone)]
 enum Outcome {
     /// The page has its bytes.
     Loaded,
-    /// The page has its bytes, after what came first did not fit.
+    /// The page has its bytes, after a first, damaged read.
     LoadedAgain,
     /// Nothing is stored under the key.
     Missing,
-    /// What is stored has another size: it is another layout's.
+    /// The stored object has another size: it belongs to another layout.
     OtherSize,
-    /// The checksum is not that of the stored bytes.
+    /// The checksum does not match the stored bytes.
     Damaged,
-    /// What came does not fit, and what came when it was read again was something else: the stored bytes may be sound.
+    /// Two reads were damaged in different ways: the stored bytes may be intact.
     DamagedInTransit,
     /// Durable now.
     Stored,
-    /// Something was stored under the key before.
+    /// An object was already stored under the key.
     Present,
-    /// Not done when the time was over.
+    /// Not completed within the time limit.
     Late,
     /// The code of an error.
     Failed(String),
@@ -96,13 +97,13 @@ fn pages_of(
     Ok((keys_of(keys)?, pages))
 }
 
-/// Does work that notes what it has done, within a time.
+/// Runs work that records its outcomes, within a time limit.
 async fn within(
     time: Duration,
     outcomes: &mut [Outcome],
     work: impl AsyncFnOnce(&mut [Outcome]),
 ) -> Vec<String> {
-    // When the time is over the work is dropped: it writes nothing afterwards.
+    // When the time is over, the work is dropped: it writes nothing afterwards.
     _ = timeout(time, work(&mut *outcomes)).await;
     outcomes.iter().cloned().map(Outcome::into_text).collect()
 }
@@ -114,7 +115,7 @@ pub(crate) struct Objects {
     client: Client,
     namespace: Arc<Name>,
     requests: Arc<Semaphore>,
-    /// Of pages whose layout is declared.
+    /// For pages with a declared layout.
     encoded: Option<PageStore>,
 }
 
@@ -124,10 +125,11 @@ impl Objects {
         Self { client, namespace: Arc::new(namespace), requests, encoded: None }
     }
 
-    /// Stores pages with one request. A key that has other bytes is present, too: two engines' values of the same tokens differ in
-    /// their last bits.
+    /// Stores pages with one request. A key that already has other bytes counts as present: two engines'
+    /// values of the same tokens differ in their last bits.
     async fn store_pages(&self, keys: &[ObjectKey], pages: &[Page], outcomes: &mut [Outcome]) {
-        // Copies: what is on the way outlives this future where its time is over, and then the memory may hold something else.
+        // Copies: the request may outlive this future if its time is over, and the engine may then reuse the
+        // memory.
         let copies = keys.iter().zip(pages).map(|(key, page)| {
             let mut bytes = Vec::with_capacity(page.len() + CHECKSUM_BYTES);
             page.copy_to(&mut bytes);
@@ -159,7 +161,7 @@ impl Objects {
         }
     }
 
-    /// Fills pages. What does not fit is read once more: the stored bytes are bad only where the same comes twice.
+    /// Fills pages. A mismatch is read once more: the stored bytes count as bad only if both reads are equal.
     async fn load_pages(&self, keys: &[ObjectKey], pages: &mut [Page], outcomes: &mut [Outcome]) {
         let all: Vec<_> = (0..keys.len()).collect();
         let first = self.read_pages(keys, pages, outcomes, &all).await;
@@ -174,7 +176,8 @@ impl Objects {
         }
     }
 
-    /// Fills the pages at these places, and gives what did not fit. Behind a key that is missing it goes on; an error ends it.
+    /// Fills the pages at these indices, and returns those with a mismatch. Continues after a missing key; an
+    /// error ends it.
     async fn read_pages(
         &self,
         keys: &[ObjectKey],
@@ -231,8 +234,9 @@ impl Objects {
 
 #[pymethods]
 impl Objects {
-    /// The same objects for pages of `layers` layers and `tokens` tokens, `heads` heads of `dim` elements of a dtype and keys and values of each, which lie
-    /// in the order of axes: encoded at a quality, for a model of a name and a revision.
+    /// The same objects for pages of `layers` layers and `tokens` tokens, with keys and values of `heads`
+    /// heads of `dim` elements of a dtype, in the given order of axes: encoded at a quality, for a model of a
+    /// name and a revision.
     fn encoded(
         &self,
         dtype: &str,
@@ -250,7 +254,8 @@ impl Objects {
         Ok(Self { encoded: Some(encoded), ..self.clone() })
     }
 
-    /// For each row of keys the sizes of the pages of its leading ones, up to the first that is not there; with gaps of all.
+    /// For each row of keys, the sizes of the pages of its leading keys, up to the first that is not stored;
+    /// with gaps, of all.
     fn find<'py>(
         &self,
         py: Python<'py>,
@@ -268,8 +273,8 @@ impl Objects {
         })
     }
 
-    /// Fills pages with what is stored under their keys; says of each what became of it. A page that was not loaded may hold
-    /// anything.
+    /// Fills pages with the objects stored under their keys, and returns each outcome. A page that was not
+    /// loaded may contain anything.
     fn load<'py>(
         &self,
         py: Python<'py>,
@@ -289,7 +294,7 @@ impl Objects {
         })
     }
 
-    /// Stores pages under their keys; says of each what became of it.
+    /// Stores pages under their keys, and returns each outcome.
     fn store<'py>(
         &self,
         py: Python<'py>,
@@ -318,7 +323,7 @@ impl Objects {
         })
     }
 
-    /// Removes what is stored under keys; says of each whether something was.
+    /// Removes the objects under keys, and returns whether each existed.
     fn delete<'py>(
         &self,
         py: Python<'py>,
@@ -362,7 +367,7 @@ async fn find_row(
     Ok(sizes)
 }
 
-/// Keys, pages and outcomes, cut into requests.
+/// Keys, pages and outcomes, split into requests.
 fn batches<'a>(
     mut keys: &'a [ObjectKey],
     mut pages: &'a [Page],
@@ -385,17 +390,17 @@ fn batches<'a>(
     batches
 }
 
-/// What came of an object that is not the page's: as much as tells two readings apart.
+/// A read object that does not match its page, in enough detail to compare two reads.
 #[derive(PartialEq)]
 enum Misfit {
-    /// Of one that is bytes as they are.
+    /// A mismatch of raw bytes.
     Bytes { length: usize, checksum: u32, told: Vec<u8> },
-    /// Of one that is encoded.
+    /// A mismatch of an encoded page.
     Page(PageError),
 }
 
 impl Misfit {
-    /// What became of a key of which this came twice.
+    /// The outcome of a key with the same mismatch twice.
     fn outcome(&self, page: &Page) -> Outcome {
         match self {
             Self::Bytes { length, .. } if *length != page.len() + CHECKSUM_BYTES => Outcome::OtherSize,
@@ -403,14 +408,14 @@ impl Misfit {
                 Outcome::OtherSize
             }
             Self::Page(PageError::NoProfile(_)) => Outcome::Failed("no_profile".to_owned()),
-            // Two readings may be damaged, each in its way.
+            // Two reads may be damaged in different ways.
             Self::Page(PageError::Damaged) => Outcome::DamagedInTransit,
             Self::Bytes { .. } | Self::Page(_) => Outcome::Damaged,
         }
     }
 }
 
-/// Fills a page with what was decoded for it.
+/// Fills a page with its decoded bytes.
 fn fill(page: &mut Page, decoded: Result<&[u8], PageError>) -> Result<(), Misfit> {
     let decoded = decoded.map_err(Misfit::Page)?;
     let (expected, actual) = (decoded.len(), page.len());
@@ -424,16 +429,16 @@ fn fill(page: &mut Page, decoded: Result<&[u8], PageError>) -> Result<(), Misfit
 /// An object that arrives in pieces.
 #[derive(Default)]
 struct Arrival {
-    /// Bytes of it that came.
+    /// Number of bytes received.
     came: usize,
-    /// Of its key and what came of the page.
+    /// Checksum of its key and the received part of the page.
     checksum: u32,
-    /// What came of the checksum behind the page.
+    /// Received bytes of the checksum after the page.
     told: Vec<u8>,
 }
 
 impl Arrival {
-    /// Takes the next piece; with the last one it says whether the object is the page's.
+    /// Adds the next piece; with the last one, returns whether the object matches the page.
     fn take(
         &mut self,
         key: &ObjectKey,

@@ -15,7 +15,7 @@ use crate::{
     tensors::{Tensors, Use},
 };
 
-/// Tables and bases that a model's caches are encoded with.
+/// Tables and bases for encoding a model's caches.
 #[pyclass(frozen, module = "kvasir._kvasir")]
 pub(crate) struct Profile(pub(crate) Arc<CodecProfile>);
 
@@ -27,14 +27,15 @@ fn recipe(name: &str) -> Result<Recipe, Failure> {
         "exact-residual" => Recipe::DirectExact,
         "cachegen" => Recipe::CacheGen,
         other => {
-            let message = format!("no recipe is called {other}");
+            let message = format!("there is no recipe {other}");
             let remedy = "use basis, direct, exact-only, exact-residual or cachegen";
             return Err(Failure::input("unknown_recipe", message, remedy));
         }
     })
 }
 
-/// Trains, and tells `progress` what is going on. An exception of its ends the call after the training, which cannot be stopped.
+/// Trains, and reports to `progress`. An exception from it ends the call after the training, which cannot be
+/// stopped.
 fn trained(
     spec: &ModelSpec,
     contexts: &[TrainingContext],
@@ -58,7 +59,7 @@ fn trained(
 impl Profile {
     #[staticmethod]
     fn from_bytes(py: Python<'_>, data: &[u8]) -> PyResult<Self> {
-        // Bytes do not change, so they may be read without the GIL.
+        // `bytes` are immutable, so they may be read without the GIL.
         Ok(Self(compute(py, || Ok(Arc::new(CodecProfile::from_bytes(data)?)))?))
     }
 
@@ -86,7 +87,7 @@ impl Profile {
         self.0.is_lossless()
     }
 
-    /// Of each level, coarsest first: bits an element, NMSE, and predicted KL where it was measured.
+    /// For each level, coarsest first: bits per element, NMSE, and predicted KL if it was measured.
     #[getter]
     fn levels(&self) -> Vec<(f32, f32, Option<f32>)> {
         self.0.levels().iter().map(|level| (level.bits_per_element, level.nmse, level.kl)).collect()
@@ -113,7 +114,7 @@ impl Profile {
                 }
                 contexts.push(TrainingContext { first_position: 0, tokens: dump.tokens, kv: dump.kv });
             }
-            let none = || Failure::input("not_trainable", "there is nothing to train on", "give dumps");
+            let none = || Failure::input("not_trainable", "there is no training data", "give dumps");
             let spec = spec.ok_or_else(none)?;
             let profile = trained(&spec, &contexts, (&recipe, finest_nmse), progress.as_ref())?;
             Ok((profile, Spec(Arc::new(spec))))

@@ -1,4 +1,4 @@
-//! Where futures run: one tokio runtime for the process, for callers that wait and for callers that `await`.
+//! The runtime of futures: one tokio runtime for the process, for blocking callers and for `asyncio`.
 
 use std::{future::Future, pin::pin, sync::OnceLock, time::Duration};
 
@@ -7,13 +7,13 @@ use pyo3_async_runtimes::tokio::{future_into_py, get_runtime};
 
 use crate::error::Failure;
 
-/// How often a caller that waits looks for Ctrl-C.
+/// How often a blocking caller checks for Ctrl-C.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
-/// The process whose threads work for this module: threads do not follow a fork.
+/// The process that owns this module's threads: threads do not survive a fork.
 static OWNER: OnceLock<u32> = OnceLock::new();
 
-/// Refuses a process that was forked from one which used the module.
+/// Rejects a process that was forked from one which used the module.
 ///
 /// # Errors
 /// [`Failure::Forked`].
@@ -22,7 +22,7 @@ pub(crate) fn check_process() -> Result<(), Failure> {
     if *OWNER.get_or_init(|| here) == here { Ok(()) } else { Err(Failure::Forked) }
 }
 
-/// Does work that waits for nobody, with the GIL released.
+/// Runs CPU-bound work with the GIL released.
 ///
 /// # Errors
 /// Those of the work; [`Failure::Forked`].
@@ -34,10 +34,10 @@ pub(crate) fn compute<T: Send>(
     Ok(py.detach(work)?)
 }
 
-/// Gives a future's result, or for `asyncio` an awaitable of it.
+/// Returns a future's result, or for `asyncio` an awaitable of it.
 ///
 /// # Errors
-/// Those of the future; [`Failure::Forked`]; what a signal handler raises, which drops the future.
+/// Those of the future; [`Failure::Forked`]; exceptions of a signal handler, which drop the future.
 pub(crate) fn run<'py, T, F>(py: Python<'py>, is_async: bool, future: F) -> PyResult<Bound<'py, PyAny>>
 where
     T: for<'a> IntoPyObject<'a> + Send + 'static,
@@ -53,7 +53,7 @@ where
 /// Waits with the GIL released.
 ///
 /// # Errors
-/// What a signal handler raises.
+/// Exceptions of a signal handler.
 pub(crate) fn wait<F: Future<Output: Send> + Send>(py: Python<'_>, future: F) -> PyResult<F::Output> {
     let mut future = pin!(future);
     loop {

@@ -7,11 +7,11 @@ use pyo3::prelude::*;
 
 use crate::{error::Failure, tensors::dtype_name};
 
-/// What a model's cache looks like, and whose it is.
+/// Layout and identity of a model's cache.
 #[pyclass(frozen, module = "kvasir._kvasir")]
 pub(crate) struct Spec(pub(crate) Arc<ModelSpec>);
 
-/// A name of Python's: `bfloat16`, or as in a spec `bf16`.
+/// Parses Python's name of a dtype, such as `bfloat16`, or a spec's, such as `bf16`.
 pub(crate) fn dtype(name: &str) -> Result<KvDtype, Failure> {
     match name.trim_start_matches("torch.") {
         "bfloat16" | "bf16" => Ok(KvDtype::Bf16),
@@ -20,7 +20,7 @@ pub(crate) fn dtype(name: &str) -> Result<KvDtype, Failure> {
         "float8_e4m3fn" | "fp8_e4m3" => Ok(KvDtype::Fp8E4m3),
         other => Err(Failure::input(
             "wrong_dtype",
-            format!("no cache is of type {other}"),
+            format!("caches cannot have the type {other}"),
             "use bfloat16, float16, float32 or float8_e4m3fn",
         )),
     }
@@ -32,7 +32,7 @@ fn pairing(name: &str) -> Result<Pairing, Failure> {
         "interleaved" => Ok(Pairing::Interleaved),
         other => Err(Failure::input(
             "invalid_config",
-            format!("rotary pairs do not lie {other}"),
+            format!("{other} is not a layout of rotary pairs"),
             "use half or interleaved",
         )),
     }
@@ -43,7 +43,7 @@ impl Spec {
     #[staticmethod]
     fn from_json(text: &str) -> Result<Self, Failure> {
         let spec: ModelSpec = serde_json::from_str(text).map_err(|error| {
-            Failure::input("invalid_model_spec", format!("no model spec: {error}"), "correct the spec")
+            Failure::input("invalid_model_spec", format!("not a model spec: {error}"), "correct the spec")
         })?;
         spec.validate()?;
         Ok(Self(Arc::new(spec)))
@@ -85,7 +85,7 @@ impl Spec {
         self.0.bytes_per_token()
     }
 
-    /// Of each layer: its kind, and heads and elements of K and of V.
+    /// For each layer: its kind, and heads and elements of K and of V.
     #[getter]
     fn layers(&self) -> Vec<(&'static str, [(usize, usize); 2])> {
         let layer = |layer: &kvasir_types::LayerKv| {

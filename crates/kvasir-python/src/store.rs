@@ -17,7 +17,7 @@ use crate::{
     error::Failure, json, model::Model, objects::Objects, profile::Profile, runtime::run, spec::Spec,
 };
 
-/// A service, as one caller.
+/// A service, for one credential.
 #[pyclass(frozen, module = "kvasir._kvasir")]
 pub(crate) struct Store {
     client: Client,
@@ -30,7 +30,7 @@ pub(crate) fn setting(message: impl std::fmt::Display) -> Failure {
     Failure::input("invalid_setting", message, "correct the setting")
 }
 
-/// Makes a store, and asks the service whether it takes the credential.
+/// Creates a store, and verifies the credential with the service.
 #[pyfunction]
 pub(crate) fn connect<'py>(
     py: Python<'py>,
@@ -41,7 +41,7 @@ pub(crate) fn connect<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     run(py, is_async, async move {
         let address = url.parse().map_err(|error| {
-            setting(format!("{url} is no address of a service ({error}): use http://host:port"))
+            setting(format!("{url} is not a service address ({error}): use http://host:port"))
         })?;
         let token_header = token.as_deref().map(BearerToken::new).transpose()?;
         let client = Client::new(address, ClientConfig { token: token_header, ..ClientConfig::default() })?;
@@ -59,7 +59,7 @@ fn field<T: DeserializeOwned>(body: &Value, name: &str) -> Result<T, Failure> {
     parse(&body[name])
 }
 
-/// One request of the REST API. Bodies are those of its documentation; what is in a path there, is a field beside them.
+/// One request of the REST API. Bodies are as documented; path parameters are additional fields.
 async fn request(client: &Client, name: &str, mut body: Value) -> Result<String, Failure> {
     match name {
         "config" => json(&client.config().await?),
@@ -82,7 +82,7 @@ async fn request(client: &Client, name: &str, mut body: Value) -> Result<String,
         }
         "start_job" => json(&client.start_job(&parse(&body)?).await?),
         "job" => json(&client.job(&field(&body, "job_id")?).await?),
-        _ => Err(setting(format!("no request is called {name}"))),
+        _ => Err(setting(format!("there is no request {name}"))),
     }
 }
 
@@ -98,7 +98,7 @@ impl Store {
         &self.namespace
     }
 
-    /// A request with a JSON body, and its answer as JSON.
+    /// Sends a request with a JSON body, and returns its response as JSON.
     fn request<'py>(
         &self,
         py: Python<'py>,
@@ -111,7 +111,8 @@ impl Store {
         run(py, is_async, async move { request(&client, &name, body).await })
     }
 
-    /// Stores bytes under a key; gives whether they were new. They are copied: the caller may change its own when this returns.
+    /// Stores bytes under a key; returns whether they were new. Copies them: the caller may change its own
+    /// when this returns.
     fn put_object<'py>(
         &self,
         py: Python<'py>,
@@ -125,7 +126,7 @@ impl Store {
         run(py, is_async, async move { Ok(client.put_opaque(&namespace, &key, bytes.into()).await?.created) })
     }
 
-    /// Stores several objects. Gives the codes of those that were refused, by their keys.
+    /// Stores several objects. Returns the codes of refused ones, by key.
     fn put_objects<'py>(
         &self,
         py: Python<'py>,
@@ -156,7 +157,7 @@ impl Store {
         run(py, is_async, async move { Ok(client.get_opaque(&namespace, &key).await?) })
     }
 
-    /// The bytes of the leading keys, up to the first that is not there.
+    /// The bytes of the leading keys, up to the first that is not stored.
     fn read_objects<'py>(
         &self,
         py: Python<'py>,
@@ -170,7 +171,7 @@ impl Store {
         run(py, is_async, async move { Ok(client.read_opaque(&namespace, &keys).await?) })
     }
 
-    /// The namespace's objects, for the back end of an engine.
+    /// The namespace's objects, for an engine back end.
     fn objects(&self) -> Result<Objects, Failure> {
         Ok(Objects::new(self.client.clone(), self.namespace.parse().map_err(setting)?))
     }
@@ -201,7 +202,7 @@ impl Store {
         })
     }
 
-    /// Registers a model, and opens the namespace. Without a profile, one makes itself.
+    /// Registers a model and opens the namespace. Without a profile, it is chosen automatically.
     #[expect(clippy::too_many_arguments, reason = "keywords of one Python function")]
     #[pyo3(signature = (spec, profile, chunk_tokens, prefill_tokens_per_s, quality, is_async))]
     fn model<'py>(
@@ -236,7 +237,7 @@ impl Store {
         }
         run(py, is_async, async move {
             let kvasir = builder.connect().await?;
-            // A process may end before the lookup that finds them fetched in the background.
+            // A process may end before the lookup that triggers their background fetch.
             kvasir.preload_profiles().await?;
             Ok(Model::new(kvasir))
         })
@@ -249,13 +250,13 @@ impl Store {
     }
 }
 
-/// An open stream of events.
+/// An open event stream.
 #[pyclass(frozen, module = "kvasir._kvasir")]
 pub(crate) struct Events(Arc<Mutex<EventStream>>);
 
 #[pymethods]
 impl Events {
-    /// The next event as JSON; nothing where the service ended the stream.
+    /// The next event as JSON; `None` if the service ended the stream.
     fn next<'py>(&self, py: Python<'py>, is_async: bool) -> PyResult<Bound<'py, PyAny>> {
         let stream = Arc::clone(&self.0);
         run(py, is_async, async move {

@@ -1,4 +1,4 @@
-//! A model's KV in Python's tensors: what loads write and saves read, without a copy.
+//! A model's KV in Python's tensors: loads write to it and saves read from it, without a copy.
 
 use std::{ops::Range, sync::Arc};
 
@@ -13,7 +13,7 @@ use crate::{
     memory::{Memory, Plane},
 };
 
-/// What is done with the tensors.
+/// How the tensors are used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Use {
     Read,
@@ -32,17 +32,18 @@ enum Element {
 /// The tensors of every layer, checked against a model.
 pub(crate) struct Tensors {
     element: Element,
-    /// K and V of each layer; none where the layer has no cache.
+    /// K and V of each layer; `None` if the layer has no cache.
     layers: Vec<Option<[Plane; 2]>>,
     tokens: usize,
 }
 
 impl Tensors {
-    /// Borrows tensors for at least `tokens` tokens: a pair `(k, v)` a layer, each `[kv_heads, tokens, head_dim]` with or without a
-    /// leading 1, or one tensor `[layers, 2, kv_heads, tokens, head_dim]`.
+    /// Borrows tensors for at least `tokens` tokens: a pair `(k, v)` per layer, each
+    /// `[kv_heads, tokens, head_dim]` with or without a leading 1, or one tensor
+    /// `[layers, 2, kv_heads, tokens, head_dim]`.
     ///
     /// # Errors
-    /// [`Failure::Input`] naming the tensor that is of another shape, type or layout.
+    /// [`Failure::Input`] naming the tensor with a wrong shape, type or layout.
     pub(crate) fn borrow(
         spec: &ModelSpec,
         given: &Bound<'_, PyAny>,
@@ -60,12 +61,12 @@ impl Tensors {
         Ok(Arc::new(tensors))
     }
 
-    /// Refuses one tensor given twice.
+    /// Rejects a tensor that is given twice.
     fn check_apart(&self, usage: Use) -> Result<(), Failure> {
         let mut starts: Vec<usize> = self.planes().map(Plane::address).collect();
         starts.sort_unstable();
         if usage == Use::Write && self.tokens > 0 && starts.windows(2).any(|two| two[0] == two[1]) {
-            let message = "two planes begin at the same address: every plane needs memory of its own";
+            let message = "two planes begin at the same address: every plane needs separate memory";
             return Err(Failure::input("wrong_layout", message, "give different tensors"));
         }
         Ok(())
@@ -104,7 +105,8 @@ pub(crate) const fn dtype_name(dtype: KvDtype) -> &'static str {
     }
 }
 
-/// The type of a tensor's values for a cache. What is read may be wider than the cache: the codec checks that its values are the cache's.
+/// The type of a tensor's values for a cache. A tensor for reading may be wider than the cache: the codec
+/// checks that the values fit.
 fn element_of(cache: KvDtype, tensor: &Memory, usage: Use) -> Option<Element> {
     match (cache, tensor.dtype.as_str()) {
         (KvDtype::F32, "float32") => Some(Element::F32),
@@ -118,12 +120,12 @@ fn element_of(cache: KvDtype, tensor: &Memory, usage: Use) -> Option<Element> {
     }
 }
 
-/// Tensors against a model.
+/// Checks tensors against a model.
 struct Check<'a> {
     spec: &'a ModelSpec,
     tokens: usize,
     usage: Use,
-    /// Of the tensors so far.
+    /// Type of the tensors so far.
     element: Option<Element>,
 }
 
@@ -132,7 +134,7 @@ impl Check<'_> {
     fn pairs(&mut self, pairs: &[Bound<'_, PyAny>]) -> Result<Vec<Option<[Plane; 2]>>, Failure> {
         let layers = self.spec.layers.len();
         if pairs.len() != layers {
-            let message = format!("{} layers are given, the model has {layers}", pairs.len());
+            let message = format!("{} layers are given, but the model has {layers}", pairs.len());
             return Err(Failure::input("wrong_shape", message, "give a pair (k, v) for each layer"));
         }
         let mut planes = Vec::with_capacity(layers);
@@ -142,7 +144,7 @@ impl Check<'_> {
                 continue;
             }
             let (k, v): (Bound<'_, PyAny>, Bound<'_, PyAny>) = pair.extract().map_err(|_| {
-                let message = format!("layer {layer} is no pair (k, v)");
+                let message = format!("layer {layer} is not a pair (k, v)");
                 Failure::input("wrong_shape", message, "give a pair (k, v) for each layer")
             })?;
             let mut of = |tensor: &Bound<'_, PyAny>, side: Side| {
@@ -164,7 +166,7 @@ impl Check<'_> {
             (&*strides, shape.len() == 5 && shape[..2] == [layers, 2])
         else {
             let message = format!(
-                "one tensor for a cache is [{layers}, 2, kv_heads, tokens, head_dim], this one is {shape:?}"
+                "one tensor for a cache must be [{layers}, 2, kv_heads, tokens, head_dim]; this one is {shape:?}"
             );
             return Err(Failure::input("wrong_shape", message, "or give a pair (k, v) for each layer"));
         };
@@ -176,7 +178,7 @@ impl Check<'_> {
         (0..layers).map(pair).collect()
     }
 
-    /// A plane that begins at a byte of a tensor, and whose heads are this dimension of it.
+    /// A plane that begins at a byte of a tensor, with the heads in this dimension of it.
     fn plane(
         &mut self,
         tensor: &Arc<Memory>,
@@ -197,22 +199,23 @@ impl Check<'_> {
         }
         let cache = self.spec.kv_dtype;
         let found = element_of(cache, tensor, self.usage).ok_or_else(|| {
-            let message = format!("{name} is {}, the model's cache is {}", tensor.dtype, dtype_name(cache));
+            let message =
+                format!("{name} is {}, but the model's cache is {}", tensor.dtype, dtype_name(cache));
             let remedy =
                 "give tensors of the cache's type; numpy has bfloat16 as uint16 and float8_e4m3fn as uint8";
             Failure::input("wrong_dtype", message, remedy)
         })?;
         if *self.element.get_or_insert(found) != found {
-            let message = format!("{name} is {}, tensors before it are not", tensor.dtype);
+            let message = format!("{name} is {}, but previous tensors are not", tensor.dtype);
             return Err(Failure::input("wrong_dtype", message, "give tensors of one type"));
         }
         if self.usage == Use::Write && tensor.is_read_only {
             let message = format!("{name} is read-only");
-            return Err(Failure::input("wrong_layout", message, "give memory that may be written"));
+            return Err(Failure::input("wrong_layout", message, "give writable memory"));
         }
         Plane::new(tensor, offset, first).ok_or_else(|| {
             let message = format!(
-                "{name} has strides {:?} in bytes: a row's elements must lie together, rows apart",
+                "{name} has strides {:?} in bytes: a row's elements must be contiguous, and rows must not overlap",
                 tensor.strides
             );
             let remedy = "give contiguous tensors, or views of some heads and tokens of one";
@@ -241,7 +244,7 @@ impl KvSource for Tensors {
     }
 }
 
-/// Fills the front, and gives what is left.
+/// Fills the front, and returns the rest.
 fn fill<'a, T: Copy>(to: &'a mut [f32], from: &[T], value: impl Fn(T) -> f32) -> &'a mut [f32] {
     let (now, later) = to.split_at_mut(from.len().min(to.len()));
     now.iter_mut().zip(from).for_each(|(to, from)| *to = value(*from));
@@ -249,8 +252,8 @@ fn fill<'a, T: Copy>(to: &'a mut [f32], from: &[T], value: impl Fn(T) -> f32) ->
 }
 
 impl PageStore for Tensors {
-    /// There is one page and one generation: the memory is this load's until the client's load is over, and from then on the client
-    /// writes nothing.
+    /// There is one page and one generation: the memory belongs to this load until the client's load has
+    /// ended, and after that the client writes nothing.
     fn write(&self, page: PageRef, rows: &PageRows<'_>) -> bool {
         let Some(plane) = self.plane(rows.layer(), rows.plane()) else { return false };
         if page.index != 0 || rows.slots().end > plane.tokens() {

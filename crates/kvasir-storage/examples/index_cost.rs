@@ -1,5 +1,5 @@
-//! What the hot index costs: disk and memory a chunk, and lookups a second, at growing numbers of chunks; and disk a chunk where
-//! as many were removed lately as there are.
+//! Measures the cost of the hot index: disk and memory per chunk, and lookups per second, at growing numbers
+//! of chunks; and disk per chunk if as many chunks were removed recently as there are.
 //!
 //! `cargo run --release -p kvasir-storage --example index_cost -- 10000 1000000`
 
@@ -56,7 +56,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         use std::io::Write;
         writeln!(
             out,
-            "{count} chunks: {:.0} B a chunk on disk, {:.0} B with as many removals, {} MiB resident, {:.0} inserts/s, lookup of 64 chunks p50 {:?} p99 {:?}",
+            "{count} chunks: {:.0} B per chunk on disk, {:.0} B with as many removals, {} MiB resident, {:.0} inserts/s, lookup of 64 chunks p50 {:?} p99 {:?}",
             disk as f64 / count as f64,
             with_removals as f64 / count as f64,
             memory >> 20,
@@ -104,7 +104,7 @@ fn bytes_under(directory: &Path) -> u64 {
         .sum()
 }
 
-/// Resident memory, where the system tells.
+/// Resident memory, if the system reports it.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));

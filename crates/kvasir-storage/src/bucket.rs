@@ -1,4 +1,4 @@
-//! The store as the rest of the crate uses it: objects by their keys, and errors that name the operation.
+//! The store as the rest of the crate uses it: objects by key, and errors that name the operation.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use object_store::{
 
 use crate::transitions::{CrashPointObserver, Transition};
 
-/// An open store with what it can do, for the parts of the storage core.
+/// An open store and its capabilities, for the parts of the storage core.
 #[derive(Debug)]
 pub(crate) struct Bucket {
     open: OpenStore,
@@ -55,7 +55,7 @@ impl Bucket {
         self.layout().path(key)
     }
 
-    /// Whether what is stored of `tenant` is sealed.
+    /// Whether the data of `tenant` is sealed.
     pub(crate) fn seals(&self, tenant: &Name) -> bool {
         self.open.seals(tenant)
     }
@@ -70,7 +70,7 @@ impl Bucket {
         self.crash_points.reached(transition);
     }
 
-    /// The bytes of an object; none where it is not there.
+    /// The bytes of an object; `None` if it does not exist.
     pub(crate) async fn get(
         &self,
         path: &Path,
@@ -83,7 +83,7 @@ impl Bucket {
         }
     }
 
-    /// Opens an object for reading; none where it is not there.
+    /// Opens an object for reading; `None` if it does not exist.
     pub(crate) async fn open_object(
         &self,
         path: &Path,
@@ -93,7 +93,7 @@ impl Bucket {
         present(self.objects().get_opts(path, options).await).map_err(StoreError::request(operation))
     }
 
-    /// Metadata of an object; none where it is not there.
+    /// Metadata of an object; `None` if it does not exist.
     pub(crate) async fn head(
         &self,
         path: &Path,
@@ -102,7 +102,7 @@ impl Bucket {
         present(self.objects().head(path).await).map_err(StoreError::request(operation))
     }
 
-    /// Writes an object, whatever was there.
+    /// Writes an object, replacing any existing one.
     pub(crate) async fn put(
         &self,
         path: &Path,
@@ -112,15 +112,15 @@ impl Bucket {
         self.objects().put(path, payload).await.map(drop).map_err(StoreError::request(operation))
     }
 
-    /// Writes the marker of an opaque object that is to be listed.
+    /// Writes the marker of an opaque object that listings include.
     pub(crate) async fn write_listed(&self, listed: ListedKey) -> Result<(), StoreError> {
         let path = self.path(&Key::Listed(listed));
-        self.put(&path, PutPayload::new(), "writing an object's key down").await?;
+        self.put(&path, PutPayload::new(), "recording an object's key").await?;
         self.reached(Transition::KeyListed);
         Ok(())
     }
 
-    /// Writes an object unless there is one. Says whether it did.
+    /// Writes an object unless it exists. Returns whether it was written.
     pub(crate) async fn create(
         &self,
         path: &Path,
@@ -134,18 +134,18 @@ impl Bucket {
         }
     }
 
-    /// Deletes an object; one that is not there is deleted.
+    /// Deletes an object; deleting a missing one succeeds.
     pub(crate) async fn delete(&self, path: &Path) -> Result<(), StoreError> {
         let deleted = present(self.objects().delete(path).await);
         deleted.map(drop).map_err(StoreError::request("deleting an object"))
     }
 
-    /// Lists what lies under `prefix` and is named by a key of the layout.
+    /// Lists the objects under `prefix` that are named by a key of the layout.
     pub(crate) fn list(&self, prefix: &Path, operation: &'static str) -> Listing {
         self.keyed(self.objects().list(Some(prefix)), operation)
     }
 
-    /// As [`list`](Self::list), behind `offset`.
+    /// Like [`list`](Self::list), after `offset`.
     pub(crate) fn list_behind(&self, prefix: &Path, offset: &Path, operation: &'static str) -> Listing {
         self.keyed(self.objects().list_with_offset(Some(prefix), offset), operation)
     }
@@ -161,7 +161,7 @@ impl Bucket {
         listing.map_err(StoreError::request(operation)).try_filter_map(keyed).boxed()
     }
 
-    /// Names of the folders right under `prefix`, those that are no `T` left out.
+    /// Names of the folders directly under `prefix`, without those that are not a `T`.
     pub(crate) async fn folders<T: std::str::FromStr>(
         &self,
         prefix: &Path,
@@ -173,7 +173,7 @@ impl Bucket {
     }
 }
 
-/// What a call brought; none where the object is not there.
+/// The result of a request; `None` if the object does not exist.
 fn present<T>(result: object_store::Result<T>) -> object_store::Result<Option<T>> {
     match result {
         Ok(found) => Ok(Some(found)),

@@ -1,16 +1,16 @@
-//! JSON records that say whether they are whole: an object whose last field is the CRC32C of the others.
+//! JSON records with an integrity check: an object whose last field is the CRC32C of the others.
 //!
-//! A store that gives a wrong bit must not move a pin to another chunk. Earlier versions ignore the field; their own records have
-//! none and are taken as they are.
+//! A bit flipped by the store must not move a pin to another chunk. Earlier versions ignore the field; their
+//! own records lack it and are accepted.
 
 use serde::{Serialize, de::DeserializeOwned};
 
-/// What stands between the other fields and the eight hexadecimal digits.
+/// Text between the other fields and the eight hexadecimal digits.
 const FIELD: &[u8] = b",\"crc32c\":\"";
-/// What stands behind the digits.
+/// Text after the digits.
 const END: &[u8] = b"\"}";
 
-/// The record of a struct that has a field.
+/// The record of a struct with at least one field.
 pub(crate) fn to_vec(value: &impl Serialize) -> serde_json::Result<Vec<u8>> {
     let mut json = serde_json::to_vec(value)?;
     let checksum = format!("{:08x}", crc32c::crc32c(&json));

@@ -1,7 +1,7 @@
-//! Named contexts: versioned, immutable, the newest version wins.
+//! Named contexts: versioned and immutable; the newest version is current.
 //!
-//! A version is one object that is never changed. Deleting is a version that says so. On a store with conditional
-//! creates two writers of one version are told apart; on others the last of them wins, whole.
+//! A version is one immutable object. Deleting writes a version that records it. On a store with conditional
+//! creates, two writers of the same version are detected; on others the last one wins, as a whole.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -28,12 +28,12 @@ use crate::{
     read::Reads,
 };
 
-/// A version as it is stored.
+/// A stored version.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct StoredContext {
     #[serde(flatten)]
     pub(crate) context: Context,
-    /// The context ends with this version.
+    /// Whether this version ends the context.
     #[serde(default)]
     deleted: bool,
 }
@@ -53,12 +53,12 @@ pub struct Contexts {
     changes: Arc<Changes>,
 }
 
-/// Selects contexts of a list.
+/// Selects the contexts of a list.
 #[derive(Debug, Clone, Default)]
 pub struct ContextFilter {
-    /// All of these have to be among the context's.
+    /// The context must have all of these labels.
     pub labels: Labels,
-    /// The id begins with it, or it is in the name or value of a label, in whatever case; empty: any context.
+    /// Prefix of the id, or part of the name or value of a label, ignoring case; empty: any context.
     pub search: String,
 }
 
@@ -85,12 +85,12 @@ impl Contexts {
         Self { bucket, catalog, reads, changes }
     }
 
-    /// Creates a context from chunks that follow each other from the namespace's root on.
+    /// Creates a context from a chain of chunks that starts at the namespace's root.
     ///
     /// # Errors
-    /// [`ContextError::Invalid`], [`Catalog`](ContextError::Catalog) for a model that is not there,
-    /// [`Chunk`](ContextError::Chunk) for a chunk that is not, also for one that was removed while it was pinned: then nothing
-    /// is pinned.
+    /// [`ContextError::Invalid`]; [`Catalog`](ContextError::Catalog) for an unknown model;
+    /// [`Chunk`](ContextError::Chunk) for an unknown chunk, also if it was removed while it was being pinned:
+    /// then nothing is pinned.
     pub async fn create(&self, tenant: &Name, request: ContextRequest) -> Result<Context, ContextError> {
         let ContextRequest { model_id, namespace, chunks, labels, ttl_s, pinned } = request;
         check_labels(&labels)?;
@@ -145,8 +145,9 @@ impl Contexts {
         self.write_version(tenant, context).await
     }
 
-    /// Writes a version. A pin is written first; then intents of collectors are looked for, and then tombstones: a collector, which
-    /// writes its intent first and reads pins then, sees this one where this one does not see its intent.
+    /// Writes a version. A pin is written first; then collectors' intents are checked, and then tombstones. A
+    /// collector writes its intent first and reads pins afterwards, so it sees this pin if this check does
+    /// not see its intent.
     async fn write_version(&self, tenant: &Name, context: Context) -> Result<Context, ContextError> {
         let context = self.write(tenant, StoredContext { context, deleted: false }).await?;
         if !context.pinned {
@@ -160,17 +161,17 @@ impl Contexts {
             let Context { context_id, version, .. } = context;
             let path = self.bucket.path(&Key::Context { tenant: tenant.clone(), context_id, version });
             if let Err(error) = self.bucket.delete(&path).await {
-                tracing::warn!(%error, %path, "a pin that was refused could not be withdrawn");
+                tracing::warn!(%error, %path, "a refused pin could not be withdrawn");
             }
             return Err(error);
         }
         Ok(context)
     }
 
-    /// Checks that each chunk of a context has an object without a tombstone.
-    /// Waits until no intent is left that was there before the pin and names one of its chunks.
+    /// Checks that each chunk of a context has an object without a tombstone. Waits until all intents that
+    /// predate the pin and name one of its chunks are gone.
     async fn outlast_intents(&self, tenant: &Name, context: &Context) -> Result<(), ContextError> {
-        const ASKING: &str = "looking for collectors' intents";
+        const ASKING: &str = "listing collectors' intents";
         let mut due = Vec::new();
         let mut listing = self.bucket.list(&self.bucket.layout().intents_prefix(), ASKING);
         while let Some((key, meta)) = listing.try_next().await? {
@@ -200,7 +201,7 @@ impl Contexts {
         Err(StoreError::own("pinning a context", reason).into())
     }
 
-    /// Whether an intent names a chunk of a context. One that cannot be read may.
+    /// Whether an intent names a chunk of a context. An unreadable one may.
     async fn names(
         &self,
         id: Uuid,
@@ -233,7 +234,7 @@ impl Contexts {
         Ok(())
     }
 
-    /// Deletes a context, its pin with it. Its chunks stay, for other contexts and lookups.
+    /// Deletes a context and its pin. Its chunks remain, for other contexts and lookups.
     ///
     /// # Errors
     /// [`ContextError::Unknown`], [`Conflict`](ContextError::Conflict), and the store's.
@@ -245,7 +246,7 @@ impl Contexts {
         self.write(tenant, StoredContext { context, deleted: true }).await.map(|_| ())
     }
 
-    /// A context: its newest version, or the one that is named.
+    /// A context: its newest version, or a given one.
     ///
     /// # Errors
     /// [`ContextError::Unknown`], and the store's.
@@ -260,7 +261,7 @@ impl Contexts {
             Some(&newest) => self.stored(tenant, context_id, newest).await?,
             None => None,
         };
-        // What is over is over in all its versions.
+        // An ended context has ended in all its versions.
         let newest = newest.filter(|newest| !newest.is_over(now_ms()));
         let wanted = match (newest, version) {
             (Some(_), Some(version)) if versions.contains(&version) => {
@@ -272,7 +273,7 @@ impl Contexts {
         wanted.map(|wanted| wanted.context).ok_or(ContextError::Unknown { context_id, version })
     }
 
-    /// The versions of a context that are still there, oldest first.
+    /// The remaining versions of a context, oldest first.
     ///
     /// # Errors
     /// As [`get`](Self::get).
@@ -284,7 +285,7 @@ impl Contexts {
     /// A page of contexts in the order of their ids (which is that of their creation), newest versions.
     ///
     /// # Errors
-    /// [`StoreError::Request`]. A version that cannot be read is left out and logged.
+    /// [`StoreError::Request`]. An unreadable version is left out and logged.
     pub async fn list(
         &self,
         tenant: &Name,
@@ -305,7 +306,7 @@ impl Contexts {
                 Ok(Some(stored)) if !stored.is_over(now) => stored,
                 Ok(_) => continue,
                 Err(error @ StoreError::Damaged { .. }) => {
-                    tracing::warn!(%error, "a context is left out of a list");
+                    tracing::warn!(%error, "skipping an unreadable context in a list");
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -322,7 +323,7 @@ impl Contexts {
         Ok(page)
     }
 
-    /// Checks that chunks follow each other from the root on. Gives their tokens.
+    /// Checks that the chunks form a chain from the root. Returns their tokens.
     async fn check_chunks(
         &self,
         tenant: &Name,
@@ -332,21 +333,24 @@ impl Contexts {
     ) -> Result<u64, ContextError> {
         let invalid = |problem: String| Err(ContextError::Invalid { problem });
         if chunks.is_empty() || chunks.len() > CONTEXT_CHUNKS_MAX {
-            return invalid(format!("a context has 1 to {CONTEXT_CHUNKS_MAX} chunks, not {}", chunks.len()));
+            return invalid(format!(
+                "a context must have 1 to {CONTEXT_CHUNKS_MAX} chunks, not {}",
+                chunks.len()
+            ));
         }
         let (newest, earlier) = self.catalog.roots(tenant, namespace, model_id).await?;
         let entries = stream::iter(chunks.to_vec())
             .map(|chunk| self.preferred_entry(tenant, model_id, chunk))
             .buffered(limits::CONTEXTS_PARALLEL);
         let entries: Vec<_> = entries.try_collect().await?;
-        // A context may have begun under an earlier salt of its namespace.
+        // A context may have started under an earlier salt of its namespace.
         let begins =
             |root: &&RootHash| entries.first().is_some_and(|entry| entry.parent_hash == root.first_parent());
         let mut parent = earlier.iter().find(begins).unwrap_or(&newest).first_parent();
         let mut tokens = 0;
         for (i, (entry, chunk)) in entries.iter().zip(chunks).enumerate() {
             if entry.parent_hash != parent {
-                let before = if i == 0 { "the root of the namespace" } else { "the chunk before it" };
+                let before = if i == 0 { "the root of the namespace" } else { "the previous chunk" };
                 return invalid(format!("chunk {i} ({chunk}) does not follow {before}"));
             }
             parent = *chunk.as_bytes();
@@ -382,7 +386,7 @@ impl Contexts {
         }
     }
 
-    /// A version as it is stored; none where it is not there.
+    /// A stored version; `None` if it does not exist.
     pub(crate) async fn stored(
         &self,
         tenant: &Name,
@@ -397,7 +401,7 @@ impl Contexts {
         };
         let stored: StoredContext = checked_json::from_slice(&json).map_err(|e| damaged(&e))?;
         if (stored.context.context_id, stored.context.version) != (context_id, version) {
-            return Err(damaged("it is another one's record"));
+            return Err(damaged("it is the record of another context"));
         }
         Ok(Some(stored))
     }
@@ -424,7 +428,7 @@ impl Contexts {
     ) -> Result<BTreeMap<Uuid, u64>, StoreError> {
         let prefix = self.bucket.layout().contexts_prefix(tenant);
         let listing = "listing contexts";
-        // Behind every version of that context.
+        // After every version of that context.
         let mut listing = match after {
             Some(id) => {
                 let last = Key::Context { tenant: tenant.clone(), context_id: id, version: u64::MAX };
@@ -443,14 +447,15 @@ impl Contexts {
     }
 }
 
-/// The version after `version`. One that lets go is beyond the limit, too: nobody has to keep a pin for ever.
+/// The version after `version`. One that unpins or deletes may exceed the limit, so that a pin can always be
+/// released.
 fn next_version(version: u64, lets_go: bool) -> Result<u64, ContextError> {
     let more = if lets_go { limits::CONTEXT_LAST_VERSIONS } else { 0 };
     let next = version.checked_add(1).filter(|next| *next <= (limits::CONTEXT_VERSIONS_MAX + more) as u64);
     next.ok_or_else(|| {
         let most = limits::CONTEXT_VERSIONS_MAX;
         let problem = format!(
-            "a context has at most {most} versions; unpin or delete it, and make another of its chunks"
+            "a context may have at most {most} versions; unpin or delete it, and create another one from its chunks"
         );
         ContextError::Invalid { problem }
     })
@@ -463,11 +468,14 @@ fn expiry(from_ms: u64, ttl_s: u64) -> Option<u64> {
 fn check_labels(labels: &Labels) -> Result<(), ContextError> {
     let invalid = |problem: String| Err(ContextError::Invalid { problem });
     if labels.len() > CONTEXT_LABELS_MAX {
-        return invalid(format!("a context has at most {CONTEXT_LABELS_MAX} labels, not {}", labels.len()));
+        return invalid(format!(
+            "a context may have at most {CONTEXT_LABELS_MAX} labels, not {}",
+            labels.len()
+        ));
     }
     match labels.iter().find(|(_, value)| value.len() > LABEL_VALUE_BYTES_MAX || value.contains(',')) {
         Some((name, _)) => invalid(format!(
-            "the value of label {name} has a comma or more than {LABEL_VALUE_BYTES_MAX} bytes"
+            "the value of label {name} contains a comma or has more than {LABEL_VALUE_BYTES_MAX} bytes"
         )),
         None => Ok(()),
     }

@@ -1,4 +1,4 @@
-//! What can go wrong, by operation and by what the caller does about it.
+//! Errors, by operation and by what the caller does about them.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use kvasir_store::StoreError;
 use kvasir_types::{Level, ModelId, ObjectDigest, ObjectKey, ProfileHash, SeqHash, SpecError};
 use uuid::Uuid;
 
-/// A model, its spec or its profile is not there, or not fit.
+/// A model, its spec or its profile is unknown or invalid.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CatalogError {
@@ -26,7 +26,7 @@ pub enum CatalogError {
         /// The profile.
         profile_hash: ProfileHash,
     },
-    /// An impossible spec.
+    /// An invalid spec.
     #[error(transparent)]
     InvalidSpec(#[from] SpecError),
     /// The store failed.
@@ -43,24 +43,24 @@ pub enum ChunkError {
     Unknown {
         /// The chunk.
         seq_hash: SeqHash,
-        /// The object, where one was named.
+        /// The object, if one was named.
         object_digest: Option<ObjectDigest>,
     },
-    /// The object has no such level.
+    /// The object does not have this level.
     #[error("the object has levels 0 to {}, not {level}", levels.saturating_sub(1))]
     UnknownLevel {
-        /// What was asked for.
+        /// The requested level.
         level: Level,
-        /// Levels there are.
+        /// Number of levels.
         levels: usize,
     },
-    /// A range that lies outside the object.
-    #[error("the range lies outside the object's {object_bytes} bytes")]
+    /// A range outside the object.
+    #[error("the range is outside the object's {object_bytes} bytes")]
     Range {
         /// Size of the object.
         object_bytes: u64,
     },
-    /// Stored bytes that are not what was stored.
+    /// The stored bytes are damaged.
     #[error("object {object_digest} of chunk {seq_hash} is corrupt in the store: {reason}")]
     Corrupt {
         /// The chunk.
@@ -80,14 +80,14 @@ pub enum ChunkError {
 #[non_exhaustive]
 pub enum PutError {
     /// The replica's own disk failed.
-    #[error("spooling an upload: {0}")]
+    #[error("cannot spool the upload: {0}")]
     Spool(#[source] std::io::Error),
     /// The caller's body broke off.
     #[error("the body broke off after {bytes} bytes: {reason}")]
     Body {
         /// Bytes that had arrived.
         bytes: u64,
-        /// Why.
+        /// The cause.
         reason: String,
     },
     /// A body over its limit.
@@ -96,14 +96,16 @@ pub enum PutError {
         /// The limit.
         limit: u64,
     },
-    /// The body is no sound chunk object.
+    /// The body is not a valid chunk object.
     #[error("{0}; encode the chunk again and send all of it")]
     InvalidChunk(#[from] ContainerError),
-    /// A sound object, and another than was named.
+    /// A valid object, but not the named one.
     #[error(transparent)]
     ChunkMismatch(#[from] ChunkMismatch),
-    /// The object was removed while it was stored under the name that was announced.
-    #[error("object {object_digest} of chunk {seq_hash} was removed while it was stored; send it again")]
+    /// The object was removed while it was being stored under the announced name.
+    #[error(
+        "object {object_digest} of chunk {seq_hash} was removed while it was being stored; send it again"
+    )]
     Removed {
         /// The chunk.
         seq_hash: SeqHash,
@@ -111,20 +113,20 @@ pub enum PutError {
         object_digest: ObjectDigest,
     },
     /// A profile's bytes do not hash to its name.
-    #[error("the body hashes to {found}, the path names profile {expected}")]
+    #[error("the body hashes to {found}, but the path names profile {expected}")]
     ProfileMismatch {
         /// Hash of the body.
         found: ProfileHash,
         /// In the path.
         expected: ProfileHash,
     },
-    /// A part of an upload is not there, or no longer.
-    #[error("part {number} of the upload is not there; send it again")]
+    /// A part of an upload does not exist, or no longer does.
+    #[error("part {number} of the upload does not exist; send it again")]
     UnknownPart {
         /// Its number.
         number: u16,
     },
-    /// The model or the profile is not there.
+    /// The model or the profile is unknown.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
     /// The store failed.
@@ -136,19 +138,19 @@ pub enum PutError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ObjectError {
-    /// Nothing is stored under the key.
-    #[error("nothing is stored under key {:?} in this namespace", key.as_str())]
+    /// No object is stored under the key.
+    #[error("no object is stored under key {:?} in this namespace", key.as_str())]
     Unknown {
         /// The key.
         key: ObjectKey,
     },
-    /// Other bytes are stored under the key, or are being stored at this moment.
-    #[error("key {:?} has other bytes; objects are never overwritten: remove the object first, or use another key", key.as_str())]
+    /// Other bytes are stored under the key, or are being stored now.
+    #[error("key {:?} holds different bytes; objects are never overwritten: remove the object first, or use another key", key.as_str())]
     Exists {
         /// The key.
         key: ObjectKey,
     },
-    /// The namespace cannot be looked at.
+    /// The namespace cannot be read.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
     /// It cannot be read.
@@ -159,15 +161,15 @@ pub enum ObjectError {
     Put(#[from] PutError),
 }
 
-/// A sound object, but not the one that the request names.
+/// A valid object, but not the one named by the request.
 #[derive(Debug, thiserror::Error)]
-#[error("the object says {field} {found}, the request says {expected}")]
+#[error("the object has {field} {found}, but the request has {expected}")]
 pub struct ChunkMismatch {
-    /// What differs.
+    /// The differing field.
     pub field: &'static str,
-    /// In the object.
+    /// Its value in the object.
     pub found: String,
-    /// In the request.
+    /// Its value in the request.
     pub expected: String,
 }
 
@@ -175,23 +177,23 @@ pub struct ChunkMismatch {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UploadError {
-    /// The upload is not there: never sent, committed, or collected.
-    #[error("upload {upload_id} is not there: PUT its bytes to the ticket's URL before the commit, once")]
+    /// The upload does not exist: never sent, already committed, or collected.
+    #[error("upload {upload_id} does not exist: PUT its bytes to the ticket's URL once, before the commit")]
     Unknown {
         /// The upload.
         upload_id: Uuid,
     },
-    /// What was sent directly is not what was announced.
-    #[error("the upload's {field} is {found}, {expected} was announced; nothing was stored")]
+    /// The bytes sent directly are not the announced ones.
+    #[error("the upload's {field} is {found}, but {expected} was announced; nothing was stored")]
     Mismatch {
-        /// What differs.
+        /// The differing field.
         field: &'static str,
-        /// What was sent.
+        /// Its value in the upload.
         found: String,
-        /// What was announced.
+        /// The announced value.
         expected: String,
     },
-    /// No direct uploads, or not under this name.
+    /// Direct uploads are not available, or not under this name.
     #[error(transparent)]
     Unavailable(#[from] DirectUnavailable),
     /// It cannot be stored.
@@ -199,22 +201,22 @@ pub enum UploadError {
     Put(#[from] PutError),
 }
 
-/// No presigned URLs here.
+/// Presigned URLs are not available.
 #[derive(Debug, thiserror::Error)]
 #[error("{reason}; read and write through the service")]
 pub struct DirectUnavailable {
-    /// Why.
+    /// The cause.
     pub reason: &'static str,
 }
 
-/// There is no presigned URL of an object.
+/// An object has no presigned URL.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum UrlError {
-    /// No URLs here.
+    /// Presigned URLs are not available.
     #[error(transparent)]
     Unavailable(#[from] DirectUnavailable),
-    /// The object is not there.
+    /// The object does not exist.
     #[error(transparent)]
     Chunk(#[from] ChunkError),
 }
@@ -223,32 +225,34 @@ pub enum UrlError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ContextError {
-    /// The context, or this version of it, is not there.
-    #[error("context {context_id} is not there{}", version.map(|v| format!(" in version {v}")).unwrap_or_default())]
+    /// The context, or this version of it, does not exist.
+    #[error("context {context_id} does not exist{}", version.map(|v| format!(" in version {v}")).unwrap_or_default())]
     Unknown {
         /// The context.
         context_id: Uuid,
-        /// The version, where one was named.
+        /// The version, if one was named.
         version: Option<u64>,
     },
-    /// A context that cannot be.
+    /// The context request is invalid.
     #[error("{problem}")]
     Invalid {
         /// What is wrong, and what to do.
         problem: String,
     },
     /// Another writer was first.
-    #[error("another request wrote version {version} of context {context_id}; read it and change it again")]
+    #[error(
+        "another request wrote version {version} of context {context_id}; read it and repeat your change"
+    )]
     Conflict {
         /// The context.
         context_id: Uuid,
-        /// The version that is taken.
+        /// The version already taken.
         version: u64,
     },
-    /// The model is not there.
+    /// The model is unknown.
     #[error(transparent)]
     Catalog(#[from] CatalogError),
-    /// One of its chunks is not there.
+    /// One of its chunks does not exist.
     #[error(transparent)]
     Chunk(#[from] ChunkError),
 }
@@ -257,16 +261,16 @@ pub enum ContextError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QuotaError {
-    /// The tenant has stored as much as it may.
+    /// The tenant has reached its quota.
     #[error(
-        "the tenant has {used} of the {max} that its {limit} allows; remove chunks and wait for the collector, or ask for more"
+        "the tenant uses {used} of its limit {limit} of {max}; remove chunks and wait for the collector, or ask for a larger quota"
     )]
     Full {
         /// As in the tenants file.
         limit: &'static str,
-        /// How much that is.
+        /// Value of the limit.
         max: u64,
-        /// How much is in use.
+        /// Amount in use.
         used: u64,
     },
     /// The store failed while the tenant's objects were counted.
@@ -278,7 +282,7 @@ fn object_note(object: &Option<ObjectDigest>) -> String {
     object.map(|digest| format!(" as object {digest}")).unwrap_or_default()
 }
 
-/// Each failure's code on the wire: of its own, or that of its cause.
+/// Each failure's code on the wire: its own, or that of its cause.
 macro_rules! codes {
     ($($error:ident { $($variant:ident => $code:ident),* $(; $($cause:ident),*)? })*) => {
         $(impl $error {
@@ -315,7 +319,7 @@ codes! {
     QuotaError { Full => StorageQuota; Store }
 }
 
-/// Conversions over two steps.
+/// Conversions in two steps.
 macro_rules! through {
     ($($from:ident => $by:ident => $to:ident;)*) => {
         $(impl From<$from> for $to {
@@ -337,7 +341,8 @@ through! {
 }
 
 impl ChunkError {
-    /// Nothing where only this object cannot be read, so that work on many goes on without it; else the store's failure.
+    /// `Ok` if only this object cannot be read, so that work on many can skip it; otherwise the store's
+    /// failure.
     pub(crate) fn only_this_object(self) -> Result<(), StoreError> {
         match self {
             Self::Store(StoreError::KeyLost { .. }) => Ok(()),
@@ -346,7 +351,7 @@ impl ChunkError {
         }
     }
 
-    /// The same failure for another of those who waited for one request.
+    /// The same failure for another waiter of a shared request.
     pub(crate) fn shared(&self) -> Self {
         match self {
             Self::Unknown { seq_hash, object_digest } => {
@@ -364,7 +369,7 @@ impl ChunkError {
 }
 
 impl ChunkMismatch {
-    /// Compares the model and the chunk that an object's header names with those of its path.
+    /// Compares the model and the chunk in an object's header with those of its path.
     pub(crate) fn check(
         header: &kvasir_container::ChunkHeader,
         model_id: &ModelId,

@@ -1,11 +1,12 @@
-//! Entry points of the fuzz targets: parsers of what the bucket and the disk hold. Only in builds for them and for tests.
+//! Entry points of the fuzz targets: parsers of data in the bucket and on disk. Compiled only for fuzzing and
+//! tests.
 
 use crate::{
     changes::journal, checked_json, contexts::StoredContext, hot, index::IndexRow,
     lifecycle::gc::intents::Intent,
 };
 
-/// A batch of the journal behind its magic and before its checksum.
+/// A batch of the journal without its magic and its checksum.
 pub fn journal(entries: &[u8]) {
     journal::fuzz(entries);
 }
@@ -22,10 +23,10 @@ pub fn records(json: &[u8]) {
     }
 }
 
-/// A row of the index, as the journal has it.
+/// A row of the index, as in the journal.
 pub fn index_row(bytes: &[u8]) {
     if let Some(row) = IndexRow::from_bytes(bytes) {
-        // Bytes, because a number that is none equals nothing.
+        // Compare bytes, because NaN equals nothing.
         assert_eq!(IndexRow::from_bytes(&row.to_bytes()).map(|again| again.to_bytes()), Some(row.to_bytes()));
     }
 }

@@ -39,7 +39,7 @@ pub use error::{
 };
 pub use ingest::{AnnouncedBody, DirectUploads, Ingest, PartContent, PutChunk, PutObject, StoredPart};
 pub use kvasir_container::FORMAT_VERSION;
-/// What sees the requests to the store.
+/// Observers of requests to the store.
 pub use kvasir_store::observe;
 pub use lifecycle::{Lifecycle, ProgressAnswer, RebuildProgress, ScrubReport, SealReport, gc};
 pub use lookup::{Lookup, Query};

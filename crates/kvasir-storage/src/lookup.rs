@@ -1,8 +1,8 @@
 //! The longest usable prefix: from the hot index, and from the store where the index ends.
 //!
-//! What the index does not know may still be there. Whole chunks are found by asking the store for the seq_hashes at
-//! which a chunk could end: the next 4 chunks, then 60, then the rest, each round in parallel, until one brings
-//! nothing. What is found fills the index; what is not is remembered for `negative_ttl`.
+//! Chunks unknown to the index may still be in the store. Whole chunks are found by asking the store for the
+//! seq_hashes at which a chunk could end: the next 4 chunks, then 60, then the rest, each round in parallel,
+//! until one finds nothing. Found chunks enter the index; misses are remembered for `negative_ttl`.
 
 use std::{borrow::Cow, collections::HashMap, sync::Arc};
 
@@ -25,18 +25,18 @@ use crate::{
     removal::Removal,
 };
 
-/// What is looked up.
+/// The subject of a lookup.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Query {
     /// The tokens themselves.
     Tokens(Vec<u32>),
-    /// Their block hashes from the root on.
+    /// Their block hashes, starting at the root.
     Blocks(Vec<SeqHash>),
-    /// Chunks, each following the one before and the first one the root.
+    /// Chunks, each following the previous one and the first one the root.
     Chunks(Vec<SeqHash>),
 }
 
-/// What a query matches under one root.
+/// The match of a query under one root.
 struct RootMatch<'a> {
     blocks: Cow<'a, [SeqHash]>,
     walk: Walk,
@@ -63,22 +63,22 @@ impl LookupScope<'_> {
 /// A lookup of a request.
 #[derive(Debug, Clone)]
 pub struct Lookup {
-    /// Whose.
+    /// The tenant.
     pub tenant: Name,
-    /// Where.
+    /// The namespace.
     pub namespace: Name,
     /// The model.
     pub model_id: ModelId,
-    /// What is looked up.
+    /// The subject.
     pub query: Query,
-    /// Bypasses remembered misses, and asks the store for tombstones of what is matched.
+    /// Bypasses remembered misses, and asks the store for tombstones of matched chunks.
     pub fresh: bool,
-    /// What the request is.
+    /// The request's description.
     pub hint: RequestHint,
 }
 
 impl Lookup {
-    /// A lookup of which nothing else is said.
+    /// A lookup without further data.
     pub fn new(tenant: &Name, namespace: &Name, model_id: &ModelId, query: Query) -> Self {
         let (tenant, namespace, hint) = (tenant.clone(), namespace.clone(), RequestHint::default());
         Self { tenant, namespace, model_id: *model_id, query, fresh: false, hint }
@@ -94,22 +94,22 @@ impl Lookup {
 /// How the store is asked for chunks that the index does not know.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Probes {
-    /// Tokens of a chunk that are assumed first.
+    /// Chunk length in tokens that is tried first.
     pub(crate) chunk_tokens: usize,
-    /// Whether the other chunk lengths that the format allows are tried too.
+    /// Whether the other chunk lengths of the format are tried as well.
     pub(crate) all_lengths: bool,
-    /// Requests of one lookup at once.
+    /// Concurrent requests of one lookup.
     pub(crate) parallel: usize,
 }
 
-/// What a lookup has asked the store for.
+/// The store's responses in a lookup.
 #[derive(Debug, Default)]
 struct Asked {
     /// By the block at which a chunk may end.
     ends: HashMap<usize, Listed>,
 }
 
-/// What the store answered for one end.
+/// The store's response for one end.
 #[derive(Debug, Default)]
 struct Listed {
     objects: Vec<ObjectDigest>,
@@ -123,14 +123,14 @@ impl Asked {
         self.ends.insert(end, Listed { objects, times });
     }
 
-    /// Whether the store is to be asked for an end. Where the index has lost what the store listed it is, once more: the removal
-    /// that was heard of meanwhile may be older than that, or be lifted already.
+    /// Whether the store must be asked for an end. It is asked once more if the index has lost objects that the store
+    /// listed: the removal that arrived in the meantime may be older than the listing, or already lifted.
     fn wants(&self, end: usize, is_lost: impl FnMut(&ObjectDigest) -> bool) -> bool {
         let Some(listed) = self.ends.get(&end) else { return true };
         listed.times <= limits::FRESH_LOOKS_MAX && listed.objects.iter().any(is_lost)
     }
 
-    /// Whether the store listed an object of a chunk that ends behind block `at`.
+    /// Whether the store listed an object of a chunk that ends after block `at`.
     fn lists_behind(&self, at: usize) -> bool {
         self.ends.iter().any(|(end, listed)| *end > at && !listed.objects.is_empty())
     }
@@ -150,11 +150,11 @@ impl Lookups {
         Self { catalog, reads, probes, chains: ChainCache::new() }
     }
 
-    /// The longest usable prefix of what is looked up.
+    /// The longest usable prefix of the query.
     ///
     /// # Errors
-    /// [`CatalogError::UnknownModel`]; [`Store`](CatalogError::Store) when the store cannot be asked and the index
-    /// knows nothing.
+    /// [`CatalogError::UnknownModel`]; [`Store`](CatalogError::Store) if the store cannot be asked and the
+    /// index knows nothing.
     pub(crate) async fn lookup(&self, lookup: &Lookup) -> Result<LookupResponse, CatalogError> {
         let Lookup { tenant, namespace, model_id, query, fresh, hint } = lookup;
         let (newest, earlier) = self.catalog.roots(tenant, namespace, model_id).await?;
@@ -165,7 +165,7 @@ impl Lookups {
             for look in 0.. {
                 let Some(removed) = self.forget_removed(within, &best.walk).await else { break };
                 if look == limits::FRESH_LOOKS_MAX {
-                    // Whoever stores and removes all the time gets less, and never what is removed.
+                    // Under constant stores and removals the match is shorter, but never includes removed chunks.
                     best.walk.truncate(removed);
                     best.is_whole = false;
                     break;
@@ -174,7 +174,7 @@ impl Lookups {
             }
         }
         let RootMatch { blocks, walk, is_whole } = best;
-        // A cache thinned by looking ahead is of use only as a whole.
+        // A cache thinned with look-ahead is only usable as a whole.
         let usable = reuse == Reuse::Prefix || is_whole;
         if !usable {
             return Ok(LookupResponse { matched_tokens: 0, chunks: Vec::new() });
@@ -198,7 +198,7 @@ impl Lookups {
         query: &'a Query,
     ) -> Result<RootMatch<'a>, StoreError> {
         let mut best = self.look(lookup, newest, query).await?;
-        // Until they expire, earlier salts of the namespace are as good where the newest one does not lead as far.
+        // Until they expire, earlier salts of the namespace are searched if the newest one does not match as far.
         for root in earlier {
             if best.is_whole {
                 break;
@@ -211,8 +211,8 @@ impl Lookups {
         Ok(best)
     }
 
-    /// Asks the store for tombstones of what was matched. Of a chunk whose object has one, takes all objects that have one out of
-    /// the index. Gives the first such chunk of the walk.
+    /// Asks the store for tombstones of the matched chunks. If a chunk's object has one, removes all objects
+    /// of the chunk with a tombstone from the index. Returns the first such chunk of the walk.
     async fn forget_removed(&self, lookup: LookupScope<'_>, walk: &Walk) -> Option<usize> {
         let keys: Vec<ChunkKey> = walk.chunks.iter().map(|chunk| lookup.key(chunk)).collect();
         let mut answers = stream::iter(keys.into_iter().enumerate())
@@ -229,7 +229,7 @@ impl Lookups {
                     first = Some(first.map_or(at, |first| first.min(at)));
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "a fresh lookup could not ask for tombstones and answers from the index");
+                    tracing::warn!(%error, "a fresh lookup could not check tombstones and uses the index alone");
                     break;
                 }
             }
@@ -237,8 +237,9 @@ impl Lookups {
         first
     }
 
-    /// Where an object has a tombstone: all objects of its chunk that have one and are not known to, with the reasons. A replica
-    /// that has not heard of a removal would else offer them one after the other, those too that the journal is about to bring.
+    /// If an object has a tombstone: all objects of its chunk that have one and are not known to, with the
+    /// reasons. A replica that has not learned of a removal would otherwise offer them one after another,
+    /// including those that the journal is about to report.
     async fn removed_beside(
         &self,
         scope: Scope,
@@ -270,7 +271,7 @@ impl Lookups {
         let mut emptied = index.emptied();
         let mut found = self.look_once(lookup, root, query).await?;
         for _ in 1..limits::FRESH_LOOKS_MAX {
-            // Rows that it had found or brought in are gone, and whatever else is in the store was not asked for.
+            // Rows that it had found or added are gone, and the rest of the store was not asked.
             if found.is_whole || index.emptied() == emptied {
                 break;
             }
@@ -315,7 +316,7 @@ impl Lookups {
             }
             let found = self.probe_round(lookup, blocks, walk.whole_blocks, round, &mut asked).await;
             match found {
-                // A fast walk may not see it; or it was taken out before the walk, and in before the question.
+                // A fast walk may not see it; or it was removed before the walk, and added before the query.
                 Ok(0)
                     if asked.lists_behind(walk.whole_blocks)
                         && settled.is_none_or(|at| at < walk.whole_blocks) =>
@@ -324,9 +325,9 @@ impl Lookups {
                 }
                 Ok(0) => return Ok(walk),
                 Ok(_) => (round, settled) = (round + 1, None),
-                // The index still knows something: better than nothing, and its reads will tell.
+                // The index still has a partial answer, which is better than none; reads will verify it.
                 Err(error) if walk.matched_blocks() > 0 => {
-                    tracing::warn!(%error, "a lookup could not ask the store and answers from the index");
+                    tracing::warn!(%error, "a lookup could not ask the store and uses the index alone");
                     return Ok(walk);
                 }
                 Err(error) => return Err(error),
@@ -353,7 +354,7 @@ impl Lookups {
                 Ok(0) => return Ok(Walk::of_rows(rows)),
                 Ok(_) => {}
                 Err(error) if known > 0 => {
-                    tracing::warn!(%error, "a lookup could not ask the store and answers from the index");
+                    tracing::warn!(%error, "a lookup could not ask the store and uses the index alone");
                     return Ok(Walk::of_rows(rows));
                 }
                 Err(error) => return Err(error),
@@ -362,7 +363,7 @@ impl Lookups {
         unreachable!("the rounds end when nothing new is found")
     }
 
-    /// Asks the store for chunks behind block `from`. Gives how many were found.
+    /// Asks the store for chunks after block `from`. Returns how many were found.
     async fn probe_round(
         &self,
         lookup: LookupScope<'_>,
@@ -410,7 +411,7 @@ impl Lookups {
         Ok(found)
     }
 
-    /// Brings the objects of a chunk that have no tombstone from the store into the index. Gives which.
+    /// Adds the objects of a chunk that have no tombstone from the store to the index. Returns them.
     async fn fill(
         &self,
         lookup: LookupScope<'_>,
@@ -425,7 +426,7 @@ impl Lookups {
                 Err(ChunkError::Store(error @ StoreError::KeyLost { .. })) => lost_key = Some(error),
                 Err(ChunkError::Store(error)) => return Err(error),
                 Err(ChunkError::Unknown { .. }) => {}
-                Err(error) => tracing::warn!(%error, "an object is skipped"),
+                Err(error) => tracing::warn!(%error, "skipping an object that cannot be read"),
             }
         }
         if let Some(error) = lost_key.filter(|_| found.is_empty()) {
@@ -455,7 +456,7 @@ impl Lookups {
     }
 }
 
-/// Where the next `chunks` chunks behind block `from` end, if they have `stride` blocks each; and the end of the
+/// Ends of the next `chunks` chunks after block `from`, if they have `stride` blocks each; and the end of the
 /// request, where a tail could end.
 fn ends(from: usize, blocks: usize, stride: usize, chunks: usize) -> Vec<usize> {
     let mut ends: Vec<usize> = (1..=chunks)

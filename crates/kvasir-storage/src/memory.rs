@@ -1,8 +1,9 @@
-//! Memory with a limit: a buffer is paid for from a budget for as long as it lives, whoever holds it by then. What readers
-//! have not sent on yet counts as well as what is kept, so what is resident is no more than what was configured.
+//! Bounded memory: a buffer is charged to a budget for as long as it lives, regardless of its holder. Bytes
+//! not yet sent to readers count like cached ones, so resident memory does not exceed the configured amount.
 //!
-//! The system charges for each new page several times what copying into it costs. So a budget keeps some of the memory that
-//! was let go, within its limit, for the next buffer of that length, and gives it up where other memory is asked for.
+//! The system charges for each new page several times the cost of copying into it. So a budget keeps some of
+//! the freed memory, within its limit, for the next buffer of that length, and releases it when other memory
+//! is requested.
 
 use std::{
     collections::VecDeque,
@@ -18,11 +19,11 @@ use bytes::Bytes;
 use memmap2::{MmapMut, MmapOptions};
 use parking_lot::Mutex;
 
-/// Regions from this size on are mappings of their own: what is let go goes back to the system at once, where an
-/// allocator would keep it between others. Their lengths are multiples of it, so that many are alike.
+/// Regions from this size on are separate mappings: their memory returns to the system at once, where an
+/// allocator would keep it between others. Their lengths are multiples of it, so that many are equal.
 const MAPPED_BYTES_MIN: u64 = 64 << 10;
 
-/// Bytes that may be held at once.
+/// Maximum bytes held at once.
 #[derive(Debug)]
 pub struct MemoryBudget {
     total: u64,
@@ -52,7 +53,7 @@ impl MemoryBudget {
         self.lease_leaving(bytes, 0)
     }
 
-    /// Takes `bytes`, if `left` are still free after that. Long ones are taken as they are mapped.
+    /// Takes `bytes`, if `left` are still free afterwards. Long ones are charged as mapped.
     pub fn lease_leaving(self: &Arc<Self>, bytes: u64, left: u64) -> Option<Lease> {
         let bytes = mapped_bytes(bytes)?;
         let after = |used: u64| {
@@ -67,7 +68,7 @@ impl MemoryBudget {
         Some(Lease { budget: Arc::clone(self), bytes })
     }
 
-    /// Gives spare mappings up, until they and what is used are within the limits.
+    /// Releases spare mappings until they and the used memory are within the limits.
     fn trim(&self, spare: &mut VecDeque<MmapMut>) {
         let is_over = || {
             let bytes = self.spare_bytes.load(Ordering::SeqCst);
@@ -88,7 +89,7 @@ impl MemoryBudget {
         spare.remove(at)
     }
 
-    /// Takes in a mapping that nobody pays for any more.
+    /// Keeps a mapping whose lease has ended.
     fn keep(&self, mapping: MmapMut) {
         let mut spare = self.spare.lock();
         self.spare_bytes.fetch_add(mapping.len() as u64, Ordering::SeqCst);
@@ -96,17 +97,17 @@ impl MemoryBudget {
         self.trim(&mut spare);
     }
 
-    /// Bytes that there are.
+    /// Total bytes.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Bytes that are taken.
+    /// Bytes in use.
     pub fn used(&self) -> u64 {
         self.used.load(Ordering::SeqCst)
     }
 
-    /// Most bytes that ever were.
+    /// Peak of the bytes in use.
     pub fn peak(&self) -> u64 {
         self.peak.load(Ordering::Acquire)
     }
@@ -117,7 +118,7 @@ fn mapped_bytes(bytes: u64) -> Option<u64> {
     if bytes < MAPPED_BYTES_MIN { Some(bytes) } else { bytes.checked_next_multiple_of(MAPPED_BYTES_MIN) }
 }
 
-/// Bytes of a budget; they are free again when it is dropped.
+/// Bytes of a budget; freed when dropped.
 #[derive(Debug)]
 pub struct Lease {
     budget: Arc<MemoryBudget>,
@@ -130,7 +131,7 @@ impl Drop for Lease {
     }
 }
 
-/// A buffer of fixed length, with whatever bytes in it, and its lease.
+/// A buffer of fixed length with arbitrary initial contents, and its lease.
 pub(crate) struct Region {
     backing: Backing,
     bytes: usize,
@@ -153,11 +154,11 @@ impl Region {
     fn mapping(bytes: usize, lease: Option<&Lease>) -> Option<MmapMut> {
         let length = mapped_bytes(bytes as u64).filter(|length| *length >= MAPPED_BYTES_MIN)? as usize;
         let spare = lease.and_then(|lease| lease.budget.take_spare(length));
-        // All of it will be written: its pages at once cost a fraction of a fault for each.
+        // All of it will be written: populating its pages at once costs a fraction of faulting each.
         spare.or_else(|| MmapOptions::new().len(length).populate().map_anon().ok())
     }
 
-    /// The first `bytes` of it. The lease lasts as long as anybody has any of them.
+    /// The first `bytes` of it. The lease lasts as long as any reference to them.
     pub(crate) fn freeze(self, bytes: usize) -> Bytes {
         Bytes::from_owner(self).slice(..bytes)
     }
@@ -209,7 +210,7 @@ impl AsRef<[u8]> for Region {
     }
 }
 
-/// Regions that one user takes again and again.
+/// Regions that one user takes repeatedly.
 #[derive(Debug)]
 pub(crate) struct RegionPool {
     free: Mutex<Vec<Region>>,
@@ -220,14 +221,14 @@ impl RegionPool {
         Arc::new(Self { free: Mutex::new(regions) })
     }
 
-    /// One that nobody has.
+    /// An idle region.
     pub(crate) fn take(self: &Arc<Self>) -> Option<PooledRegion> {
         let region = self.free.lock().pop()?;
         Some(PooledRegion { region: Some(region), pool: Arc::clone(self) })
     }
 }
 
-/// A region that goes back to its pool.
+/// A region that returns to its pool.
 #[derive(Debug)]
 pub(crate) struct PooledRegion {
     region: Option<Region>,

@@ -1,4 +1,4 @@
-//! Bytes of one object, as they are read: all of them, or a range.
+//! Bytes of one object as a stream: all of them, or a range.
 
 use std::{ops::Range, os::unix::fs::FileExt, sync::Arc};
 
@@ -12,18 +12,18 @@ use crate::{blocking::blocking, error::ChunkError, limits};
 /// Which bytes of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ByteRange {
-    /// All.
+    /// All bytes.
     Whole,
-    /// From the first to the last, both included; an end past the object's is cut.
+    /// From the first to the last, inclusive; an end beyond the object is clamped.
     Bounded(u64, u64),
-    /// From an offset on.
+    /// From an offset to the end.
     From(u64),
-    /// The last so many.
+    /// The last bytes, this many.
     Suffix(u64),
 }
 
 impl ByteRange {
-    /// As offsets into an object of that size; `None` where it holds none of its bytes.
+    /// As offsets into an object of that size; `None` if it contains none of its bytes.
     pub fn resolve(self, object_bytes: u64) -> Option<Range<u64>> {
         let range = match self {
             Self::Whole => return Some(0..object_bytes),
@@ -37,16 +37,16 @@ impl ByteRange {
 
 /// An open read.
 pub struct ObjectRead {
-    /// The bytes that follow, as offsets into the object.
+    /// The range of the bytes, as offsets into the object.
     pub range: Range<u64>,
     /// Size of the whole object.
     pub object_bytes: u64,
-    /// The bytes; exactly as many as the range has, or an error.
+    /// The bytes; exactly the range's length, or an error.
     pub bytes: BoxStream<'static, Result<Bytes, ChunkError>>,
 }
 
 impl ObjectRead {
-    /// Says what would be read, and reads nothing.
+    /// Describes a read without reading.
     pub fn empty(range: Range<u64>, object_bytes: u64) -> Self {
         Self { range, object_bytes, bytes: futures::stream::empty().boxed() }
     }
@@ -58,7 +58,7 @@ impl ObjectRead {
         Self::of(result, 0..object_bytes, object_bytes, limits::PASSED_BYTES, failed)
     }
 
-    /// The bytes of `range` of an object, from the store's answer; where that is a file, `part_bytes` at once.
+    /// The bytes of `range` of an object, from the store's response; from a file, `part_bytes` at a time.
     pub(crate) fn of(
         result: GetResult,
         range: Range<u64>,
@@ -76,7 +76,7 @@ impl std::fmt::Debug for ObjectRead {
     }
 }
 
-/// The bytes of a range and nothing else: too few are an error at the end, too many are an error at once.
+/// Exactly the bytes of a range: too few are an error at the end, too many are an error at once.
 fn exactly(
     result: GetResult,
     range: Range<u64>,
@@ -93,16 +93,16 @@ fn exactly(
         match bytes.try_next().await.map_err(&failed)? {
             Some(part) => match left.checked_sub(part.len() as u64) {
                 Some(left) => Ok(Some((part, (bytes, left, failed)))),
-                None => Err(short("the store sent more bytes than asked for")),
+                None => Err(short("the store sent more bytes than requested")),
             },
             None if left == 0 => Ok(None),
-            None => Err(short("the store's answer ended early")),
+            None => Err(short("the store's response ended early")),
         }
     })
     .boxed()
 }
 
-/// A local file in pieces large enough that the hop to a blocking thread does not count.
+/// A local file in pieces large enough that switching to a blocking thread is negligible.
 fn file_stream(
     file: std::fs::File,
     range: Range<u64>,

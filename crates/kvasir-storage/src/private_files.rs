@@ -1,4 +1,4 @@
-//! Folders and files on the replica's disk that nobody else on the machine may read.
+//! Folders and files on the replica's disk that no other user of the machine may read.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, Permissions},
@@ -7,11 +7,11 @@ use std::{
     path::Path,
 };
 
-/// Bits of others than the owner.
+/// Permission bits of other users.
 const OTHERS: u32 = 0o077;
 
-/// Makes a folder of mode 0700, or takes one that is there and takes others' rights away. A mounted volume may belong to
-/// somebody else: then what is made below has the modes that matter.
+/// Creates a folder of mode 0700, or removes other users' permissions from an existing one. A mounted volume
+/// may belong to another user: then the modes of the files inside provide the protection.
 pub(crate) fn private_directory(path: &Path) -> io::Result<()> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent)?;
@@ -24,11 +24,11 @@ pub(crate) fn private_directory(path: &Path) -> io::Result<()> {
         return Ok(());
     }
     match fs::set_permissions(path, Permissions::from_mode(0o700)) {
-        Ok(()) => tracing::info!(?path, "others on this machine may not read it any more"),
+        Ok(()) => tracing::info!(?path, "removed other users' access to this folder"),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             tracing::warn!(
                 ?path,
-                "others on this machine may list it, and it is not ours to change: chmod it to 0700"
+                "other users of this machine can list this folder, and this process may not change that: chmod it to 0700"
             );
         }
         Err(error) => return Err(error),

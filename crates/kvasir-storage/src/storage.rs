@@ -23,45 +23,46 @@ use crate::{
     transitions::{CrashPointObserver, NoCrashPointObserver},
 };
 
-/// What an operator may set.
+/// The operator's settings.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Where uploads wait until they are verified.
+    /// Directory of uploads that are not verified yet.
     pub spool_directory: PathBuf,
-    /// Bytes of waiting uploads in memory.
+    /// Memory for unverified uploads, in bytes.
     pub spool_memory_bytes: usize,
-    /// Largest chunk object taken.
+    /// Largest accepted chunk object.
     pub chunk_bytes_max: u64,
-    /// Largest profile taken.
+    /// Largest accepted profile.
     pub profile_bytes_max: u64,
     /// How long a miss is remembered; zero: not at all.
     pub negative_ttl: Duration,
-    /// Tokens of a chunk that a cold lookup assumes first.
+    /// Chunk length in tokens that a cold lookup tries first.
     pub probe_chunk_tokens: usize,
-    /// Whether a cold lookup also tries the other chunk lengths that the format allows.
+    /// Whether a cold lookup also tries the other chunk lengths of the format.
     pub probe_all_lengths: bool,
-    /// Store requests of one lookup at once.
+    /// Concurrent store requests of one lookup.
     pub lookup_parallel: usize,
-    /// Whether to remember when objects were used: a collector with a capacity wants to know.
+    /// Whether to record when objects were used, for a collector with a capacity.
     pub track_uses: bool,
     /// How long removals are remembered: [`GcPolicy::removals_kept`](crate::gc::GcPolicy::removals_kept) of the collector.
     pub removals_kept: Duration,
-    /// Age at which the salts of a namespace are looked at again.
+    /// Age at which the salts of a namespace are read again.
     pub salt_rotations_fresh: Duration,
-    /// Tells the opaque objects of this replica from those that others write of the same bytes; random unless a test decides.
+    /// Distinguishes this replica's opaque objects from other writers' objects with the same bytes; random
+    /// unless a test sets it.
     pub writer: u64,
-    /// Sees every named state transition; tests cut there.
+    /// Observes every named state transition; tests inject crashes there.
     pub crash_points: Arc<dyn CrashPointObserver>,
-    /// The direct path.
+    /// Direct access.
     pub direct: DirectSettings,
 }
 
-/// The direct path between clients and the store.
+/// Direct access between clients and the store.
 #[derive(Debug, Clone)]
 pub struct DirectSettings {
-    /// Whether presigned URLs are given at all, where the store has such.
+    /// Whether presigned URLs are issued, if the store supports them.
     pub enabled: bool,
-    /// Life of a URL. At most the collector's grace: what a URL names must stay as long as the URL.
+    /// Lifetime of a URL. At most the collector's grace: the object of a URL must exist as long as the URL.
     pub url_ttl: Duration,
     /// Age at which an upload without a commit is collected.
     pub upload_ttl: Duration,
@@ -95,7 +96,8 @@ impl Settings {
     }
 }
 
-/// The storage core: its parts, each behind a method. Cheap to share; every method may be called at once from anywhere.
+/// The storage core: its parts, each behind a method. Cheap to share; every method may be called
+/// concurrently.
 #[derive(Debug)]
 pub struct Storage {
     bucket: Arc<Bucket>,
@@ -113,7 +115,7 @@ pub struct Storage {
 }
 
 impl Storage {
-    /// Over an open store that was probed, with an index, reading through a hot tier where there is one.
+    /// Over an open, probed store, with an index, and optionally a hot tier.
     pub fn new(
         store: OpenStore,
         abilities: StoreAbilities,
@@ -179,7 +181,7 @@ impl Storage {
         self.bucket.open()
     }
 
-    /// What the store was found able to do.
+    /// The store's probed capabilities.
     pub fn abilities(&self) -> StoreAbilities {
         self.bucket.abilities()
     }
@@ -189,24 +191,24 @@ impl Storage {
         self.reads.index().index()
     }
 
-    /// The hot tier, where there is one.
+    /// The hot tier, if there is one.
     pub fn tier(&self) -> Option<&Arc<HotCache>> {
         self.reads.tier()
     }
 
-    /// The longest usable prefix of what is looked up.
+    /// The longest usable prefix of the query.
     ///
     /// # Errors
-    /// [`CatalogError::UnknownModel`]; [`Store`](CatalogError::Store) when the store cannot be asked and the index
-    /// knows nothing.
+    /// [`CatalogError::UnknownModel`]; [`Store`](CatalogError::Store) if the store cannot be asked and the
+    /// index knows nothing.
     pub async fn lookup(&self, lookup: &Lookup) -> Result<LookupResponse, CatalogError> {
         self.lookups.lookup(lookup).await
     }
 
-    /// Explains a lookup of tokens, to the tenant itself and about nothing but its own.
+    /// Explains a lookup of tokens to its tenant, using only that tenant's data.
     ///
     /// # Errors
-    /// [`CatalogError::InvalidSpec`] for a spec that cannot be; [`Store`](CatalogError::Store).
+    /// [`CatalogError::InvalidSpec`] for an invalid spec; [`Store`](CatalogError::Store).
     pub async fn explain(
         &self,
         tenant: &Name,
@@ -215,10 +217,10 @@ impl Storage {
         self.explain.explain(tenant, request).await
     }
 
-    /// Says how many of the leading keys have an object, and why the next one has none.
+    /// Reports how many of the leading keys have an object, and why the next one has none.
     ///
     /// # Errors
-    /// [`ObjectError::Chunk`] where the store cannot be asked.
+    /// [`ObjectError::Chunk`] if the store cannot be asked.
     pub async fn explain_objects(
         &self,
         tenant: &Name,
@@ -238,7 +240,7 @@ impl Storage {
         &self.reads
     }
 
-    /// Reads of objects by presigned URLs.
+    /// Reads of objects with presigned URLs.
     pub fn direct_reads(&self) -> &DirectReads {
         &self.direct_reads
     }
@@ -248,7 +250,7 @@ impl Storage {
         &self.ingest
     }
 
-    /// Uploads that clients send to the store.
+    /// Uploads that clients send directly to the store.
     pub fn direct_uploads(&self) -> &DirectUploads {
         &self.uploads
     }
@@ -258,7 +260,7 @@ impl Storage {
         &self.contexts
     }
 
-    /// Journal, events, and what tenants use.
+    /// Journal, events, and tenants' usage.
     pub fn changes(&self) -> &Changes {
         &self.changes
     }

@@ -1,26 +1,27 @@
-//! The steps after which what is durable has changed: where a crash may leave things half done. Tests cut each of them.
+//! The steps that change durable state, after which a crash may leave work half done. Tests inject a crash
+//! after each of them.
 
 use std::fmt;
 
-/// A named state transition, reached the moment it has taken effect.
+/// A named state transition, reported once it has taken effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Transition {
-    /// A body was verified as a whole; nothing of it is visible.
+    /// A whole body was verified; nothing of it is visible.
     UploadVerified,
-    /// An object is in the store, whole; neither index nor journal know.
+    /// A complete object is in the store, unknown to index and journal.
     ObjectWritten,
-    /// An upload in parts was begun; nothing is visible.
+    /// A multipart upload was started; nothing is visible.
     PartsBegun,
-    /// A part was taken; nothing is visible.
+    /// A part was stored; nothing is visible.
     PartWritten,
-    /// All parts became one object.
+    /// All parts were combined into one object.
     PartsCompleted,
-    /// The parts of an upload that is not to be completed are gone.
+    /// The parts of an aborted upload are gone.
     PartsAborted,
     /// The index knows an object that the store has.
     IndexWritten,
-    /// The marker of an object that is to be listed is in the store.
+    /// The marker of an object to be listed is in the store.
     KeyListed,
     /// A journal batch is in the store.
     JournalAppended,
@@ -34,15 +35,15 @@ pub enum Transition {
     SaltProposed,
     /// A tenant's salt is in the store.
     SaltWritten,
-    /// An object has a tombstone: hidden, not yet gone.
+    /// An object has a tombstone: hidden, not yet deleted.
     TombstoneWritten,
-    /// A collector has said which chunks it is about to delete; none has a tombstone.
+    /// A collector has recorded which chunks it is about to delete; none has a tombstone.
     IntentWritten,
     /// A collector leads an epoch.
     EpochBegun,
     /// An object's bytes are gone; its tombstone is not.
     ObjectDeleted,
-    /// It is written down since when an object's bytes are gone.
+    /// The time at which an object's bytes were deleted is recorded.
     GoneNoted,
     /// A tombstone is gone: its name is free.
     TombstoneDeleted,
@@ -51,7 +52,7 @@ pub enum Transition {
 }
 
 impl Transition {
-    /// All of them.
+    /// All transitions.
     pub const ALL: [Self; 21] = [
         Self::UploadVerified,
         Self::ObjectWritten,

@@ -1,4 +1,4 @@
-//! Bodies that survive the connection they come over: a read that breaks off goes on where it stopped.
+//! Bodies that survive their connection: an interrupted read resumes where it stopped.
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
@@ -17,14 +17,14 @@ use crate::{
     request_executor::{RequestExecutor, RequestSide, Retries},
 };
 
-/// A body under way.
+/// A body being read.
 struct Body<T> {
     inner: Arc<T>,
     executor: Arc<RequestExecutor>,
     location: Path,
     options: GetOptions,
     object_bytes: u64,
-    /// What is still to come.
+    /// The remaining range.
     left: Range<u64>,
     stream: BoxStream<'static, Result<Bytes>>,
     /// How long the store may still make us wait; the reader's own pauses do not count.
@@ -34,7 +34,7 @@ struct Body<T> {
     _permit: OwnedSemaphorePermit,
 }
 
-/// Makes the body of `result` one that is bounded in time, exact in length, and resumed after faults.
+/// Makes the body of `result` bounded in time, exact in length, and resumable after faults.
 pub(crate) async fn resumed<T: ObjectStore>(
     inner: &Arc<T>,
     executor: &Arc<RequestExecutor>,
@@ -51,7 +51,7 @@ pub(crate) async fn resumed<T: ObjectStore>(
                 inner: Arc::clone(inner),
                 executor: Arc::clone(executor),
                 location: location.clone(),
-                // Only the very object that the answer began with goes on.
+                // Only resume from the same object that the response began with.
                 options: GetOptions { if_match: meta.e_tag.clone(), if_none_match: None, ..options },
                 object_bytes: meta.size,
                 left: range.clone(),
@@ -95,7 +95,7 @@ impl<T: ObjectStore> Body<T> {
         }
     }
 
-    /// The next part of the connection that is open.
+    /// The next part of the open connection.
     async fn part(&mut self) -> Result<Option<Bytes>> {
         let asked = Instant::now();
         let wait = self.wait_max.min(limits::STORE_BODY_STALL_MAX);

@@ -1,5 +1,6 @@
-//! The circuit breaker: a store that fails every request is left alone for a while, then asked by one request at a time
-//! until it answers again. Callers are told at once instead of waiting for a deadline.
+//! The circuit breaker: when a store fails every request, requests are rejected for a while, then one probe
+//! at a time is allowed until the store responds again. Callers fail at once instead of waiting for a
+//! deadline.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,25 +9,25 @@ use tokio::time::Instant;
 
 use crate::limits;
 
-/// Which requests a breaker lets through.
+/// The requests that a breaker admits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum BreakerState {
-    /// Everything; so many requests in a row have failed.
+    /// All requests; `faults` consecutive ones have failed.
     Closed { faults: u32 },
-    /// Nothing before `until`.
+    /// None before `until`.
     Open { until: Instant, pause: Duration },
-    /// One request, which is under way.
+    /// One request, which is in flight.
     HalfOpen { pause: Duration },
 }
 
-/// A change that others may want to know of.
+/// A change that others may want to know about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BreakerChange {
     Opened,
     Closed,
 }
 
-/// A breaker; shared by everything that asks the store for the same kind of thing.
+/// A breaker; shared by all store requests of the same kind.
 #[derive(Debug)]
 pub(crate) struct Breaker(Mutex<BreakerState>);
 
@@ -35,7 +36,7 @@ impl Breaker {
         Arc::new(Self(Mutex::new(BreakerState::Closed { faults: 0 })))
     }
 
-    /// Lets a request through, or says how long to wait.
+    /// Admits a request, or returns how long to wait.
     pub(crate) fn admit(self: &Arc<Self>) -> Result<BreakerPermit, Duration> {
         let mut state = self.0.lock();
         match *state {
@@ -58,7 +59,7 @@ impl Breaker {
     }
 }
 
-/// A request that was let through; it reports how it ended.
+/// An admitted request; it reports its outcome.
 #[derive(Debug)]
 pub(crate) struct BreakerPermit {
     breaker: Arc<Breaker>,
@@ -67,7 +68,7 @@ pub(crate) struct BreakerPermit {
 }
 
 impl BreakerPermit {
-    /// The store answered, or did not.
+    /// The store responded, or did not.
     pub(crate) fn settle(mut self, answered: bool) -> Option<BreakerChange> {
         self.settled = true;
         let mut state = self.breaker.0.lock();
@@ -84,7 +85,7 @@ impl BreakerPermit {
                 Breaker::open(&mut state, limits::BREAKER_PAUSE_MIN);
                 Some(BreakerChange::Opened)
             }
-            // Whoever was let through before it opened knows nothing new, unless the store answered.
+            // A request admitted before it opened brings no news, unless the store responded.
             (BreakerState::Open { .. } | BreakerState::HalfOpen { .. }, true) => {
                 *state = BreakerState::Closed { faults: 0 };
                 Some(BreakerChange::Closed)
@@ -101,7 +102,7 @@ impl BreakerPermit {
 impl Drop for BreakerPermit {
     fn drop(&mut self) {
         if self.probes && !self.settled {
-            // Its caller went away. The next request probes.
+            // Its caller disconnected. The next request probes.
             let mut state = self.breaker.0.lock();
             if let BreakerState::HalfOpen { pause } = *state {
                 *state = BreakerState::Open { until: Instant::now(), pause };
@@ -152,7 +153,7 @@ mod tests {
         tokio::time::advance(limits::BREAKER_PAUSE_MAX).await;
         drop(breaker.admit().expect("half open"));
         assert!(breaker.admit().is_ok(), "the next one probes at once");
-        // A request from before it opened that still gets its answer closes it, too.
+        // A response to a request from before it opened closes it as well.
         let breaker = Breaker::new();
         let early = breaker.admit().expect("closed");
         for _ in 0..limits::BREAKER_FAULTS {

@@ -1,12 +1,12 @@
-//! The retry budget: retries may only be a share of the calls, so that a store in trouble is not asked several times as
-//! often as a healthy one.
+//! The retry budget: retries may only be a share of the calls, so that a failing store does not get several
+//! times the requests of a healthy one.
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::limits;
 
-/// A bucket of retries that calls and time fill.
+/// A bucket of retries, filled by calls and by time.
 #[derive(Debug)]
 pub(crate) struct RetryBudget(Mutex<Bucket>);
 
@@ -22,13 +22,13 @@ impl RetryBudget {
         Self(Mutex::new(Bucket { retries: limits::RETRY_BUDGET_MAX, filled: Instant::now() }))
     }
 
-    /// A call begins: a share of a retry is earned.
+    /// A call begins: it earns a share of a retry.
     pub(crate) fn deposit(&self) {
         let mut bucket = self.0.lock();
         bucket.retries = (bucket.retries + limits::RETRIES_PER_CALL).min(limits::RETRY_BUDGET_MAX);
     }
 
-    /// Takes one retry, if there is one.
+    /// Takes one retry, if one is left.
     pub(crate) fn withdraw(&self) -> bool {
         let mut bucket = self.0.lock();
         let now = Instant::now();

@@ -1,4 +1,4 @@
-//! Small bounded memories.
+//! Small bounded caches.
 
 use std::{collections::HashMap, hash::Hash, time::Duration};
 
@@ -6,15 +6,16 @@ use foldhash::fast::RandomState;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Values, and where they have a time to live since when they are there: asking for the time is most of an insertion.
+/// Values, and with a time to live the time of their insertion: reading the clock is most of an insertion's
+/// cost.
 type Generation<K, V> = HashMap<K, (Option<Instant>, V), RandomState>;
 
-/// The young one and the old one.
+/// The young generation and the old one.
 #[derive(Debug)]
 struct Generations<K, V> {
     young: Generation<K, V>,
     old: Generation<K, V>,
-    /// How many went.
+    /// Number of dropped generations.
     dropped: u64,
 }
 
@@ -24,8 +25,8 @@ impl<K, V> Default for Generations<K, V> {
     }
 }
 
-/// A bounded map with approximate LRU: two generations of half the capacity each. What is used moves to the young
-/// one; when that is full, the old one is dropped. With a time to live, older entries are as good as gone.
+/// A bounded map with approximate LRU: two generations of half the capacity each. Used entries move to the
+/// young one; when that is full, the old one is dropped. With a time to live, older entries count as absent.
 #[derive(Debug)]
 pub struct BoundedMap<K, V> {
     generations: Mutex<Generations<K, V>>,
@@ -34,7 +35,7 @@ pub struct BoundedMap<K, V> {
 }
 
 impl<K: Hash + Eq + Clone, V: Clone> BoundedMap<K, V> {
-    /// Of at most `capacity` entries, each of which lives for `ttl`, where there is one.
+    /// A map of at most `capacity` entries, each of which lives for `ttl`, if set.
     pub fn new(capacity: usize, ttl: Option<Duration>) -> Self {
         Self { generations: Mutex::default(), half: (capacity / 2).max(1), ttl }
     }
@@ -55,17 +56,17 @@ impl<K: Hash + Eq + Clone, V: Clone> BoundedMap<K, V> {
         Some(value)
     }
 
-    /// Whether there is a value of a key.
+    /// Whether a key has a value.
     pub fn contains(&self, key: &K) -> bool {
         self.get(key).is_some()
     }
 
-    /// Takes in a value, whatever was there.
+    /// Inserts a value, replacing any existing one.
     pub fn insert(&self, key: K, value: V) {
         self.insert_aged(key, (self.ttl.map(|_| Instant::now()), value));
     }
 
-    /// As [`insert`](Self::insert), of what was learnt at `since`: its time to live began then.
+    /// Like [`insert`](Self::insert), for a value learned at `since`, when its time to live began.
     pub fn insert_since(&self, key: K, value: V, since: Instant) {
         self.insert_aged(key, (self.ttl.map(|_| since), value));
     }
@@ -76,7 +77,7 @@ impl<K: Hash + Eq + Clone, V: Clone> BoundedMap<K, V> {
         generations.insert_young(self.half, key, entry);
     }
 
-    /// Forgets a key.
+    /// Removes a key.
     pub fn remove(&self, key: &K) {
         let mut generations = self.generations.lock();
         generations.young.remove(key);
@@ -99,7 +100,7 @@ impl<K: Hash + Eq, V> Generations<K, V> {
     fn insert_young(&mut self, half: usize, key: K, entry: (Option<Instant>, V)) {
         let Self { young, old, dropped } = self;
         if young.len() >= half && !young.contains_key(&key) {
-            // Its table is used again: one that grew anew would be laid out anew half a dozen times.
+            // Reuse its table: a new one would be reallocated half a dozen times while growing.
             std::mem::swap(young, old);
             *dropped += u64::from(!young.is_empty());
             young.clear();

@@ -20,7 +20,7 @@ pub(crate) struct ConcurrencyLimit {
     wait_max: Duration,
 }
 
-/// Too many wait, or this one has waited for too long.
+/// Too many requests are queued, or this one has waited too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Busy;
 
@@ -30,7 +30,7 @@ impl ConcurrencyLimit {
         Self { permits, waiting: AtomicUsize::new(0), waiting_max, wait_max }
     }
 
-    /// Acquires a permit, at once or after a bounded wait.
+    /// Acquires a permit, immediately or after a bounded wait.
     pub(crate) async fn acquire(&self) -> Result<OwnedSemaphorePermit, Busy> {
         if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
             return Ok(permit);
@@ -72,7 +72,7 @@ mod tests {
         };
         let (all, ()) = tokio::join!(all, release);
         let second = Duration::from_secs(1);
-        // One after another through the one place, and two too many.
+        // One after another through the single permit, and two too many.
         assert_eq!(all[..3], [(true, second), (true, second), (true, second)]);
         assert_eq!(all[3..], [(false, Duration::ZERO); 2]);
         let held = limit.acquire().await.expect("free again");

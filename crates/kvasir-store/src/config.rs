@@ -6,14 +6,14 @@ use url::Url;
 
 use crate::{limits, secret::Secret};
 
-/// What is needed to open a store.
+/// The parameters for opening a store.
 #[derive(Debug, Clone)]
 pub struct StoreConfig {
     /// `file:///path`, `s3://bucket/prefix` or `memory://`.
     pub url: Url,
-    /// S3 endpoint, where it is not AWS's own.
+    /// S3 endpoint, if not AWS.
     pub endpoint: Option<String>,
-    /// S3 endpoint as clients see it, for presigned URLs, where it is another one.
+    /// S3 endpoint in presigned URLs, if clients reach the store at a different one.
     pub public_endpoint: Option<String>,
     /// S3 region.
     pub region: Option<String>,
@@ -23,21 +23,22 @@ pub struct StoreConfig {
     pub secret_access_key: Option<Secret>,
     /// S3 session token.
     pub session_token: Option<Secret>,
-    /// Other `AWS_*` settings by lower-case name, as `object_store` knows them.
+    /// Other `AWS_*` settings by lower-case name, as in `object_store`.
     pub options: BTreeMap<String, Secret>,
-    /// Whether the machine's metadata address is asked for credentials where none are given.
+    /// Whether to query the machine's metadata service for credentials if none are set.
     pub instance_credentials: bool,
-    /// Requests to the store at once.
+    /// Maximum concurrent requests to the store.
     pub requests_max: usize,
-    /// Longest one attempt may take: to the head of an answer, or to the end of a write.
+    /// Timeout of one attempt: until the head of the response, or the end of a write.
     pub request_timeout: Duration,
     /// Longest wait for a connection.
     pub connect_timeout: Duration,
     /// Retries of a failed request.
     pub retries_max: usize,
-    /// Longest time from a request's first attempt to its last; a call ends within this and one attempt more.
+    /// Longest time from a request's first attempt to the start of its last; a call ends within this plus one
+    /// attempt.
     pub retry_timeout: Duration,
-    /// Where the jitter of pauses begins; simulations fix it.
+    /// Seed of the jitter of pauses; simulations set it.
     pub jitter_seed: u64,
 }
 
@@ -87,7 +88,7 @@ pub enum StoreKind {
 }
 
 impl StoreKind {
-    /// As on the wire.
+    /// The name on the wire.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::File => "file",
@@ -101,26 +102,26 @@ impl StoreKind {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The URL's scheme or form is not one we know.
+    /// The URL's scheme or form is not supported.
     #[error("store url {url}: {problem}; use file:///path, s3://bucket/prefix or memory://")]
     Url {
-        /// What was given.
+        /// The given URL.
         url: Url,
         /// What is wrong with it.
         problem: &'static str,
     },
-    /// The directory cannot be made.
-    #[error("store directory {}: {source}; check that it can be created and written", path.display())]
+    /// The directory cannot be created.
+    #[error("store directory {}: {source}; check that it can be created and is writable", path.display())]
     Directory {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// Nothing says who this service is to S3.
+    /// There are no credentials for S3.
     #[error(
         "store {url}: there are no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, give the pod an identity, \
-         or set store.instance_credentials = true to take those of the machine"
+         or set store.instance_credentials = true to use those of the machine"
     )]
     NoCredentials {
         /// The store.

@@ -1,42 +1,42 @@
-//! What can go wrong with a request to the store.
+//! Errors of requests to the store.
 
 use kvasir_api::ErrorCode;
 
 use crate::seal::SealError;
 
-/// The store, or what this replica does with its answers, failed.
+/// The store failed, or this replica's handling of its responses did.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
     /// The object store failed or cannot be reached.
     #[error("{operation}: {source}")]
     Request {
-        /// What was being done.
+        /// The operation.
         operation: &'static str,
-        /// The store's words.
+        /// The store's error.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// An object is sealed under a key that is not there.
+    /// An object is sealed under a key that is not available.
     #[error("{reason}")]
     KeyLost {
         /// Which key, and whose.
         reason: String,
     },
-    /// Something of ours in the store cannot be read.
+    /// One of our records in the store cannot be read.
     #[error("{what} in the store cannot be read: {reason}")]
     Damaged {
         /// What.
         what: &'static str,
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// A task of ours died: a bug.
+    /// An internal task panicked: a bug.
     #[error("an internal task failed: {0}")]
     Task(#[from] tokio::task::JoinError),
 }
 
 impl StoreError {
-    /// Names the operation that the store failed in; for `map_err`.
+    /// Names the operation in which the store failed; for `map_err`.
     pub fn request(operation: &'static str) -> impl Fn(object_store::Error) -> Self {
         move |source| match SealError::of(&source) {
             Some(error) if error.is_lost_key() => Self::KeyLost { reason: error.to_string() },
@@ -47,7 +47,7 @@ impl StoreError {
         }
     }
 
-    /// A failure of this replica that is to be taken like one of the store: it may be tried again.
+    /// A failure of this replica that counts like one of the store: it may be retried.
     pub fn own(operation: &'static str, reason: &str) -> Self {
         Self::Request { operation, source: reason.into() }
     }

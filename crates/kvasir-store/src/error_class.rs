@@ -1,40 +1,40 @@
-//! Classifies the store's errors: whether the store answered, and whether a retry could help.
+//! Classifies the store's errors: whether the store responded, and whether a retry could help.
 
 use object_store::Error;
 
 /// Whether a retry of a request could help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ErrorClass {
-    /// The store answered, if only with an error: the same request gets the same answer.
+    /// The store responded, if only with an error: the same request gets the same response.
     Definitive,
     /// The store failed or could not be reached; whether a write took effect is unknown.
     Transient,
 }
 
-/// Why a call to the store failed on this side: it was not made, timed out, or its body was wrong.
+/// Why a call to the store failed on this side: it was not made, timed out, or had a wrong body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
-    /// Too many requests are under way.
-    #[error("too many requests to the store wait already; send the request again later")]
+    /// Too many requests are in flight.
+    #[error("too many requests to the store are already waiting; send the request again later")]
     Busy,
     /// The breaker is open.
-    #[error("the store has failed every request for a while and is left alone; send the request again later")]
+    #[error("the store has been failing every request, so requests are paused; send the request again later")]
     Open,
-    /// The store did not answer in time.
-    #[error("the store did not answer within {0:?}")]
+    /// The store did not respond in time.
+    #[error("the store did not respond within {0:?}")]
     Deadline(std::time::Duration),
-    /// The store's body came too slowly.
-    #[error("the store's answer stalled")]
+    /// The store's body arrived too slowly.
+    #[error("the store's response stalled")]
     Stalled,
-    /// The store's body was shorter than it said.
-    #[error("the store's answer ended early")]
+    /// The store's body was shorter than declared.
+    #[error("the store's response ended early")]
     Short,
-    /// The store's body was longer than it said.
-    #[error("the store sent more bytes than asked for")]
+    /// The store's body was longer than declared.
+    #[error("the store sent more bytes than requested")]
     Long,
-    /// What is there now is not what an answer began with.
-    #[error("the object changed while it was read")]
+    /// The object is no longer the one that the response began with.
+    #[error("the object changed while it was being read")]
     Changed,
 }
 
@@ -45,7 +45,7 @@ impl From<CallError> for Error {
 }
 
 impl CallError {
-    /// The call error behind a store's error, where there is one.
+    /// The call error behind a store's error, if there is one.
     pub(crate) fn of(error: &Error) -> Option<Self> {
         let Error::Generic { source, .. } = error else { return None };
         source.downcast_ref().copied()
@@ -55,21 +55,21 @@ impl CallError {
 impl ErrorClass {
     pub(crate) fn of<T>(result: &object_store::Result<T>) -> Self {
         let Err(Error::Generic { store, source }) = result else { return Self::Definitive };
-        // A local disk that is full or gone is so at the next attempt, too.
+        // A full or failed local disk fails the next attempt as well.
         if *store == "LocalFileSystem" {
             return Self::Definitive;
         }
         match status(&**source) {
             Some(408 | 429) | None => Self::Transient,
             Some(status) if status >= 500 && status != 501 => Self::Transient,
-            // An error in the body of a 200: S3's way to fail late.
+            // An error in the body of a 200: S3's late failure.
             Some(200) => Self::Transient,
             Some(_) => Self::Definitive,
         }
     }
 }
 
-/// Whether the store does not know this kind of request at all.
+/// Whether the store does not implement this kind of request.
 pub(crate) fn is_not_implemented(error: &Error) -> bool {
     match error {
         Error::NotImplemented { .. } => true,
@@ -78,7 +78,7 @@ pub(crate) fn is_not_implemented(error: &Error) -> bool {
     }
 }
 
-/// The HTTP status behind an error. `object_store` keeps the type that knows it to itself, and prints it.
+/// The HTTP status behind an error. `object_store` keeps the type that contains it private, but prints it.
 fn status(error: &(dyn std::error::Error + 'static)) -> Option<u16> {
     let mut next = Some(error);
     while let Some(error) = next {

@@ -1,5 +1,5 @@
-//! Bodies that are files, read in parts that are worth a thread's time: `object_store` reads 8 KiB at a time, with a blocking task for
-//! each.
+//! File bodies, read in parts large enough for a thread switch: `object_store` reads 8 KiB at a time, with a
+//! blocking task for each.
 
 use std::{
     fs::File,
@@ -44,7 +44,7 @@ pub(crate) fn parts(
 }
 
 fn failed(path: &Path, error: &io::Error) -> Error {
-    let source = format!("reading {}: {error}", path.display()).into();
+    let source = format!("cannot read {}: {error}", path.display()).into();
     Error::Generic { store: "LocalFileSystem", source }
 }
 

@@ -1,5 +1,6 @@
-//! A directory as a store. What is written at length goes past the page cache: it is written once, what of it is read often is in the
-//! hot tier, and a page of memory for each page of it costs several times what the write does.
+//! A directory as a store. Long payloads bypass the page cache: they are written once, frequently read parts
+//! are in the hot tier, and a page of memory for each page of the payload would cost several times as much as
+//! the write.
 
 use std::{
     ffi::OsString,
@@ -22,17 +23,17 @@ use parking_lot::Mutex;
 
 use crate::limits;
 
-/// What addresses, offsets and lengths of unbuffered writes are multiples of: the longest sector that there is.
+/// Alignment of addresses, offsets and lengths of unbuffered writes: the longest sector in use.
 const SECTOR_BYTES: usize = 4096;
 
-/// `object_store`'s directory, with writes of its own for long payloads.
+/// `object_store`'s directory, with its own writes for long payloads.
 #[derive(Debug)]
 pub(crate) struct FileStore {
     files: LocalFileSystem,
 }
 
 impl FileStore {
-    /// Objects below `directory`, which is there.
+    /// Objects under the existing `directory`.
     pub(crate) fn new(directory: &FilePath) -> Result<Self> {
         Ok(Self { files: LocalFileSystem::new_with_prefix(directory)?.with_fsync(true) })
     }
@@ -95,10 +96,10 @@ impl ObjectStore for FileStore {
     }
 }
 
-/// An upload in parts: each has its place from when it is handed over.
+/// A multipart upload: each part's position is fixed when it is handed over.
 #[derive(Debug)]
 struct FileUpload {
-    /// None once it was completed or aborted.
+    /// `None` once it was completed or aborted.
     file: Option<Arc<StagedFile>>,
     end: u64,
 }
@@ -134,14 +135,14 @@ fn ended() -> Error {
     Error::Generic { store: "LocalFileSystem", source: "the upload has ended".into() }
 }
 
-/// A file under a name of its own, `{name}#{number}`, which no listing shows. Deleted when it is dropped; the collector deletes those of
-/// killed processes.
+/// A file under a unique name, `{name}#{number}`, which listings do not show. Deleted when dropped; the
+/// collector deletes those of killed processes.
 #[derive(Debug)]
 struct StagedFile {
     place: PathBuf,
     staging: PathBuf,
     file: File,
-    /// The same file past the page cache, where the file system can. Whoever writes has the buffer.
+    /// The same file, bypassing the page cache, if the file system supports it. The writer holds the buffer.
     unbuffered: Option<(File, Mutex<AlignedBuffer>)>,
 }
 
@@ -190,7 +191,7 @@ impl StagedFile {
             return Ok(());
         };
         let mut buffer = buffer.lock();
-        // A write that failed may have left something.
+        // A failed write may have left data.
         buffer.clear();
         for part in payload {
             let mut part = &part[..];
@@ -215,13 +216,14 @@ impl StagedFile {
                 }
             }
         }
-        // What is left over fills no sector: no page of it is written both ways.
+        // The remainder does not fill a sector: no page of it may be written in both ways.
         let (whole, rest) = buffer.bytes().split_at(buffer.bytes().len() / SECTOR_BYTES * SECTOR_BYTES);
         self.write_sectors(unbuffered, whole, at)?;
         self.file.write_all_at(rest, at + whole.len() as u64)
     }
 
-    /// Writes whole sectors past the page cache, or through it where a file system opens files so and then refuses to write them.
+    /// Writes whole sectors past the page cache, or through it if the file system opens files this way but
+    /// then refuses to write them.
     fn write_sectors(&self, unbuffered: &File, bytes: &[u8], at: u64) -> io::Result<()> {
         match unbuffered.write_all_at(bytes, at) {
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => self.file.write_all_at(bytes, at),
@@ -229,7 +231,8 @@ impl StagedFile {
         }
     }
 
-    /// Makes it durable under its own name. Where it is not to replace another, that one stays, and this is an error.
+    /// Makes it durable under its own name. If it must not replace an existing file, that file stays and this
+    /// is an error.
     fn publish(&self, replace: bool) -> Result<PutResult> {
         self.file.sync_all().map_err(|error| failed("writing", &self.staging, &error))?;
         let published = if replace {
@@ -251,12 +254,12 @@ impl StagedFile {
 
 impl Drop for StagedFile {
     fn drop(&mut self) {
-        // Not there where it was renamed.
+        // It does not exist if it was renamed.
         let _ = std::fs::remove_file(&self.staging);
     }
 }
 
-/// Bytes on their way past the page cache that do not lie as it wants them: it has no memory before the first.
+/// Bytes to be written past the page cache that are not aligned; allocates on first use.
 #[derive(Debug, Default)]
 struct AlignedBuffer {
     memory: Vec<u8>,
@@ -265,7 +268,7 @@ struct AlignedBuffer {
 }
 
 impl AlignedBuffer {
-    /// Takes what it has room for, and gives back the rest.
+    /// Takes as much as fits, and returns the rest.
     fn take<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
         if self.memory.is_empty() {
             self.memory = vec![0; limits::STORE_UNBUFFERED_WRITE_BYTES + SECTOR_BYTES];
@@ -292,7 +295,7 @@ impl AlignedBuffer {
     }
 }
 
-/// Makes the folders above a file, durably.
+/// Creates the folders above a file, durably.
 fn create_folders(place: &FilePath) -> io::Result<()> {
     let folders = place.ancestors().skip(1);
     let missing = folders.take_while(|folder| !folder.exists()).count();
@@ -306,7 +309,7 @@ fn sync_folder(folder: Option<&FilePath>) -> io::Result<()> {
 
 fn failed(what: &str, path: &FilePath, error: &io::Error) -> Error {
     let source = format!("{what} {}: {error}", path.display()).into();
-    // As `object_store` calls it: what a directory refuses, it refuses again.
+    // As `object_store` names it: a directory refuses the same again.
     Error::Generic { store: "LocalFileSystem", source }
 }
 
@@ -325,7 +328,7 @@ mod tests {
         (0..bytes).map(|at| ((at * 31) >> 3) as u8).collect()
     }
 
-    /// In cuts that match nothing.
+    /// Split at unaligned positions.
     fn payload(bytes: &[u8]) -> PutPayload {
         bytes.chunks(70_001).map(bytes::Bytes::copy_from_slice).collect()
     }
@@ -380,7 +383,7 @@ mod tests {
         for cut in [100_000, 1 << 20, SECTOR_BYTES * 300, bytes.len()] {
             let path = Path::from(format!("cut-{cut}"));
             let mut upload = store.put_multipart(&path).await.expect("begins");
-            // The last ones first: each has its place.
+            // The last ones first: each has its position.
             let mut parts: Vec<_> = bytes.chunks(cut).map(|part| upload.put_part(payload(part))).collect();
             parts.reverse();
             for part in parts {

@@ -1,4 +1,4 @@
-//! A decorator that reports every request to the store: what metrics and tests count.
+//! A decorator that reports every request to the store, for metrics and tests.
 
 use std::{
     fmt,
@@ -36,7 +36,7 @@ impl StoreOp {
     /// All kinds, for tables.
     pub const ALL: [Self; 6] = [Self::Get, Self::Put, Self::Multipart, Self::List, Self::Delete, Self::Copy];
 
-    /// As a metric label.
+    /// The metric label.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Get => "get",
@@ -49,19 +49,19 @@ impl StoreOp {
     }
 }
 
-/// How a request ended.
+/// The outcome of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RequestOutcome {
-    /// Done.
+    /// Success.
     Ok,
-    /// Not there, there already, not modified: answers, not faults.
+    /// Not found, already exists, not modified: responses, not faults.
     Refused,
-    /// A fault of the store or the way to it.
+    /// A fault of the store or of the connection to it.
     Error,
 }
 
 impl RequestOutcome {
-    /// As a metric label.
+    /// The metric label.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -82,23 +82,23 @@ impl RequestOutcome {
     }
 }
 
-/// What the resilient layer did about the store, or against it.
+/// An action of the resilient layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreEvent {
-    /// A failed request is made again.
+    /// A failed request is retried.
     Retried,
-    /// It is not, because the budget of retries is spent.
+    /// Not retried: the retry budget is exhausted.
     BudgetSpent,
     /// An attempt or a body took too long.
     DeadlinePassed,
-    /// A body that broke off goes on where it stopped.
+    /// An interrupted body resumes where it stopped.
     Resumed,
     /// A conditional write of unknown outcome was read back.
     ReadBack,
-    /// A request was refused because too many wait.
+    /// A request was rejected because too many are queued.
     Busy,
-    /// A request was refused because the breaker is open.
+    /// A request was rejected because the breaker is open.
     RefusedByBreaker,
     /// The breaker opened.
     BreakerOpened,
@@ -107,7 +107,7 @@ pub enum StoreEvent {
 }
 
 impl StoreEvent {
-    /// All of them, for tables.
+    /// All actions, for tables.
     pub const ALL: [Self; 9] = [
         Self::Retried,
         Self::BudgetSpent,
@@ -120,7 +120,7 @@ impl StoreEvent {
         Self::BreakerClosed,
     ];
 
-    /// As a metric label.
+    /// The metric label.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Retried => "retried",
@@ -136,12 +136,12 @@ impl StoreEvent {
     }
 }
 
-/// Takes reports. Called on the request's path: must be cheap.
+/// Receives reports. Called while serving requests: must be cheap.
 pub trait StoreObserver: fmt::Debug + Send + Sync + 'static {
-    /// A request ended; `bytes` is what was asked to be moved, `elapsed` the time to the response's head.
+    /// A request ended; `bytes` is the requested transfer, `elapsed` the time to the response's head.
     fn request(&self, op: StoreOp, outcome: RequestOutcome, bytes: u64, elapsed: Duration);
 
-    /// The resilient layer did something.
+    /// The resilient layer took an action.
     fn event(&self, _event: StoreEvent) {}
 }
 

@@ -32,23 +32,24 @@ pub struct OpenStore {
     keyring: Arc<Keyring>,
     directory: Option<PathBuf>,
     unfinished: Option<UnfinishedUploads>,
-    /// Set once the store was found to refuse conditional creates altogether: they are made without the condition.
+    /// Set once the store was found not to implement conditional creates: they are made without the
+    /// condition.
     pub(crate) plain_creates: Arc<AtomicBool>,
-    /// The store's time at a moment of this process, once it was probed.
+    /// The store's time at an instant of this process, once it was probed.
     pub(crate) probed_at: Arc<OnceLock<(i64, Instant)>>,
 }
 
 impl OpenStore {
-    /// Opens the store that `config` names. Reaches no network; [`probe`](Self::probe) does.
+    /// Opens the store that `config` names. Does not use the network; [`probe`](Self::probe) does.
     ///
     /// # Errors
-    /// [`OpenError`] when the URL or the settings are impossible.
+    /// [`OpenError`] if the URL or the settings are invalid.
     pub fn open(config: &StoreConfig, observer: Arc<dyn StoreObserver>) -> Result<Self, OpenError> {
         let url = &config.url;
         let wrong = |problem| OpenError::Url { url: url.clone(), problem };
         match url.scheme() {
             "file" => {
-                let path = url.to_file_path().map_err(|()| wrong("is no local absolute path"))?;
+                let path = url.to_file_path().map_err(|()| wrong("is not a local absolute path"))?;
                 std::fs::create_dir_all(&path)
                     .map_err(|source| OpenError::Directory { path: path.clone(), source })?;
                 let store = FileStore::new(&path).map_err(OpenError::backend)?;
@@ -57,7 +58,8 @@ impl OpenStore {
             }
             "s3" => {
                 let bucket = url.host_str().filter(|h| !h.is_empty()).ok_or(wrong("names no bucket"))?;
-                // The backend would ask a metadata address, which elsewhere nobody answers, for a minute.
+                // The backend would query a metadata address for a minute, although nothing answers there
+                // outside a cloud.
                 if !config.has_credentials() {
                     return Err(OpenError::NoCredentials { url: url.clone() });
                 }
@@ -76,7 +78,8 @@ impl OpenStore {
         }
     }
 
-    /// Seals chunk objects and records of the tenants that `keys` has a key for. They have no direct path: clients hold no keys.
+    /// Seals chunk objects and records of the tenants for which `keys` has a key. They have no direct access:
+    /// clients have no keys.
     #[must_use]
     pub fn sealed(self, keys: Arc<dyn KeyService>) -> Self {
         let keyring = Arc::new(self.keyring.with(keys));
@@ -98,12 +101,12 @@ impl OpenStore {
         self.kind
     }
 
-    /// Tells one store from another: an index of one is no index of the other.
+    /// Identifies the store: an index belongs to one store.
     pub fn identity(&self) -> [u8; 32] {
         self.identity
     }
 
-    /// Signs URLs, where the backend has such.
+    /// Signs URLs, if the backend supports them.
     pub fn presigner(&self) -> Option<&Presigner> {
         self.presigner.as_ref()
     }
@@ -113,29 +116,29 @@ impl OpenStore {
         &self.keyring
     }
 
-    /// Where it is, if it is a directory.
+    /// Its path, if it is a directory.
     pub fn directory(&self) -> Option<&PathBuf> {
         self.directory.as_ref()
     }
 
-    /// Uploads in parts that nobody finished, where the backend has such.
+    /// Unfinished multipart uploads, if the backend supports them.
     pub fn unfinished(&self) -> Option<&UnfinishedUploads> {
         self.unfinished.as_ref()
     }
 
-    /// Whether what is new of `tenant` is sealed.
+    /// Whether new objects of `tenant` are sealed.
     pub fn seals(&self, tenant: &Name) -> bool {
         self.keyring.seals(tenant)
     }
 
-    /// The store's time in ms, as it was when the store was probed and has gone on since by this process's clock, which no
-    /// wall clock moves; none before.
+    /// The store's time in ms: as of the probe, advanced by this process's monotonic clock; `None` before the
+    /// probe.
     pub fn now_ms(&self) -> Option<i64> {
         let (store_ms, since) = self.probed_at.get()?;
         Some(store_ms.saturating_add(i64::try_from(since.elapsed().as_millis()).unwrap_or(i64::MAX)))
     }
 
-    /// Wraps a backend that exists already: tests and fault injection.
+    /// Wraps an existing backend, for tests and fault injection.
     pub fn with<T: ObjectStore>(
         backend: T,
         root: &Path,
@@ -145,7 +148,7 @@ impl OpenStore {
     ) -> Self {
         let identity = format!("{}\n{}", config.url, config.endpoint.as_deref().unwrap_or_default());
         let observed = ObservedStore::new(backend, Arc::clone(&observer));
-        // A walk of folders has no order that a listing could go on in.
+        // A walk of folders has no order in which a listing could resume.
         let ordered = kind != StoreKind::File;
         let resilient = ResilientStore::new(observed, config, ordered, observer);
         let plain_creates = resilient.plain_creates();

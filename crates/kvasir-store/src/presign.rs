@@ -1,4 +1,4 @@
-//! Presigned URLs: how clients reach the store without its credentials.
+//! Presigned URLs: clients access the store without its credentials.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use object_store::{
 use url::Url;
 
 const CHECKSUM: HeaderName = HeaderName::from_static("x-amz-checksum-sha256");
-/// SHA-256 of no bytes at all: wrong for every probe that has one.
+/// SHA-256 of the empty body. Probes are not empty, so a store that verifies checksums must refuse it.
 const SHA256_OF_NOTHING: [u8; 32] = [
     0xe3, 0xb0, 0xc4, 0x42, 0x98, 0xfc, 0x1c, 0x14, 0x9a, 0xfb, 0xf4, 0xc8, 0x99, 0x6f, 0xb9, 0x24, 0x27,
     0xae, 0x41, 0xe4, 0x64, 0x9b, 0x93, 0x4c, 0xa4, 0x95, 0x99, 0x1b, 0x78, 0x52, 0xb8, 0x55,
@@ -26,17 +26,18 @@ const SHA256_OF_NOTHING: [u8; 32] = [
 #[derive(Debug, Clone)]
 pub struct Presigner {
     signer: Arc<dyn Signer>,
-    /// Signs what this service itself sends.
+    /// Signs requests that this service sends itself.
     own: Arc<dyn Signer>,
     http: HttpClient,
     checksums: Arc<OnceLock<bool>>,
 }
 
 impl Presigner {
-    /// Signs with `signer` for clients and with `own` for the probe; `options` are for the probe's own request.
+    /// Signs with `signer` for clients and with `own` for the probe; `options` are for the probe's own
+    /// request.
     ///
     /// # Errors
-    /// The store's own error for impossible client options.
+    /// The store's own error for invalid client options.
     pub fn new(
         signer: Arc<dyn Signer>,
         own: Arc<dyn Signer>,
@@ -46,15 +47,15 @@ impl Presigner {
         Ok(Self { signer, own, http, checksums: Arc::default() })
     }
 
-    /// A URL to `GET` an object with, `Range` included.
+    /// A URL to `GET` an object, including `Range`.
     ///
     /// # Errors
-    /// When there are no credentials to sign with.
+    /// If there are no credentials to sign with.
     pub async fn get(&self, path: &Path, life: Duration) -> object_store::Result<Url> {
         self.signer.signed_url(Method::GET, path, life).await
     }
 
-    /// A URL to `PUT` exactly these bytes with, and the headers that are part of the signature.
+    /// A URL to `PUT` exactly these bytes, and the headers that are part of the signature.
     ///
     /// # Errors
     /// As [`get`](Self::get).
@@ -67,15 +68,16 @@ impl Presigner {
         sign_put(&*self.signer, path, sha256, life).await
     }
 
-    /// Whether the store compares uploads with their signed checksum: true once a probe saw it refuse a wrong one.
+    /// Whether the store verifies uploads against their signed checksum: true once a probe saw it refuse a
+    /// wrong one.
     pub fn has_checksums(&self) -> bool {
         self.checksums.get().copied().unwrap_or(false)
     }
 
-    /// Sends bytes under a wrong checksum to `path` and sees whether the store takes them.
+    /// Sends bytes with a wrong checksum to `path` and checks whether the store accepts them.
     ///
     /// # Errors
-    /// When the store cannot be reached by the URLs we sign.
+    /// If the store cannot be reached with signed URLs.
     pub async fn probe(&self, store: &dyn ObjectStore, path: &Path) -> object_store::Result<bool> {
         const BODY: &[u8] = b"kvasir probe";
         let failed = |source: Box<dyn std::error::Error + Send + Sync>| object_store::Error::Generic {
@@ -94,10 +96,11 @@ impl Presigner {
         if taken {
             store.delete(path).await?;
         }
-        // A store that refuses for another reason (403: a proxy rewrote a signed header) has no direct uploads at all.
+        // A store that refuses for another reason (403: a proxy rewrote a signed header) does not support
+        // direct uploads.
         let refused = answer.status().as_u16() == 400;
         if !taken && !refused {
-            return Err(failed(format!("the probe of checksums was answered {}", answer.status()).into()));
+            return Err(failed(format!("the checksum probe got the response {}", answer.status()).into()));
         }
         let _ = self.checksums.set(refused);
         Ok(refused)
@@ -112,13 +115,13 @@ async fn sign_put(
 ) -> object_store::Result<(Url, BTreeMap<String, String>)> {
     let digest = base64(sha256);
     let checksum = HeaderValue::from_str(&digest).unwrap_or_else(|_| unreachable!("base64 is visible ASCII"));
-    // The length needs no header of its own (which the signer would not sign): the digest binds it.
+    // The length needs no header (which the signer would not sign): the digest binds it.
     let options = SignedUrlOptions::new().with_signed_header(CHECKSUM, checksum);
     let url = signer.signed_url_opts(Method::PUT, path, life, &options).await?;
     Ok((url, [(CHECKSUM.to_string(), digest)].into()))
 }
 
-/// Base64 with padding, as the checksum headers want it.
+/// Base64 with padding, as in the checksum headers.
 fn base64(bytes: &[u8]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut out = String::with_capacity(bytes.len().div_ceil(3) * 4);

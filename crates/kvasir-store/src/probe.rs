@@ -1,4 +1,4 @@
-//! What a store can do, found out by asking it.
+//! Probes a store's capabilities.
 
 use std::sync::atomic::Ordering;
 
@@ -18,7 +18,7 @@ use crate::{
 /// Writers that race for one key in a probe.
 const RACING: usize = 4;
 
-/// What a store was found able to do.
+/// A store's probed capabilities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreAbilities {
     /// Conditional creates are honoured. Correctness does not need them.
@@ -28,21 +28,21 @@ pub struct StoreAbilities {
 /// A bucket of an earlier layout, which this version does not read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "the store has objects of an earlier layout under {prefix}/ and none of layout {LAYOUT_VERSION}; it is a cache that fills anew: \
-     give store.url another prefix, or delete what lies under {prefix}/"
+    "the store has objects of an earlier layout under {prefix}/ and none of layout {LAYOUT_VERSION}; it is a cache and fills again: \
+     give store.url another prefix, or delete the objects under {prefix}/"
 )]
 pub struct FormerLayout {
-    /// Where they lie.
+    /// Their prefix.
     pub prefix: Path,
 }
 
 impl OpenStore {
-    /// Reaches the store and finds out whether it honours conditional creates: of several creates of one key, one
-    /// after the other and at the same time, exactly one may succeed, and its bytes must stay. A store that refuses
+    /// Connects to the store and determines whether it honours conditional creates: of several creates of one
+    /// key, sequential and concurrent, exactly one may succeed, and its bytes must stay. A store that rejects
     /// them with 501 does not honour them either.
     ///
     /// # Errors
-    /// [`StoreError::Request`] when it cannot be reached, read and written.
+    /// [`StoreError::Request`] if it cannot be reached, read and written.
     pub async fn probe(&self) -> Result<StoreAbilities, StoreError> {
         let failed = StoreError::request("probing the store");
         let path = || self.layout().path(&Key::Probe(Uuid::new_v4()));
@@ -55,13 +55,13 @@ impl OpenStore {
         let racing: Vec<bool> = racing.into_iter().collect::<Result<_>>().map_err(&failed)?;
         let honoured = self.won(&after, &sequential).await.map_err(&failed)?
             & self.won(&race, &racing).await.map_err(&failed)?;
-        // A race without conditions may look as if one writer had won.
+        // Without conditions, a race may look as if one writer had won.
         let refused = self.plain_creates.load(Ordering::Relaxed);
         Ok(StoreAbilities { conditional_create: honoured && !refused })
     }
 
-    /// What makes a service refuse to start over a store: objects of the layout before, and none of this one. An empty cache
-    /// would be taken for a lost one.
+    /// The reason for a service to refuse a store: it has objects of the previous layout and none of this
+    /// one. The empty cache would look like lost data.
     ///
     /// # Errors
     /// [`StoreError::Request`], while it cannot be listed.
@@ -77,7 +77,7 @@ impl OpenStore {
         Ok(self.objects().list(Some(prefix)).try_next().await?.is_some())
     }
 
-    /// Whether the store let the n-th create through.
+    /// Whether the store accepted the n-th create.
     async fn create(&self, path: &Path, n: usize) -> Result<bool> {
         let payload = PutPayload::from(content(n));
         match self.objects().put_opts(path, payload, PutMode::Create.into()).await {
@@ -87,7 +87,7 @@ impl OpenStore {
         }
     }
 
-    /// Whether exactly one create went through and its bytes are there. Leaves nothing behind.
+    /// Whether exactly one create succeeded and its bytes are stored. Cleans up.
     async fn won(&self, path: &Path, created: &[bool]) -> Result<bool> {
         let found = self.objects().get(path).await?;
         let _ = self.probed_at.set((found.meta.last_modified.timestamp_millis(), Instant::now()));
@@ -98,10 +98,10 @@ impl OpenStore {
         Ok(first.is_some_and(|n| left == content(n)) && winners.next().is_none())
     }
 
-    /// Finds out whether the store compares direct uploads with their checksum, where it takes any.
+    /// Determines whether the store verifies direct uploads against their checksum, if it supports them.
     ///
     /// # Errors
-    /// When the store cannot be reached by the URLs we sign.
+    /// If the store cannot be reached with signed URLs.
     pub async fn probe_direct(&self) -> Result<()> {
         let Some(presigner) = self.presigner() else { return Ok(()) };
         let path = self.layout().path(&Key::Probe(Uuid::new_v4()));

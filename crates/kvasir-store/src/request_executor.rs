@@ -24,7 +24,7 @@ use crate::{
     observe::{StoreEvent, StoreObserver},
 };
 
-/// What a call is for; reads and writes fail apart from each other (a full store still reads).
+/// The side of a call; reads and writes fail independently (a full store can still be read).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RequestSide {
     Read,
@@ -46,7 +46,7 @@ pub(crate) struct RequestExecutor {
     observer: Arc<dyn StoreObserver>,
 }
 
-/// A result, and how many attempts it took.
+/// A result, and the number of attempts.
 pub(crate) struct CallResult<T> {
     pub(crate) result: Result<T>,
     pub(crate) attempts: usize,
@@ -100,7 +100,7 @@ impl RequestExecutor {
         }
     }
 
-    /// Acquires a permit for a body that is being read.
+    /// Acquires a permit for a body being read.
     pub(crate) async fn body(&self) -> Result<OwnedSemaphorePermit> {
         let entered = self.bodies.acquire().await;
         entered.map_err(|_| {
@@ -112,19 +112,19 @@ impl RequestExecutor {
     pub(crate) fn settle(&self, side: RequestSide, breaker_permit: BreakerPermit, class: ErrorClass) {
         match breaker_permit.settle(class == ErrorClass::Definitive) {
             Some(BreakerChange::Opened) => {
-                tracing::error!(?side, "the store fails every request; it is left alone for a while");
+                tracing::error!(?side, "the store fails every request; pausing requests to it");
                 self.observer.event(StoreEvent::BreakerOpened);
             }
             Some(BreakerChange::Closed) => {
-                tracing::info!(?side, "the store answers again");
+                tracing::info!(?side, "the store responds again");
                 self.observer.event(StoreEvent::BreakerClosed);
             }
             None => {}
         }
     }
 
-    /// Makes a call: `attempt` is made again as long as it fails in a way that may breaker_permit, for so many times and so
-    /// long, as far as the budget goes.
+    /// Makes a call: `attempt` is repeated while it fails in a retryable way, within the limits on number and
+    /// time, and as far as the budget allows.
     pub(crate) async fn call<T, F>(&self, side: RequestSide, mut attempt: impl FnMut() -> F) -> CallResult<T>
     where
         F: Future<Output = Result<T>>,
@@ -147,7 +147,7 @@ impl RequestExecutor {
                     }
                     result
                 }
-                // Nothing was asked: the caller hears it at once.
+                // No request was sent: fail at once.
                 Err(error) => return CallResult { result: Err(error), attempts: retries.made },
             };
             if !retries.next().await {
@@ -156,7 +156,7 @@ impl RequestExecutor {
         }
     }
 
-    /// One attempt, whatever comes of it.
+    /// One attempt, regardless of the outcome.
     pub(crate) async fn once<T>(
         &self,
         side: RequestSide,
@@ -168,7 +168,7 @@ impl RequestExecutor {
         result
     }
 
-    /// As [`call`](Self::call), without counting.
+    /// Like [`call`](Self::call), without counting attempts.
     pub(crate) async fn ask<T, F>(&self, side: RequestSide, attempt: impl FnMut() -> F) -> Result<T>
     where
         F: Future<Output = Result<T>>,
@@ -184,7 +184,7 @@ impl RequestExecutor {
         })
     }
 
-    /// A number below one. Seeded, so that a simulation repeats itself.
+    /// A number below one. Seeded, so that a simulation is reproducible.
     fn jitter(&self) -> f64 {
         let mut z = self.jitter.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -207,12 +207,12 @@ impl<'a> Retries<'a> {
         Self { executor, begun: Instant::now(), made: 0 }
     }
 
-    /// Continues a call that has made so many retries in this time.
+    /// Continues a call that has already made this many retries in this time.
     pub(crate) fn resumed(executor: &'a RequestExecutor, begun: Instant, made: usize) -> Self {
         Self { executor, begun, made }
     }
 
-    /// Whether there is to be another attempt; waits for its time.
+    /// Whether to make another attempt; waits until it is due.
     pub(crate) async fn next(&mut self) -> bool {
         let executor = self.executor;
         if self.made >= executor.retries_max || self.begun.elapsed() >= executor.retry_timeout {
@@ -226,7 +226,7 @@ impl<'a> Retries<'a> {
         let pause = (limits::RETRY_PAUSE_MIN * 2u32.pow(exponent)).min(limits::RETRY_PAUSE_MAX);
         self.made += 1;
         executor.observer.event(StoreEvent::Retried);
-        // Between a half and all of it, so that those that failed together do not come back together.
+        // Between half and all of it, so that requests that failed together do not retry together.
         tokio::time::sleep(pause.mul_f64(0.5 + executor.jitter() / 2.0)).await;
         true
     }

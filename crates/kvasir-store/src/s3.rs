@@ -1,4 +1,4 @@
-//! An S3 client from a typed configuration. It neither retries nor times out: the layers above do.
+//! An S3 client from a typed configuration. It neither retries nor times out: the layers above it do.
 
 use std::{str::FromStr, sync::Arc};
 
@@ -13,7 +13,7 @@ use crate::{
     unfinished::UnfinishedUploads,
 };
 
-/// Signs for the address that clients use, and probes by the one that the service uses.
+/// Signs for the address that clients use, and probes with the one that the service uses.
 pub(crate) fn presigner(
     config: &StoreConfig,
     bucket: &str,
@@ -29,7 +29,7 @@ pub(crate) fn presigner(
     Presigner::new(signer, Arc::new(store.clone()), &client_options(config))
 }
 
-/// Lists and aborts uploads in parts.
+/// Lists and aborts multipart uploads.
 pub(crate) fn unfinished(
     config: &StoreConfig,
     store: &AmazonS3,
@@ -42,7 +42,7 @@ fn client_options(config: &StoreConfig) -> ClientOptions {
     ClientOptions::new()
         .with_timeout_disabled()
         .with_connect_timeout(config.connect_timeout)
-        // Who names an http:// endpoint has said so; requests are signed, secrets are not sent.
+        // An http:// endpoint is explicit consent; requests are signed, and secrets are not sent.
         .with_allow_http(config.endpoint.as_deref().is_some_and(|e| e.starts_with("http://")))
 }
 
@@ -52,7 +52,7 @@ pub(crate) fn builder(config: &StoreConfig, bucket: &str) -> AmazonS3Builder {
     let mut builder =
         AmazonS3Builder::new().with_client_options(client).with_http_connector(TracedConnector::default());
     for (name, value) in &config.options {
-        // Settings of AWS tools that object_store does not know are not ours to refuse.
+        // Ignore settings of AWS tools that object_store does not know.
         if let Ok(key) = AmazonS3ConfigKey::from_str(name) {
             builder = builder.with_config(key, value.expose());
         }

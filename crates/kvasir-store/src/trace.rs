@@ -1,9 +1,9 @@
-//! W3C trace context (<https://www.w3.org/TR/trace-context/>): which distributed trace a piece of work belongs to, and
-//! its way into the store's requests.
+//! W3C trace context (<https://www.w3.org/TR/trace-context/>): associates work with a distributed trace, and
+//! passes it on to the store's requests.
 //!
-//! The context travels with the task, not through every signature: [`scope`] sets it, [`carry`] takes it along into a
-//! spawned task, and [`TracedConnector`] writes it as `traceparent` on every HTTP request to the store, each under a
-//! span id of its own.
+//! The context travels with the task, not through every signature: [`scope`] sets it, [`carry`] takes it
+//! along into a spawned task, and [`TracedConnector`] sends it as `traceparent` on every HTTP request to the
+//! store, each with a new span id.
 
 use std::fmt;
 
@@ -32,12 +32,12 @@ pub struct TraceContext {
 }
 
 impl TraceContext {
-    /// A new trace, not sampled: nobody asked for it.
+    /// A new trace, not sampled.
     pub fn root() -> Self {
         Self { trace_id: rand::random::<u128>().max(1), span_id: rand::random::<u64>().max(1), flags: 0 }
     }
 
-    /// From a header. `None` where it is malformed; of a later version only what version 0 knows is read.
+    /// Parses a header. `None` if it is malformed; of a later version, only the parts of version 0 are read.
     pub fn parse(header: &[u8]) -> Option<Self> {
         let (value, rest) = header.split_at_checked(HEADER_BYTES)?;
         let version = hex(value.get(..2)?)?;
@@ -58,7 +58,7 @@ impl TraceContext {
         Self { span_id: rand::random::<u64>().max(1), ..self }
     }
 
-    /// The trace as 32 hex digits, as in logs.
+    /// The trace id as 32 hex digits, as in logs.
     pub fn trace_id(self) -> String {
         format!("{:032x}", self.trace_id)
     }
@@ -70,7 +70,7 @@ impl fmt::Display for TraceContext {
     }
 }
 
-/// Lower-case hex digits only, as the standard wants it.
+/// Lower-case hex digits only, as the standard requires.
 fn hex(digits: &[u8]) -> Option<u128> {
     let sound = digits.iter().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(b));
     let text = str::from_utf8(digits).ok().filter(|_| sound)?;
@@ -82,12 +82,12 @@ pub async fn scope<F: Future>(context: TraceContext, work: F) -> F::Output {
     CURRENT.scope(context, work).await
 }
 
-/// The context of this task, where it has one.
+/// The context of this task, if it has one.
 pub fn current() -> Option<TraceContext> {
     CURRENT.try_get().ok()
 }
 
-/// `work` with this task's context, for a task of its own.
+/// `work` with this task's context, for a separate task.
 pub fn carry<F: Future>(work: F) -> impl Future<Output = F::Output> {
     let context = current();
     async move {
@@ -98,7 +98,7 @@ pub fn carry<F: Future>(work: F) -> impl Future<Output = F::Output> {
     }
 }
 
-/// The store's HTTP client, with `traceparent` on what is done for a trace.
+/// The store's HTTP client, which adds `traceparent` to requests made for a trace.
 #[derive(Debug, Default)]
 pub struct TracedConnector(ReqwestConnector);
 
@@ -114,7 +114,7 @@ struct Traced(HttpClient);
 #[async_trait]
 impl HttpService for Traced {
     async fn call(&self, mut request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        // Signatures cover the headers they name; this one is added behind them.
+        // Signatures cover the headers that they name; this one is added after signing.
         if let Some(context) = current()
             && let Ok(value) = HeaderValue::try_from(context.child().to_string())
         {

@@ -1,8 +1,8 @@
-//! Uploads in parts that nobody will finish: their parts are invisible, and paid for, until somebody aborts them.
+//! Unfinished multipart uploads: their parts are invisible, but billed, until they are aborted.
 //!
-//! `object_store` begins such uploads and cannot list them. So the S3 API's `ListMultipartUploads` is asked for here, at
-//! URLs that the client's own signer signs: credentials stay where they are. Nothing rests on it, so nothing is asked
-//! twice: what fails waits for the collector's next pass.
+//! `object_store` starts such uploads but cannot list them. So this module calls the S3 API's
+//! `ListMultipartUploads` at URLs signed by the client's own signer, without access to the credentials.
+//! Nothing depends on it, so there are no retries: failures wait for the collector's next pass.
 
 use std::{
     sync::Arc,
@@ -26,17 +26,17 @@ use crate::{
     trace::TracedConnector,
 };
 
-/// Life of the URL of one page: it is used at once.
+/// Lifetime of the URL of one page: it is used at once.
 const URL_LIFE: Duration = Duration::from_secs(60);
 
-/// An upload that was begun and neither completed nor aborted.
+/// An upload that was started and neither completed nor aborted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unfinished {
-    /// What it was to become.
+    /// The intended object.
     pub path: Path,
-    /// The store's name of it.
+    /// The store's id of it.
     upload_id: String,
-    /// When it was begun, in milliseconds since 1970 by the store's clock.
+    /// Time of its start, in milliseconds since 1970 by the store's clock.
     pub begun_ms: i64,
 }
 
@@ -59,10 +59,10 @@ impl UnfinishedUploads {
         Ok(Self { store, http: TracedConnector::default().connect(options)?, wait_max, observer })
     }
 
-    /// Those below `prefix`, at most [`limits::UNFINISHED_LISTED_MAX`].
+    /// Those under `prefix`, at most [`limits::UNFINISHED_LISTED_MAX`].
     ///
     /// # Errors
-    /// When the store does not answer, or does not know such listings.
+    /// If the store does not respond, or does not support such listings.
     pub async fn list(&self, prefix: &Path) -> Result<Vec<Unfinished>> {
         let mut all = Vec::new();
         let mut after: Option<[String; 2]> = None;
@@ -78,10 +78,10 @@ impl UnfinishedUploads {
         Ok(all)
     }
 
-    /// Throws its parts away. One that was completed or aborted meanwhile is no error.
+    /// Deletes its parts. One that was completed or aborted in the meantime is no error.
     ///
     /// # Errors
-    /// When the store does not answer.
+    /// If the store does not respond.
     pub async fn abort(&self, upload: &Unfinished) -> Result<()> {
         let aborting = self.store.abort_multipart(&upload.path, &upload.upload_id);
         match observed(&*self.observer, StoreOp::Multipart, |()| 0, self.with_deadline(aborting)).await {
@@ -143,7 +143,7 @@ struct Upload {
 }
 
 impl Upload {
-    /// `None` where a date or key is none.
+    /// `None` if a date or key is invalid.
     fn understood(self) -> Option<Unfinished> {
         let begun = humantime::parse_rfc3339(&self.initiated).ok()?;
         let since = begun.duration_since(SystemTime::UNIX_EPOCH).ok()?;

@@ -1,4 +1,4 @@
-//! Multipart uploads: parts are retried in their place, under the same budget as everything else.
+//! Multipart uploads: parts are retried individually, under the same budget as all other requests.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::request_executor::{RequestExecutor, RequestSide, Retries};
 
-/// The backend asks here whether a part is sent again: only it can send the same part again.
+/// The backend asks here whether to send a part again: only it can send the same part again.
 #[derive(Debug)]
 pub(crate) struct PartRetries(pub(crate) Arc<RequestExecutor>);
 
@@ -41,11 +41,11 @@ pub(crate) struct BoundedUpload {
 impl MultipartUpload for BoundedUpload {
     fn put_part(&mut self, data: PutPayload) -> UploadPart {
         let (part, executor) = (self.inner.put_part(data), Arc::clone(&self.executor));
-        // Once here: its retries are inside.
+        // Once: the retries are inside.
         Box::pin(async move { executor.once(RequestSide::Write, part).await })
     }
 
-    /// Not retried: one that took effect cannot be completed again. Who asked looks at what is there.
+    /// Not retried: one that took effect cannot be completed again. The caller checks the stored object.
     async fn complete(&mut self) -> Result<PutResult> {
         self.executor.once(RequestSide::Write, self.inner.complete()).await
     }

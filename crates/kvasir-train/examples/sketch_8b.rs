@@ -1,5 +1,5 @@
-//! Principal components at the shape of an 8B model's all-layer scope (32 layers × 2 planes × 8 heads × 128 elements),
-//! on synthetic rows of known rank: how much memory and time the trainer's randomised SVD takes, and what it loses.
+//! Principal components at the shape of an 8B model's all-layer scope (32 layers × 2 planes × 8 heads × 128
+//! elements), on synthetic rows of known rank: memory, time and loss of the trainer's randomised SVD.
 //!
 //! ```text
 //! cargo run --release -p kvasir-train --example sketch_8b -- [RANK] [ROWS]

@@ -1,4 +1,4 @@
-//! Trained bases: PCA of what the token predictor leaves.
+//! Trained bases: PCA of the token predictor's residuals.
 
 use kvasir_types::LEVELS_MAX;
 
@@ -17,8 +17,8 @@ use kvasir_codec::{
     rans::{COEFFICIENTS_MAX, STAGE_TABLES_MAX, TRIT_TABLES_MAX},
 };
 
-/// Weight of the predictions' covariance beside that of the residuals: a truncated basis must also span what
-/// is predicted, or the prediction could not be expressed in it.
+/// Weight of the predictions' covariance relative to that of the residuals: a truncated basis must also span
+/// the predictions, or it could not express them.
 const PREDICTION_WEIGHT: f32 = 0.1;
 
 /// Fits means, scales, predictors and bases of all scopes.
@@ -75,7 +75,7 @@ fn fit_scope(
     let elements = scope.elements();
     tell("means and scales", 0.0);
     set_mean_and_scale(corpus, &mut scope);
-    // All scopes together: each may have as many multiply-adds an element as the whole.
+    // For all scopes together: each scope may have as many multiply-adds per element as the whole.
     let share = elements as f64 / corpus.spec.elements_per_token() as f64;
     let bytes = recipe.budget_bytes.map(|bytes| {
         let room = (bytes.saturating_sub(FIXED_BYTES) as f64 * share) as usize;
@@ -87,7 +87,7 @@ fn fit_scope(
     let rank = recipe.rank_max.unwrap_or(elements).min(macs.unwrap_or(elements).max(1));
     let rank = rank.min(elements).min(COEFFICIENTS_MAX);
     if recipe.metric.is_some() && elements > DENSE_ELEMENTS_MAX {
-        let why = "scopes of more than 8,192 elements know no metric".to_owned();
+        let why = "scopes of more than 8,192 elements do not support a metric".to_owned();
         return Err(TrainError::Recipe { field: "metric", why });
     }
     let fitted = if elements > DENSE_ELEMENTS_MAX {
@@ -121,7 +121,7 @@ fn affordable(corpus: &Corpus<'_>, recipe: &BasisRecipe, bytes: Option<(usize, u
     parts.into_iter().find(|factors| tables(factors) <= room / 2).unwrap_or([0, 0])
 }
 
-/// What a scope's data say.
+/// The fit of a scope's data.
 struct Fitted {
     tokens: Option<TokenModel>,
     /// Basis, `[coefficient][element]`.
@@ -130,7 +130,8 @@ struct Fitted {
     spectrum: Vec<f32>,
 }
 
-/// The predictor first, then the principal components of what it leaves. Memory grows with the square of the elements.
+/// The predictor first, then the principal components of its residuals. Memory grows with the square of the
+/// elements.
 fn fit_dense(
     corpus: &Corpus<'_>,
     recipe: &BasisRecipe,
@@ -141,7 +142,7 @@ fn fit_dense(
     let elements = scope.elements();
     tell("token predictor", 0.1);
     let tokens = (recipe.token_factors != [0, 0]).then(|| TokenModel::fit(corpus, scope, recipe, None));
-    tell("covariance of what is not predicted", 0.4);
+    tell("covariance of the residuals", 0.4);
     let mut covariance = Covariance::new(elements);
     corpus.stream(scope, &corpus.fit, |mut block| {
         if let Some(tokens) = &tokens {
@@ -189,21 +190,21 @@ fn fit_wide(
     Some(Fitted { tokens, rows, spectrum })
 }
 
-/// Most elements of a scope whose covariance is held: 256 MB.
+/// Most elements of a scope whose covariance is held in memory: 256 MB.
 const DENSE_ELEMENTS_MAX: usize = 8_192;
 /// Tokens that each direction of a basis is estimated from.
 const TOKENS_PER_RANK: usize = 10;
 /// In how many steps factors are given up to a budget.
 const FACTOR_PARTS: usize = 32;
-/// What every profile may have: header, texts and a full table bank.
+/// Bytes that every profile may need: header, texts and a full table bank.
 const FIXED_BYTES: usize = 1_024 + bank_bytes(STAGE_TABLES_MAX, TRIT_TABLES_MAX);
 
-/// Bytes of a bank of so many tables, and of its shifts.
+/// Bytes of a bank with these numbers of tables, and of its shifts.
 pub(super) const fn bank_bytes(stage_tables: usize, trit_tables: usize) -> usize {
     stage_tables * (128 + 8) + trit_tables * 8
 }
 
-/// Bytes of a scope besides its coefficients and tables.
+/// Bytes of a scope without its coefficients and tables.
 pub(super) fn scope_bytes(scope: &Scope) -> usize {
     64 + 16 * scope.members.len() + 4 * scope.elements()
 }
@@ -213,7 +214,7 @@ mod tests {
     use super::*;
     use crate::common::{contexts, mixed_spec};
 
-    /// Both ways to a basis span what the data have: six hidden directions a token beneath 0.3² of noise.
+    /// Both methods for a basis span the data: six hidden directions per token under noise of 0.3².
     #[test]
     fn streaming_and_covariance_find_the_same_subspace() {
         let spec = mixed_spec(kvasir_types::KvDtype::Bf16);

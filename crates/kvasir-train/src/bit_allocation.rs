@@ -11,24 +11,25 @@ use kvasir_codec::{
 /// Share of a unit Gaussian's power that uniform quantisers of 0, 1, 2, … bits lose (Max 1960).
 const LOST: [f64; ROW_BITS_MAX as usize + 1] =
     [1.0, 0.3634, 0.1188, 0.03744, 0.01154, 0.003495, 0.00104, 3.04e-4, 8.77e-5, 2.49e-5, 7e-6, 1.9e-6];
-/// Most of a scope's power that a budget may lose: a quarter is what levels lose that nobody reads.
+/// Largest share of a scope's power that a budget may lose: a quarter is the loss of levels too coarse to be
+/// used.
 const LOST_MAX: f64 = 0.25;
-/// Bytes of a coefficient besides its row: coding, unit, bits, shift, bits of the predictor's weights.
+/// Bytes of a coefficient without its row: coding, unit, bits, shift, bits of the predictor's weights.
 const COEFFICIENT_BYTES: usize = 12 + 4 + 1 + 1 + 1;
-/// Most bits of a weight of the predictor: how many it takes is known only when the basis is.
+/// Most bits per weight of the predictor: the actual number is known only after the basis.
 const WEIGHT_BITS: usize = 8;
 
-/// What a budget buys.
+/// The result of a budget.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Allocation {
-    /// Bits of every row, leading ones first; none where not even one row fits.
+    /// Bits of every row, leading ones first; empty if not even one row fits.
     pub(super) bits: Vec<u8>,
-    /// Share of the spectrum's power that is lost: to rows that do not fit, and to the rounding of the others.
+    /// Share of the spectrum's power that is lost: in rows that do not fit, and by rounding the others.
     pub(super) lost: f64,
 }
 
-/// Bits of every row within `bytes`: as long as there is room, a bit goes to where it takes away most power a byte. What a
-/// row loses leaks out of the subspace that the basis spans, at every level.
+/// Bits of every row within `bytes`: while there is room, the next bit goes to the row where it removes the
+/// most power per byte. The loss of a row leaks out of the subspace that the basis spans, at every level.
 pub(super) fn allocate(
     spectrum: &[f32],
     elements: usize,
@@ -75,7 +76,7 @@ pub(super) fn within(bytes: usize, allocation: Allocation) -> Result<Allocation,
     if is_ruin { Err(TrainError::Budget { bytes, lost: lost as f32 }) } else { Ok(allocation) }
 }
 
-/// The basis of some rows, packed where bits are given.
+/// The basis of the given rows, packed if bits are given.
 pub(super) fn basis(rows: &[f32], elements: usize, bits: Option<&[u8]>) -> Basis {
     let Some(bits) = bits else {
         let synthesis = rows.iter().map(|v| f16::from_f32(*v)).collect();
@@ -100,7 +101,7 @@ pub(super) fn weighed_basis(metric: &Metric, scope: &Scope, rows: &[f32], bits: 
         };
     };
     let mut packed = PackedRows::quantise(&synthesis, elements, bits);
-    // Packed rows are unit vectors; here a row's length says what a step of its coefficient costs.
+    // Packed rows are unit vectors; the length of a row gives the cost of a step of its coefficient.
     for (unit, row) in packed.units.iter_mut().zip(synthesis.chunks_exact(elements)) {
         *unit *= row.iter().map(|v| v * v).sum::<f32>().sqrt();
     }

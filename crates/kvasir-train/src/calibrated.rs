@@ -1,6 +1,6 @@
-//! Profiles whose steps a model judged. A plane's cost is measured with noise, and what a codec leaves is not noise: weighing
-//! planes by it may save bits or waste them (on kvasir-tiny it wastes them: README, "What pays"). So both are trained, and
-//! what needs fewer bits is taken.
+//! Profiles whose steps are calibrated with a model. A plane's cost is measured with noise, but a codec's
+//! error is not noise: weights from it may save bits or waste them (on kvasir-tiny they waste them: README,
+//! "What pays"). So both variants are trained, and the one that needs fewer bits is used.
 
 use kvasir_types::ModelSpec;
 
@@ -10,7 +10,7 @@ use super::{
 };
 use kvasir_codec::Profile;
 
-/// Where bits are compared, in finest KL: 0.003 and 0.001 by design.
+/// KL values for the comparison, in multiples of the finest KL: 0.003 and 0.001 by design.
 const COMPARED_AT: [f32; 2] = [10.0, 10.0 / 3.0];
 
 /// See [`train_calibrated`](super::train_calibrated()).
@@ -39,11 +39,11 @@ pub(super) fn train(
         progress(what, 0.5 + at / 2.0)
     })?;
     let [weighed, alike] = [(&first, &first_kl), (&other, &other_kl)].map(|(p, kl)| bits(p, kl, finest_kl));
-    progress(&format!("bits an element, planes by their cost and alike: {weighed:.3} {alike:.3}"), 1.0);
+    progress(&format!("bits per element, planes weighted by cost and equally: {weighed:.3} {alike:.3}"), 1.0);
     Ok(if alike < weighed { other } else { first })
 }
 
-/// A profile, and the KL of its levels, which it says, too.
+/// A profile, and the KL of its levels, which it also records.
 fn of(
     spec: &ModelSpec,
     contexts: &[TrainingContext],
@@ -68,7 +68,8 @@ fn of(
     Ok((profile.with_predicted_kl(&kl)?, kl))
 }
 
-/// Bits an element at the KL where profiles are compared, their geometric mean; infinite where one is not reached.
+/// Bits per element at the KL values of the comparison, as their geometric mean; infinite if one is not
+/// reached.
 fn bits(profile: &Profile, kl: &[f32], finest_kl: f32) -> f32 {
     let bits = profile.levels().iter().map(|level| level.bits_per_element);
     let curve: Vec<_> = bits.zip(kl.iter().copied()).collect();
@@ -84,7 +85,8 @@ mod tests {
     use crate::common::{Setup, contexts};
     use kvasir_codec::KvBuffer;
 
-    /// A model whose KL is what errors in its planes cost, and that says what they cost, rightly or not.
+    /// A model whose KL equals the cost of errors in its planes, and that reports this cost, correctly or
+    /// not.
     struct Judge {
         spec: ModelSpec,
         text: TrainingContext,

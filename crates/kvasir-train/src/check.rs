@@ -1,4 +1,4 @@
-//! The held-out check: what a finished profile really costs and loses.
+//! The held-out check: the actual cost and loss of a finished profile.
 
 use std::{ops::Range, sync::Arc};
 
@@ -14,7 +14,7 @@ use kvasir_codec::{
 /// Most held-out tokens coded for the check.
 const CHECK_TOKENS_MAX: usize = 6_144;
 
-/// Encodes and decodes held-out chunks and notes bits an element and error by level.
+/// Encodes and decodes held-out chunks and records bits per element and error by level.
 pub(super) fn note_levels(
     spec: &ModelSpec,
     corpus: &Corpus<'_>,
@@ -59,7 +59,8 @@ pub(super) fn note_levels(
     Ok(Profile::assemble(parts)?)
 }
 
-/// The errors of the finest level of held-out chunks, over what `transparent` allows, as the encoder measures them; increasing.
+/// The errors of the finest level on held-out chunks, relative to the bound of `transparent`, as the encoder
+/// measures them; increasing.
 pub(super) fn finest_errors(
     spec: &ModelSpec,
     corpus: &Corpus<'_>,
@@ -120,7 +121,7 @@ fn chunks(corpus: &Corpus<'_>) -> Vec<(usize, Range<usize>)> {
     chunks
 }
 
-/// What the errors of a scope's members cost: its share of every plane's.
+/// The cost of the errors of a scope's members: its share of every plane's.
 fn scope_loss(
     spec: &ModelSpec,
     members: &[Member],
@@ -137,8 +138,8 @@ fn scope_loss(
     members.iter().map(of_member).sum()
 }
 
-/// Adds, by `2 · layer + plane`, the error of `decoded` (1 without it) times the plane's elements, so that all elements count
-/// alike.
+/// Adds, by `2 · layer + plane`, the error of `decoded` (1 without it) times the plane's elements, so that
+/// all elements have the same weight.
 fn add_scaled_powers(spec: &ModelSpec, truth: &KvBuffer, decoded: Option<&KvBuffer>, sums: &mut [f64]) {
     let sizes = spec.layers.iter().flat_map(|kv| kv.layout.planes()).map(|(heads, dim)| heads * dim);
     let errors = plane_errors(spec, truth, decoded.unwrap_or(truth));

@@ -5,10 +5,10 @@ use kvasir_codec::rans::{ALPHABET, ESCAPE};
 /// Rounds of Lloyd's algorithm; the code length moves by less than 0.1 % after a few.
 const ROUNDS: usize = 10;
 
-/// Groups distributions, given as counts, into at most `tables` sums of counts; `expected` makes of counts what is to be expected
-/// of other samples, nothing of it zero.
+/// Groups distributions, given as counts, into at most `tables` sums of counts. `expected` turns counts into
+/// the counts expected of other samples, all above zero.
 ///
-/// Returns the group of every distribution and what is expected of every group. Deterministic.
+/// Returns the group of every distribution and the expected counts of every group. Deterministic.
 pub(super) fn cluster<const N: usize>(
     counts: &[[f64; N]],
     tables: usize,
@@ -30,7 +30,7 @@ pub(super) fn cluster<const N: usize>(
             let cost = |table: &[f64; N]| table.iter().zip(counts).map(|(c, n)| c * n).sum::<f64>();
             let best = (0..tables).min_by(|a, b| cost(&costs[*a]).total_cmp(&cost(&costs[*b])));
             let best = best.unwrap_or(*group);
-            // Stay where it is as good, so that ties do not wander.
+            // Keep the group if it is equally good, so that ties do not oscillate.
             if best != *group && cost(&costs[best]) < cost(&costs[*group]) {
                 *group = best;
                 moved = true;
@@ -52,7 +52,7 @@ fn sum_groups<const N: usize>(counts: &[[f64; N]], group: &[usize], tables: usiz
     sums
 }
 
-/// Bits of each symbol under a table made of `counts`.
+/// Bits of each symbol with a table made of `counts`.
 fn costs<const N: usize>(counts: &[f64; N]) -> [f64; N] {
     let total: f64 = counts.iter().sum();
     counts.map(|n| (total / n).log2())
@@ -63,11 +63,12 @@ pub(super) fn half_more<const N: usize>(counts: &[f64; N]) -> [f64; N] {
     counts.map(|n| n + 0.5)
 }
 
-/// Most that is expected of a value, of the one next to it, where samples had none.
+/// Largest expected count of a value without samples, relative to its neighbour.
 const FALL_MAX: f64 = 0.25;
 
-/// Counts of stage symbols as of more samples: tails go on where the samples end, between an exponential's and a Gaussian's.
-/// Tables are made for those coefficients that happened to lack the same values; in other text each of these would be an escape.
+/// Counts of stage symbols, extrapolated to more samples: the tails continue where the samples end, between
+/// those of an exponential and a Gaussian. Tables are shared by coefficients that happened to lack the same
+/// values; in other text, each of these values would be an escape.
 pub(super) fn with_tails(counts: &[f64; ALPHABET]) -> [f64; ALPHABET] {
     let mut expected = half_more(counts);
     let occurred = |s: &usize| counts[*s] > 0.0;

@@ -1,5 +1,5 @@
 //! Training data as a stream of spans: un-roped, normalised, without attention sinks and without spans that
-//! hold non-finite values. Every pass reads the contexts anew, so memory does not grow with them.
+//! hold non-finite values. Every pass reads the contexts again, so memory does not grow with their number.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use kvasir_codec::authoring::{Elements, Rotations, Scope};
 const BATCH_SPANS: usize = 8;
 /// One token of five is held out.
 const HELD_OUT_SHARE: usize = 5;
-/// Fewest tokens that any statistics can be made of.
+/// Fewest tokens from which statistics can be computed.
 const TOKENS_MIN: usize = 32;
 
 /// At most a span of one context.
@@ -33,7 +33,7 @@ pub(super) struct Block {
     pub(super) previous: Vec<Option<u32>>,
 }
 
-/// The contexts, divided into what is fitted and what is held out.
+/// The contexts, divided into a training part and a held-out part.
 #[derive(Debug)]
 pub(super) struct Corpus<'a> {
     pub(super) spec: &'a ModelSpec,
@@ -46,7 +46,7 @@ pub(super) struct Corpus<'a> {
 }
 
 impl<'a> Corpus<'a> {
-    /// Checks and divides contexts. Whole contexts are held out where there are enough of them, else the ends.
+    /// Checks and divides contexts. Whole contexts are held out if there are enough of them, else their ends.
     pub(super) fn new(
         spec: &'a ModelSpec,
         contexts: &'a [TrainingContext],
@@ -96,7 +96,7 @@ impl<'a> Corpus<'a> {
         self.contexts.iter().map(|context| context.tokens.as_slice())
     }
 
-    /// How much an error of a plane costs against the average one.
+    /// The cost of an error of a plane relative to the average plane.
     pub(super) fn weight(&self, layer: usize, plane: Plane) -> f32 {
         self.weights.get(2 * layer + plane as usize).copied().unwrap_or(1.0)
     }
@@ -121,7 +121,7 @@ impl<'a> Corpus<'a> {
         }
     }
 
-    /// `None` where the segment has a non-finite value, or only exact tokens.
+    /// `None` if the segment has a non-finite value, or only exact tokens.
     fn block(&self, scope: &Scope, elements: &Elements, segment: &Segment) -> Option<Block> {
         let context = &self.contexts[segment.context];
         // A context that begins later has fewer of them, or none.

@@ -26,7 +26,7 @@ const BINS: [f32; 3] = [0.5, 1.0, 1.5];
 /// Largest quantised anchor: 8 bits.
 const ANCHOR_MAX: f32 = 127.0;
 
-/// Static mean, un-roped keys, 4 layers × plane a scope; with a token predictor where it is given factors.
+/// Static mean, un-roped keys, 4 layers × plane per scope; with a token predictor if it has factors.
 pub(super) fn draft(
     corpus: &Corpus<'_>,
     token_factors: Option<[usize; 2]>,
@@ -45,10 +45,11 @@ pub(super) fn draft(
     Draft { scopes, level_count, tables, entry_levels: true, centroids: true }
 }
 
-/// The CacheGen paper: anchors and deltas of the cache as it is, a bin per third of the layers and plane.
+/// The CacheGen paper: anchors and deltas of the unmodified cache, one bin per third of the layers and plane.
 ///
-/// The paper gives bins without saying of what; here they are multiples of a (layer, plane)'s standard
-/// deviation of deltas at the level below the finest, so that both a finer and a coarser level exist at 3:1.
+/// The paper does not say what its bins are multiples of. Here they are multiples of a (layer, plane)'s
+/// standard deviation of deltas at the level below the finest, so that both a finer and a coarser level exist
+/// at 3:1.
 pub(super) fn cachegen_draft(corpus: &Corpus<'_>, level_count: usize) -> Draft {
     let layers = corpus.spec.layers.len();
     let mut drafts = Vec::new();

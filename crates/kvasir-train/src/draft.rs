@@ -23,7 +23,7 @@ use kvasir_codec::{
 /// Most held-out coefficients kept for statistics, per scope: 256 MB.
 const RESIDUALS_MAX: usize = 1 << 26;
 
-/// A scope whose gains are those of step 1.
+/// A scope with the gains of step 1.
 #[derive(Debug)]
 pub(super) struct ScopeDraft {
     pub(super) scope: Scope,
@@ -37,7 +37,7 @@ pub(super) struct Draft {
     pub(super) level_count: usize,
     /// Most stage tables.
     pub(super) tables: usize,
-    /// Whether coefficients enter where it suits them, not all at level 0.
+    /// Whether coefficients enter at the level that suits them, not all at level 0.
     pub(super) entry_levels: bool,
     /// Whether values are read at the centroids of their cells.
     pub(super) centroids: bool,
@@ -60,8 +60,8 @@ struct ScopeStats {
 }
 
 impl Draft {
-    /// The step at which the error's power is `nmse` of the signal's, if every coefficient wider than the step
-    /// has an error of step²/12 and the others are lost: reverse water-filling on held-out variances.
+    /// The step at which the error's power is `nmse` times the signal's, if every coefficient wider than the
+    /// step has an error of step²/12 and the others are lost: reverse water-filling on held-out variances.
     pub(super) fn step_for_nmse(&self, corpus: &Corpus<'_>, nmse: f64) -> f32 {
         let (mut variances, mut lost, mut elements) = (Vec::new(), 0.0, 0usize);
         for draft in &self.scopes {
@@ -70,7 +70,8 @@ impl Draft {
             lost += outside;
             elements += draft.scope.elements();
         }
-        // Below what the truncated basis loses there is no step; a little above, it is about the loss.
+        // No step reaches an error below the truncated basis' loss; a little above it, the step is about the
+        // loss.
         let target = (nmse * elements as f64).max(1.25 * lost);
         let error = |step: f64| variances.iter().map(|v| v.min(step * step / 12.0)).sum::<f64>() + lost;
         let (mut low, mut high) = (1e-4f64, 1e2f64);
@@ -316,8 +317,8 @@ fn trit_sets(stats: &CoefficientStats) -> impl Iterator<Item = (Option<usize>, [
 
 /// Clusters the two contexts jointly: they share an id.
 fn cluster_trits(counts: &[[f64; 6]]) -> (Vec<usize>, Vec<[f64; 6]>) {
-    // One distribution of six symbols orders and compares as the pair does: the context is known to both
-    // sides, and its share differs little between coefficients that share a table.
+    // One distribution of six symbols orders and compares as the pair does: both sides know the context, and
+    // its share differs little between coefficients that share a table.
     cluster(counts, TRIT_TABLES_MAX, half_more)
 }
 
@@ -331,7 +332,7 @@ fn stage_table(expected: &[f64; ALPHABET]) -> AliasTable {
 }
 
 fn trit_table(counts: &[f64; 6]) -> TritTable {
-    // Halves come from folding signs; twice the counts are integers.
+    // Folding signs produces halves; twice the counts are integers.
     let [a, b, c, d, e, f] = counts.map(|n| (2.0 * n) as u64);
     TritTable::from_counts(&[[a, b, c], [d, e, f]])
 }

@@ -25,12 +25,12 @@ pub enum TrainError {
         /// Tokens of its KV.
         kv_tokens: usize,
     },
-    /// The recipe asks for something impossible.
+    /// The recipe is not possible.
     #[error("no profile can be trained with this {field}: {why}")]
     Recipe {
         /// The field.
         field: &'static str,
-        /// What is wrong and what would be right.
+        /// What is wrong and what would be valid.
         why: String,
     },
     /// The budget does not hold a basis that is worth having.
@@ -45,8 +45,8 @@ pub enum TrainError {
         /// Share of the power that would be lost, 0 to 1.
         lost: f32,
     },
-    /// The spec is impossible, or has no KV at all.
-    #[error("the model spec is not possible: {0}")]
+    /// The spec is invalid, or has no KV at all.
+    #[error("the model spec is invalid: {0}")]
     Spec(#[from] SpecError),
     /// The decomposition of a covariance failed.
     #[error("the covariance of scope {scope} has no eigendecomposition: is the KV constant or huge?")]

@@ -60,7 +60,7 @@ pub struct TrainingContext {
     pub kv: KvBuffer,
 }
 
-/// What kind of profile to train.
+/// The kind of profile to train.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Recipe {
     /// Static mean, identity basis: bit-exact and cheap to decode, for clients without the means for a product.
@@ -94,15 +94,16 @@ pub struct BasisRecipe {
     pub token_factors: [usize; 2],
     /// Bits of a factor of the token predictor, 2 to 8.
     pub table_bits: u8,
-    /// Fewest contexts that a token occurs in to have a row in the predictor's tables. A profile tells which tokens have rows to whoever
-    /// may read it: where it is trained of what users wrote, a rare name must have none.
+    /// A token gets a row in the predictor's tables only if it occurs in at least this many contexts. A
+    /// profile reveals to its readers which tokens have rows: if it is trained on users' text, a rare name
+    /// must have none.
     pub token_texts: usize,
-    /// Tokens stored exactly at the start of a context; `None`: as many as an oracle finds to matter, or as there are
-    /// outliers among the first ones where there is no oracle.
+    /// Tokens stored exactly at the start of a context. `None`: as many as an oracle finds significant, or
+    /// without an oracle the number of outliers among the first tokens.
     pub exact_tokens: Option<usize>,
     /// Most bytes of the profile: bases are packed to fit. `None`: f16 bases of `rank_max`.
     pub budget_bytes: Option<usize>,
-    /// Most multiply-adds of decoding a token; bounds the rank.
+    /// Most multiply-adds per decoded token; bounds the rank.
     pub budget_macs: Option<usize>,
     /// Whether keys are rotated back to position 0.
     pub unrope: bool,
@@ -110,12 +111,13 @@ pub struct BasisRecipe {
     pub levels: usize,
     /// Most tables of the stage, 1 to 128, shared by all coefficients.
     pub stage_tables: usize,
-    /// Whether wide coefficients enter below level 0 and narrow ones at a later level; else all enter at level 0.
+    /// Whether wide coefficients enter below level 0 and narrow ones at a later level; else all enter at
+    /// level 0.
     pub entry_levels: bool,
-    /// Whether values are read at the centroids of their cells; else in their middles.
+    /// Whether values are reconstructed at the centroids of their cells; else in their middles.
     pub centroids: bool,
-    /// What errors cost by direction; `None`: all directions of a plane alike. Without `budget_bytes` the analysis
-    /// matrix is stored; packed bases leave it to be derived.
+    /// The cost of errors by direction; `None`: equal in all directions of a plane. Without `budget_bytes`
+    /// the analysis matrix is stored; with packed bases, readers derive it.
     pub metric: Option<Metric>,
 }
 
@@ -141,14 +143,15 @@ impl Default for BasisRecipe {
     }
 }
 
-/// What a quality oracle (an engine) can tell the trainer: how much a profile's levels cost.
+/// A quality oracle (an engine), which measures for the trainer how much a profile's levels cost.
 pub trait QualityOracle {
-    /// Mean logit KL in nats a token of decoding held-out contexts at each level, coarsest first, against the
-    /// uncompressed cache.
+    /// Mean logit KL in nats per token of decoding held-out contexts at each level, coarsest first, against
+    /// the uncompressed cache.
     fn kl_by_level(&mut self, profile: &Profile) -> Vec<f32>;
 
-    /// Mean logit KL in nats a token of white noise in one plane of one layer, of `nmse` times the power of the plane
-    /// about its mean. `None` where the oracle cannot tell: then all planes count alike.
+    /// Mean logit KL in nats per token of white noise in one plane of one layer, with `nmse` times the power
+    /// of the plane about its mean. `None` if the oracle cannot measure it: then all planes have the same
+    /// weight.
     fn kl_of_noise(&mut self, layer: usize, plane: Plane, nmse: f32) -> Option<f32> {
         let _ = (layer, plane, nmse);
         None
@@ -159,13 +162,14 @@ pub trait QualityOracle {
 const BASIS_LEVELS: usize = 4;
 /// Levels of a direct profile.
 const DIRECT_LEVELS: usize = 3;
-/// Error of the finest level that tools ask for where nobody says better: about that of an 8-bit cache.
+/// Default error of the finest level in tools: about that of an 8-bit cache.
 pub const FINEST_NMSE: f64 = 2.5e-4;
 
-/// Trains a profile whose finest level has an error of about `finest_nmse`: its power over that of the cache about its mean. A
-/// truncated basis may not reach it; [`Profile::levels`] says what was reached on held-out text.
+/// Trains a profile whose finest level has an error of about `finest_nmse`: the power of the error over that
+/// of the cache about its mean. A truncated basis may not reach it; [`Profile::levels`] gives the error
+/// reached on held-out text.
 ///
-/// `progress` is told what is going on and how far it is, 0 to 1.
+/// `progress` receives the current step and the share done, 0 to 1.
 ///
 /// # Errors
 /// [`TrainError`]: too little or mismatched data, an impossible recipe.
@@ -187,9 +191,10 @@ pub fn train(
     session.finish(parts, step, progress)
 }
 
-/// As [`train`], with the finest step calibrated so that its KL is about `finest_kl` (3e-4 by design), and the
-/// measured KL of every level written into the profile. What errors cost by plane is measured, too; steps and bases follow
-/// these costs where that needs fewer bits than planes that all count alike. [`Recipe::CacheGen`] keeps the paper's bins.
+/// As [`train`], with the finest step calibrated so that its KL is about `finest_kl` (3e-4 by design), and
+/// the measured KL of every level written into the profile. The cost of errors by plane is measured too;
+/// steps and bases follow these costs if that needs fewer bits than equal weights. [`Recipe::CacheGen`] keeps
+/// the paper's bins.
 ///
 /// # Errors
 /// As [`train`].
@@ -247,7 +252,7 @@ impl<'a> Session<'a> {
         match self.recipe {
             // The paper's bins are in the gains.
             Recipe::CacheGen => 1.0,
-            // Nothing is quantised: a step is what predictions are rounded to.
+            // Nothing is quantised: predictions are rounded to this step.
             Recipe::Exact => lossless_level::PREDICTION_STEP,
             Recipe::Direct | Recipe::DirectExact | Recipe::Basis(_) => {
                 self.draft.step_for_nmse(&self.corpus, nmse)
@@ -255,7 +260,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// The profile of a step, without what the held-out check tells.
+    /// The profile of a step, without the results of the held-out check.
     fn parts(&self, step: f32) -> Result<ProfileParts, TrainError> {
         let mut parts = match self.recipe {
             Recipe::Exact => self.draft.without_levels(self.spec, step)?,
@@ -271,8 +276,8 @@ impl<'a> Session<'a> {
         Ok(parts)
     }
 
-    /// The profile of `parts`, which are of `step`, with what the held-out check tells. A coarsest level that is worse than
-    /// nothing, or no smaller than the next one, is left out.
+    /// The profile of `parts`, which have the step `step`, with the results of the held-out check. A coarsest
+    /// level that is worse than nothing, or no smaller than the next one, is omitted.
     fn finish(
         mut self,
         mut parts: ProfileParts,
@@ -296,8 +301,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Stores as many tokens exactly as lower the KL of the finest level, `best` without any, by more than they cost: a
-    /// token counts where it takes away a tenth of what is left.
+    /// Chooses the number of exactly stored tokens: a token is stored exactly if that removes at least a
+    /// tenth of the remaining KL of the finest level, so that its benefit exceeds its cost. `best` has none.
     fn choose_exact_tokens(
         &self,
         parts: &mut ProfileParts,
@@ -324,8 +329,8 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// The profile whose finest level has a KL of about `target`, and its step. One measurement tells the KL of four steps, a factor 3
-    /// apart: the next step is read off their line in logarithms.
+    /// The profile whose finest level has a KL of about `target`, and its step. One measurement gives the KL
+    /// of four steps, a factor 3 apart; the next step follows from a line through them in logarithms.
     fn calibrate(
         &self,
         oracle: &mut dyn QualityOracle,
@@ -364,7 +369,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// Whether nobody would read the coarsest of several lossy levels.
+/// Whether the coarsest of several lossy levels is too coarse to be used.
 fn has_idle_level(profile: &Profile) -> bool {
     /// Share of bits below which two levels are one.
     const SAME_BITS: f32 = 0.01;
@@ -377,8 +382,8 @@ fn has_idle_level(profile: &Profile) -> bool {
     }
 }
 
-/// The ratio of the step that would have a KL of `target` to the finest one, given the KL at 27, 9, 3 and 1 steps
-/// (or fewer); `None` where it is finer than the finest and the KL hardly falls any more.
+/// The ratio of the step with a KL of `target` to the finest one, given the KL at 27, 9, 3 and 1 steps (or
+/// fewer); `None` if it is finer than the finest and the KL hardly falls any more.
 fn ratio_to(kl: &[f32], target: f32) -> Option<f32> {
     /// Below this slope a truncated basis is at its floor. KL grows with the error's power, that is with slope 2.
     const FLOOR_SLOPE: f32 = 0.35;

@@ -37,7 +37,7 @@ impl Covariance {
         );
     }
 
-    /// The `rank` leading eigenvectors, `[vector][element]`, and their eigenvalues, decreasing; `None` where the
+    /// The `rank` leading eigenvectors, `[vector][element]`, and their eigenvalues, decreasing; `None` if the
     /// decomposition fails.
     pub(super) fn leading(&self, rank: usize) -> Option<(Vec<f32>, Vec<f32>)> {
         let eigen = self.sum.self_adjoint_eigen(Side::Lower).ok()?;

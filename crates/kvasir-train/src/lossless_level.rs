@@ -23,19 +23,20 @@ use kvasir_codec::{
 pub(super) const LOSSLESS_TABLES: usize = 24;
 /// Factors of the current and of the previous token.
 pub(super) const TOKEN_FACTORS: [usize; 2] = [64, 32];
-/// What predictions are rounded to where nothing is quantised, in root mean squares of a (layer, plane).
+/// Rounding of predictions if nothing is quantised, in root mean squares of a (layer, plane).
 pub(super) const PREDICTION_STEP: f32 = 1.0 / 128.0;
 /// Most tokens counted.
 const TOKENS_MAX: usize = 8_192;
 /// Widths of a cell that are tried, in powers of two about half the prediction's error.
 const FLOORS: [i32; 4] = [-1, 0, 1, 2];
-/// Bits behind an escape, where it is short.
+/// Bits after an escape, if it is short.
 const ESCAPE_BITS: f64 = 8.0;
 
-/// Adds an exact level on top of a profile's levels, or as the only one where it has none.
+/// Adds an exact level above a profile's levels, or as the only one if it has none.
 pub(super) fn add(corpus: &Corpus<'_>, mut parts: ProfileParts) -> Result<ProfileParts, TrainError> {
     let Some(float) = float_of(corpus.spec.kv_dtype) else {
-        let why = "caches of f32 and of scaled int8 values have no exact level: they are not 16-bit floats";
+        let why =
+            "caches of f32 and of scaled int8 values cannot have an exact level: they are not 16-bit floats";
         return Err(TrainError::Recipe { field: "recipe", why: why.to_owned() });
     };
     let residual = !parts.levels.is_empty();
@@ -70,7 +71,7 @@ pub(super) fn add(corpus: &Corpus<'_>, mut parts: ProfileParts) -> Result<Profil
     Ok(parts)
 }
 
-/// What is counted of one scope's elements.
+/// The counts of one scope's elements.
 struct ElementCounts {
     elements: usize,
     /// Sum of squared errors of the prediction.
@@ -145,10 +146,10 @@ impl ElementCounts {
     }
 }
 
-/// Takes a scope, a number of tokens, their values, and what is predicted of them, `[element][token]` both.
+/// Receives a scope, a number of tokens, their values, and the predictions of them, both `[element][token]`.
 type SegmentVisitor<'a> = dyn FnMut(usize, usize, &[f32], &[f32]) + 'a;
 
-/// Held-out segments, with what lies beneath the exact level.
+/// Held-out segments, with the values beneath the exact level.
 fn each_segment(
     corpus: &Corpus<'_>,
     parts: &ProfileParts,

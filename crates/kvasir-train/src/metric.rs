@@ -1,4 +1,5 @@
-//! What an error costs by its direction within a head: keys by the power of the queries, values by the output projection.
+//! The cost of an error by its direction within a head: keys by the power of the queries, values by the
+//! output projection.
 
 use std::collections::BTreeMap;
 
@@ -10,8 +11,8 @@ use kvasir_codec::authoring::Scope;
 /// Share of the mean power that is added to every direction, so that none is free.
 const RIDGE: f64 = 1e-3;
 
-/// A positive definite matrix `M = L Lᵀ` a head; an error `e` costs `eᵀ M e`. A basis that is found for `Lᵀ x` quantises
-/// alike in what an error costs.
+/// A positive definite matrix `M = L Lᵀ` per head; an error `e` costs `eᵀ M e`. In a basis computed for
+/// `Lᵀ x`, quantisation errors have the same cost in all directions.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Metric {
     /// `L`, lower triangular, `[row][column]`, by layer, plane and head.
@@ -19,9 +20,9 @@ pub struct Metric {
 }
 
 impl Metric {
-    /// Of the `[heads][dim][dim]` matrices of one (layer, plane) in un-roped coordinates, scaled to a mean of 1 on the
-    /// diagonal over its heads: what the whole plane costs is measured otherwise. `None` where one is not positive
-    /// semidefinite or all are zero.
+    /// Sets the `[heads][dim][dim]` matrices of one (layer, plane) in un-roped coordinates, scaled to a mean
+    /// of 1 on the diagonal over its heads: the cost of the whole plane is measured separately. `None` if one
+    /// is not positive semidefinite or all are zero.
     pub fn set(&mut self, layer: usize, plane: Plane, dim: usize, matrices: &[Vec<f64>]) -> Option<()> {
         let trace: f64 = matrices.iter().flat_map(|m| m.iter().step_by(dim + 1)).sum();
         let mean = trace / (matrices.len() * dim).max(1) as f64;

@@ -3,14 +3,15 @@
 use super::data::Corpus;
 use kvasir_codec::authoring::Scope;
 
-/// Smallest scale: below it a plane is constant for all purposes, and its inverse must stay finite.
+/// Smallest scale: a plane below it is constant in practice, and its inverse must stay finite.
 const SCALE_MIN: f64 = 1e-30;
 
 /// Smallest power that errors are compared with: a normal number.
 const POWER_MIN: f64 = 1e-36;
 
-/// Sets a scope's means, the powers of its (layer, plane) pairs about them, and its gains to the roots of the powers over the root of
-/// what an error costs: then equal errors in units of the gain cost alike, and one step serves all.
+/// Sets a scope's means, the powers of its (layer, plane) pairs about them, and its gains: the root of the
+/// power over the root of the cost of an error. Equal errors in units of the gain then have equal cost, and
+/// one step serves all.
 pub(super) fn set_mean_and_scale(corpus: &Corpus<'_>, scope: &mut Scope) {
     let elements = scope.elements();
     let (mut sum, mut square, mut count) = (vec![0f64; elements], vec![0f64; elements], 0u64);

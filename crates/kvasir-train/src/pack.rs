@@ -1,4 +1,5 @@
-//! An existing profile in fewer bytes: its f16 bases and its factors packed in as few bits as a budget asks for.
+//! Packs an existing profile into fewer bytes: its f16 bases and its factors in as few bits as a budget
+//! requires.
 
 use half::f16;
 
@@ -16,14 +17,16 @@ use kvasir_codec::{
 
 /// Fields of a profile's own: magic to levels, without texts, and the checksum.
 const HEADER_BYTES: usize = 96;
-/// What packing adds to the note: whose it was.
+/// Bytes that packing adds to the note: the original profile.
 const NOTE_BYTES: usize = 80;
-/// Power of a coefficient that no level codes, in squared finest steps: it is below what the coarsest level would see.
+/// Power of a coefficient that no level codes, in squared finest steps: below the resolution of the coarsest
+/// level.
 const SILENT_POWER: f64 = 0.25;
 
-/// Packs trained bases to fit a profile of `bytes`, and the token predictor's tables to `table_bits` bits; ranks fall
-/// where not all rows fit. Levels keep their steps. What they cost has to be measured again: the result says that their KL is
-/// not known, keeps the bits of the original, which are about right, and adds to their error what the basis loses.
+/// Packs trained bases to fit a profile of `bytes`, and the token predictor's tables to `table_bits` bits;
+/// ranks fall if not all rows fit. Levels keep their steps. Their cost must be measured again: the result has
+/// no KL, keeps the bits of the original, which are about right, and adds the loss of the basis to their
+/// error.
 ///
 /// # Errors
 /// [`TrainError::Recipe`] for a number of bits that is not 2 to 8, [`TrainError::Budget`].
@@ -35,7 +38,7 @@ pub fn pack(profile: &Profile, bytes: usize, table_bits: u8) -> Result<Profile, 
     loop {
         let packed = pack_to(profile, room, table_bits)?;
         let found = packed.to_bytes().len();
-        // How many bits the predictor's weights take is known only now.
+        // The number of bits of the predictor's weights is known only now.
         match room.checked_sub((found + 1).saturating_sub(bytes)) {
             Some(less) if found > bytes && less < room => room = less,
             _ if found > bytes => return Err(TrainError::Budget { bytes, lost: 1.0 }),
@@ -66,7 +69,8 @@ fn pack_to(profile: &Profile, bytes: usize, table_bits: u8) -> Result<Profile, T
     Ok(Profile::assemble(parts)?)
 }
 
-/// Packs one scope into its share of a budget, `(all bytes, its own)`. Gives the share of its power that is lost.
+/// Packs one scope into its share of a budget, `(all bytes, its own)`. Returns the share of its power that is
+/// lost.
 fn pack_scope(
     scope: &mut Scope,
     bank: &TableBank,
@@ -107,7 +111,7 @@ fn pack_scope(
     Ok(lost)
 }
 
-/// Power of what a coefficient's stage codes, in squared finest steps.
+/// Power of the coded part of a coefficient's stage, in squared finest steps.
 fn coded_power(coding: &CoefficientCoding, bank: &TableBank, levels: usize) -> f64 {
     if coding.entry == CoefficientCoding::NEVER {
         return SILENT_POWER;

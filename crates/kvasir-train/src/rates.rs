@@ -12,8 +12,8 @@ const ESCAPE_SHARE_MAX: f64 = 0.003;
 const ESCAPE_BITS: f64 = 8.0;
 /// Most bits of a stage; 16 symbols lose 0.025 bit at 2.97.
 const STAGE_BITS_MAX: f64 = 2.9;
-/// Fall of squared error per bit, in squared steps, that a coefficient must give to be coded at a level. A uniform
-/// quantiser at high rate gives `2 ln 2 / 12 = 0.116`.
+/// Smallest reduction of squared error per bit, in squared steps, for which a coefficient is coded at a
+/// level. A uniform quantiser at high rate gives `2 ln 2 / 12 = 0.116`.
 const GAIN_PER_BIT_MIN: f64 = 0.09;
 
 /// Statistics of one coefficient, coded from its entry level on.
@@ -27,11 +27,11 @@ pub(super) struct CoefficientStats {
     pub(super) inner: [f64; 6],
     /// By level; zeros at and below the entry level.
     pub(super) trits: Vec<[f64; 6]>,
-    /// By level: sum of how far values lie towards zero from `|q|` steps, in steps, and their number.
+    /// By level: sum of the distances of values from `|q|` steps towards zero, in steps, and their number.
     pub(super) pull: Vec<(f64, f64)>,
 }
 
-/// Measures a coefficient's residuals, in finest steps. `None` where no level gains by coding it. Without
+/// Measures a coefficient's residuals, in finest steps. `None` if no level gains by coding it. Without
 /// `entry_levels` all others enter at level 0.
 pub(super) fn measure(residuals: &[f32], levels: usize, entry_levels: bool) -> Option<CoefficientStats> {
     let fine: Vec<i32> = residuals.iter().map(|r| r.round_ties_even() as i32).collect();
@@ -60,7 +60,7 @@ pub(super) fn measure(residuals: &[f32], levels: usize, entry_levels: bool) -> O
     Some(stats)
 }
 
-/// The coarsest level at which coding pays; below 0 where level 0 would be too wide for a stage.
+/// The coarsest level at which coding pays; below 0 if level 0 would be too wide for a stage.
 fn entry_level(residuals: &[f32], fine: &[i32], levels: usize) -> Option<i8> {
     let power: f64 = residuals.iter().map(|r| f64::from(*r).powi(2)).sum();
     let pays = |level: &usize| {
@@ -94,8 +94,8 @@ fn histogram(fine: &[i32], up: u32) -> [f64; ALPHABET] {
     counts
 }
 
-/// Counts the digits that refine to `up` levels above the finest, folded as [`TritTable`](kvasir_codec::rans::TritTable) has them.
-/// After zero both signs count alike.
+/// Counts the digits that refine to `up` levels above the finest, folded as in
+/// [`TritTable`](kvasir_codec::rans::TritTable). After zero both signs have the same count.
 fn add_trits(fine: &[i32], up: u32, counts: &mut [f64; 6]) {
     for q in fine {
         let q = coarser_by(*q, up);

@@ -6,24 +6,25 @@ use kvasir_types::ModelSpec;
 use super::{BasisRecipe, FINEST_NMSE, QualityOracle, Recipe, TrainError, TrainingContext, train};
 use kvasir_codec::Profile;
 
-/// Contexts that trials are trained on: enough to tell candidates apart, few enough to try them all.
+/// Contexts that trials are trained on: enough to distinguish candidates, few enough to try them all.
 const TRIAL_CONTEXTS: usize = 10;
-/// NMSE that stands for the target where no oracle measures KL.
+/// NMSE that replaces the target if no oracle measures KL.
 const TARGET_NMSE: f32 = 0.05;
 
-/// One candidate and what it needs.
+/// One candidate and the bits it needs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trial {
     /// The candidate.
     pub recipe: BasisRecipe,
-    /// Bits an element at the target quality, container included; infinite where it does not reach it.
+    /// Bits per element at the target quality, container included; infinite if it does not reach it.
     pub bits_per_element: f32,
     /// Size of the trial's profile.
     pub profile_bytes: usize,
 }
 
-/// Tries scopes (all layers, half of them, one; planes joint or apart) with and without the token predictor, best first.
-/// Budgets, factors and bits are those of `base`; candidates that it does not hold are left out.
+/// Tries scopes (all layers, half of them, one; planes joint or separate) with and without the token
+/// predictor, best first. Budgets, factors and bits are those of `base`; candidates that exceed them are
+/// omitted.
 ///
 /// # Errors
 /// As [`train`]; of budgets where they hold no candidate.
@@ -39,8 +40,8 @@ pub fn search(
     let contexts = &contexts[..contexts.len().min(TRIAL_CONTEXTS)];
     let (mut trials, mut too_large) = (Vec::with_capacity(candidates.len()), None);
     for (index, recipe) in candidates.iter().enumerate() {
-        let scope = recipe.scope_layers.map_or("all layers".to_owned(), |n| format!("{n} layers a scope"));
-        let planes = if recipe.joint { "joint" } else { "apart" };
+        let scope = recipe.scope_layers.map_or("all layers".to_owned(), |n| format!("{n} layers per scope"));
+        let planes = if recipe.joint { "joint" } else { "separate" };
         let what = format!("trying {scope}, planes {planes}, token factors {:?}", recipe.token_factors);
         progress(&what, index as f32 / candidates.len() as f32);
         let profile = match train(spec, contexts, &Recipe::Basis(recipe.clone()), FINEST_NMSE, &mut |_, _| ())
@@ -83,7 +84,7 @@ fn candidates(layers: usize, base: &BasisRecipe) -> Vec<BasisRecipe> {
     scopes.into_iter().flat_map(recipe).collect()
 }
 
-/// (bits an element, loss) by level.
+/// (bits per element, loss) by level.
 fn curve(profile: &Profile, oracle: &mut Option<&mut dyn QualityOracle>) -> Vec<(f32, f32)> {
     let bits = profile.levels().iter().map(|level| level.bits_per_element);
     match oracle {
@@ -92,7 +93,8 @@ fn curve(profile: &Profile, oracle: &mut Option<&mut dyn QualityOracle>) -> Vec<
     }
 }
 
-/// Log-log between levels; beyond the coarsest it is the coarsest, beyond the finest there is nothing.
+/// Log-log interpolation between levels. Beyond the coarsest level it is the coarsest; beyond the finest
+/// there is no value.
 pub(super) fn bits_at(curve: &[(f32, f32)], target: f32) -> Option<f32> {
     let first = curve.first().filter(|(_, loss)| *loss <= target).map(|(bits, _)| *bits);
     first.or_else(|| {

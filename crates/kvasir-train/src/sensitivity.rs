@@ -1,4 +1,4 @@
-//! What an error costs by where it is, measured on the model (bitstream design §3: "Gain").
+//! The cost of an error by its position, measured on the model (bitstream design §3: "Gain").
 
 use kvasir_types::{KvLayout, ModelSpec, Plane, Quality};
 
@@ -12,7 +12,7 @@ const TEST_NMSE: f32 = 0.02;
 /// No plane counts less than this share of the average: a measurement of nearly nothing is mostly noise.
 const LEAST: f32 = 0.02;
 
-/// Nats a token and unit of NMSE, by `2 · layer + plane`; empty where nothing was measured.
+/// Nats per token and unit of NMSE, by `2 · layer + plane`; empty if nothing was measured.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Sensitivity {
     absolute: Vec<f32>,
@@ -20,17 +20,18 @@ pub(super) struct Sensitivity {
 }
 
 impl Sensitivity {
-    /// All planes alike.
+    /// All planes have the same weight.
     pub(super) fn unknown() -> Self {
         Self::default()
     }
 
-    /// By what [`Quality::Transparent`] allows: an error costs the more, the smaller its bound.
+    /// By the bounds of [`Quality::Transparent`]: the smaller a plane's bound, the higher the cost of an
+    /// error.
     pub(super) fn of_bounds(spec: &ModelSpec) -> Self {
         let planes = spec.layers.iter().flat_map(|kv| Plane::ALL.map(|plane| (kv.layout, plane)));
         let cost = |(layout, plane): (KvLayout, Plane)| {
             let (heads, dim) = layout.planes()[plane as usize];
-            // As `relative` wants it: of a whole plane.
+            // As `relative` expects it: for a whole plane.
             (heads * dim) as f32 / Quality::transparent_error(layout, plane) as f32
         };
         Self { absolute: Vec::new(), relative: relative(spec, &planes.map(cost).collect::<Vec<_>>()) }
@@ -44,7 +45,7 @@ impl Sensitivity {
     ) -> Self {
         let mut absolute = Vec::with_capacity(2 * spec.layers.len());
         for (layer, kv) in spec.layers.iter().enumerate() {
-            progress("measuring what errors cost by layer", 0.05 * layer as f32 / spec.layers.len() as f32);
+            progress("measuring the cost of errors by layer", 0.05 * layer as f32 / spec.layers.len() as f32);
             for plane in Plane::ALL {
                 let (heads, dim) = kv.layout.planes()[plane as usize];
                 let kl =
@@ -64,7 +65,7 @@ impl Sensitivity {
         Self { relative: Vec::new(), ..self }
     }
 
-    /// What a profile says of it.
+    /// The note about it in a profile.
     pub(super) fn note(&self) -> &'static str {
         match (self.absolute.is_empty(), self.relative.is_empty()) {
             (true, true) => "",
@@ -84,7 +85,7 @@ impl Sensitivity {
         &self.relative
     }
 
-    /// Loss of a unit of NMSE in a plane: nats a token where it was measured, else 1.
+    /// Loss of a unit of NMSE in a plane: nats per token if it was measured, else 1.
     pub(super) fn loss(&self, layer: usize, plane: Plane) -> f64 {
         self.absolute.get(2 * layer + plane as usize).map_or(1.0, |loss| f64::from(*loss))
     }

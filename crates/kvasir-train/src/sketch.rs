@@ -61,8 +61,8 @@ impl SketchedCovariance {
         }
     }
 
-    /// The `rank` leading directions, `[direction][element]`, and the sums of squares along them, decreasing; `None` where
-    /// the decomposition fails.
+    /// The `rank` leading directions, `[direction][element]`, and the sums of squares along them, decreasing;
+    /// `None` if the decomposition fails.
     pub fn finish(self, rank: usize) -> Option<(Vec<f32>, Vec<f32>)> {
         let eigen = self.gram.self_adjoint_eigen(Side::Lower).ok()?;
         let (width, elements) = (self.subspace.ncols(), self.subspace.nrows());
@@ -112,7 +112,7 @@ mod tests {
         (0..10).for_each(|seed| inside.add(&batch(seed)));
         let (rows, spectrum) = inside.finish(RANK).expect("decomposes");
         assert!(spectrum.is_sorted_by(|a, b| a >= b));
-        // What fresh rows lose outside the found subspace is the noise: a part in 10,000 of their power and no more.
+        // Fresh rows lose only noise outside the found subspace: at most a part in 10,000 of their power.
         let fresh = batch(99);
         let (mut power, mut kept) = (0f64, 0f64);
         for row in fresh.chunks_exact(ELEMENTS) {

@@ -1,4 +1,4 @@
-//! Many recipes on the same data and at the same steps: what a feature is worth.
+//! Trains many recipes on the same data with the same steps, to measure the value of a feature.
 
 use kvasir_types::ModelSpec;
 
@@ -7,7 +7,7 @@ use super::{
 };
 use kvasir_codec::Profile;
 
-/// Contexts and what errors cost in each plane, measured once.
+/// Contexts and the cost of errors in each plane, measured once.
 #[derive(Debug)]
 pub struct Study<'a> {
     spec: &'a ModelSpec,
@@ -53,7 +53,7 @@ impl<'a> Study<'a> {
         planes_alike: bool,
         progress: &mut dyn FnMut(&str, f32),
     ) -> Result<Profile, TrainError> {
-        // What is stored exactly is part of the recipe here, not a finding.
+        // The number of exact tokens is part of the recipe here, not a result.
         let recipe = BasisRecipe { exact_tokens: recipe.exact_tokens.or(Some(0)), ..recipe.clone() };
         let recipe = Recipe::Basis(recipe);
         let sensitivity = if planes_alike { Sensitivity::unknown() } else { self.sensitivity.clone() };

@@ -6,7 +6,7 @@ use super::{Recipe, Session, TrainingContext, sensitivity::Sensitivity};
 use crate::TrainError;
 use kvasir_codec::Profile;
 
-/// Error whose step a sweep's factors are of.
+/// Error of the step for which a sweep's factors are defined.
 const SWEPT_NMSE: f64 = 0.01;
 
 /// As [`train`](super::train()), with every step `factor` times that of an error of 1 %; [`Recipe::CacheGen`] sweeps the paper's bins

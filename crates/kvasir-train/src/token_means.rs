@@ -12,9 +12,9 @@ use kvasir_codec::{
     limits::VOCABULARY_MAX,
 };
 
-/// Most rows of a table for every token that training saw: the ids below the largest that it did not see have rows of
-/// zeros. Ids that lie further apart (hashes, or the positions that stand for tokens in thinned caches) have none and
-/// are predicted by the mean.
+/// Most table rows per distinct token in training; ids below the largest one that did not occur have rows of
+/// zeros. Ids that are further apart (hashes, or the positions that represent tokens in thinned caches) have
+/// no rows and are predicted by the mean.
 const ROWS_A_TOKEN: usize = 16;
 
 /// Which token a table is indexed by.
@@ -155,7 +155,7 @@ mod tests {
         let rows = |tokens: &[u32]| ids_with_rows([tokens].into_iter(), 1).last().map_or(0, |id| id + 1);
         assert_eq!(rows(&(0..2_048).collect::<Vec<_>>()), 2_048);
         assert_eq!(rows(&[3, 15, 3]), 16, "two ids may have 32 rows");
-        // A thousand ids spread over 2^20, as hashes are: nothing but what lies near zero by chance.
+        // A thousand ids spread over 2^20, like hashes: only a few are near zero, by chance.
         let hashes: Vec<u32> = (1..=1_000u32).map(|i| i.wrapping_mul(2_654_435_761) >> 12).collect();
         assert!(rows(&hashes) <= 16_000, "{}", rows(&hashes));
         // A vocabulary with a stray id far above it keeps its rows.

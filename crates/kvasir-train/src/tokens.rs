@@ -20,14 +20,14 @@ pub(super) struct TokenModel {
     bits: u8,
     /// Whether directions are of coefficients of the basis, not of elements.
     in_basis: bool,
-    /// `[factor][element]`: what one unit of a factor means.
+    /// `[factor][element]`: the meaning of one unit of a factor.
     directions: Vec<f32>,
 }
 
 impl TokenModel {
-    /// Fits both tables by back-fitting: each explains what the other leaves.
-    /// Of the scope's elements, or of their coefficients in a basis of so many rows where that is given: then memory grows
-    /// with the rank only.
+    /// Fits both tables by back-fitting: each explains the residuals of the other. The tables predict the
+    /// scope's elements, or their coefficients in a basis of this many rows if given: then memory grows only
+    /// with the rank.
     pub(super) fn fit(
         corpus: &Corpus<'_>,
         scope: &Scope,
@@ -78,7 +78,8 @@ impl TokenModel {
         self.factors.iter().map(|count| self.vocabulary * packed_bytes(*count, self.bits)).sum()
     }
 
-    /// Predictions of a block, `[token][element]`, as the integer predictor will make them but for rounding.
+    /// Predictions of a block, `[token][element]`, as the integer predictor will make them except for
+    /// rounding.
     pub(super) fn predict(&self, block: &Block, elements: usize) -> Vec<f32> {
         let count = self.factors[0] + self.factors[1];
         let mut codes = vec![0f32; block.current.len() * count];
@@ -124,7 +125,7 @@ impl TokenModel {
     }
 }
 
-/// A token's factors; zeros where it has none.
+/// A token's factors; zeros if it has none.
 fn fill(row: &mut [f32], codes: &[i8], token: Option<u32>) {
     let Some(token) = token else { return };
     let start = (token as usize).saturating_mul(row.len());

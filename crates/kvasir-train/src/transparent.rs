@@ -10,13 +10,15 @@ const ROUNDS: usize = 4;
 /// Share of held-out chunks that keep the bound. A client stores the others with the model's first profile, at twice the size: a
 /// step for the last of them would cost all others more.
 const SHARE: f64 = 0.95;
-/// The chunk at that share has at least this part of the bound: what is finer costs bits that nobody asked for.
+/// The chunk at that share must use at least this part of the bound: a finer level costs bits without a
+/// benefit.
 const LEAST: f64 = 0.8;
-/// What a round aims at.
+/// The target of a round.
 const AIM: f64 = 0.9;
 
-/// Trains a profile whose finest level is [`Quality::Transparent`] in nineteen of twenty held-out chunks, by the errors that the
-/// encoder measures. Each level below has steps three times as wide: `balanced`, `small`, and one below all names.
+/// Trains a profile whose finest level is [`Quality::Transparent`] in nineteen of twenty held-out chunks, by
+/// the errors that the encoder measures. Each level below has steps three times as wide: `balanced`, `small`,
+/// and one below all names.
 ///
 /// A truncated basis may not reach it; encoders measure each chunk, so what is stored with the profile says so.
 ///
@@ -46,7 +48,8 @@ pub fn train_transparent(
     session.finish(parts, step, progress)
 }
 
-/// The error over power at which all planes are at their bounds, as a mean over elements that are scaled by what errors cost.
+/// The error over power at which all planes are at their bounds, as a mean over elements scaled by the cost
+/// of errors.
 fn mean_bound(spec: &ModelSpec) -> f64 {
     let planes = spec.layers.iter().flat_map(|kv| Plane::ALL.map(|plane| (kv.layout, plane)));
     let (mut elements, mut costs) = (0.0, 0.0);

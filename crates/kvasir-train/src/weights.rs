@@ -2,12 +2,12 @@
 
 use kvasir_codec::{authoring::TokenPredictor, limits::TOKEN_SHIFT_MAX};
 
-/// Error of a prediction by the rounding of its matrix, in squared finest steps: beside the quantiser's own 1/12 it
-/// costs under 0.02 bits.
+/// Error of a prediction by the rounding of its matrix, in squared finest steps: added to the quantiser's own
+/// 1/12 it costs under 0.02 bits.
 const MATRIX_ERROR_MAX: f64 = 0.02;
 
-/// Gives a predictor with tables its weights, `[coefficient][factor]` in finest steps; each coefficient's get as few
-/// bits as leave the error of its prediction small against a step.
+/// Sets the weights of a predictor with tables, `[coefficient][factor]` in finest steps. Each coefficient's
+/// weights get the fewest bits that keep the error of its prediction small against a step.
 pub(super) fn set_weights(mut predictor: TokenPredictor, weights: &[f32], rank: usize) -> TokenPredictor {
     let (count, powers) = (predictor.factor_count(), factor_powers(&predictor));
     predictor.matrix = vec![0; count * rank];
@@ -26,8 +26,9 @@ pub(super) fn set_weights(mut predictor: TokenPredictor, weights: &[f32], rank: 
     predictor
 }
 
-/// A predictor of an existing profile with tables of fewer bits, and the power of every coefficient's prediction in
-/// squared finest steps. Tokens count alike: how often they occur is not in a profile.
+/// The predictor of an existing profile with tables of fewer bits, and the power of every coefficient's
+/// prediction in squared finest steps. All tokens have the same weight: a profile does not record how often
+/// they occur.
 pub(super) fn repack(token: &TokenPredictor, bits: u8) -> (TokenPredictor, Vec<f64>) {
     let (rank, alike) = (token.shifts.len(), vec![1; token.vocabulary]);
     let limit = weight_limit(bits);
@@ -70,12 +71,13 @@ fn factor_powers(predictor: &TokenPredictor) -> Vec<f64> {
     powers
 }
 
-/// Largest magnitude of a weight of so many bits.
+/// Largest magnitude of a weight with this many bits.
 fn weight_limit(bits: u8) -> f32 {
     ((1i32 << bits.max(1) >> 1) - 1) as f32
 }
 
-/// Bits and shift of one coefficient's weights: the fewest bits whose rounding stays below [`MATRIX_ERROR_MAX`].
+/// Bits and shift of one coefficient's weights: the fewest bits whose rounding error stays below
+/// [`MATRIX_ERROR_MAX`].
 fn weight_bits(row: &[f32], powers: &[f64]) -> (u8, u8) {
     let largest = row.iter().fold(0f32, |m, v| m.max(v.abs()));
     let power = |scale: f64| powers.iter().sum::<f64>() * scale;

@@ -1,4 +1,4 @@
-//! The `seq_hash` chain: what makes two prefixes the same.
+//! The `seq_hash` chain, which identifies prefixes.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ fn put_field(rest: &mut &mut [u8], bytes: &[u8]) {
 
 /// Keys the block hashes of a namespace and model; derived from their [`RootHash`].
 ///
-/// Without it nobody can check a guessed text against hashes. Chunk objects carry it, and nothing else does.
+/// Without it, a guessed text cannot be checked against hashes. Only chunk objects contain it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ChainKey([u8; 32]);
 
@@ -47,7 +47,7 @@ impl fmt::Debug for ChainKey {
     }
 }
 
-/// Where a chunk joins its chain: what its tokens have to be hashed with.
+/// The position at which a chunk joins its chain: the inputs for hashing its tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChainLink {
     /// The key of the chain's hashes.
@@ -65,8 +65,8 @@ impl ChainLink {
     /// The hash of a block of 1 to [`BLOCK_TOKENS`] tokens that follows `self.parent`:
     /// `H keyed by self.key(parent, tokens as u32 LE, digest of the block's non-token inputs)`.
     ///
-    /// The number of tokens enters the hash, so a shorter tail never equals a full block. `extra` is empty when the block
-    /// has no images or other non-token inputs.
+    /// The hash includes the number of tokens, so a shorter tail never equals a full block. `extra` is empty
+    /// if the block has no images or other non-token inputs.
     pub fn next(&self, tokens: &[u32], extra: &[u8]) -> SeqHash {
         debug_assert!((1..=BLOCK_TOKENS).contains(&tokens.len()), "a block has 1 to 16 tokens");
         let mut message = [0; BLOCK_MESSAGE_BYTES];
@@ -98,8 +98,8 @@ impl ChainLink {
 impl RootHash {
     /// `H("kvasir/2", tenant, namespace, salt, model_id)`, every field length-prefixed.
     ///
-    /// Only the server calls this: the salt never leaves it. Callers get the root from
-    /// `POST /v1/namespaces` and hash by themselves from then on.
+    /// Only the server calls this: the salt never leaves it. Callers get the root from `POST /v1/namespaces`
+    /// and compute hashes themselves from then on.
     pub fn derive(tenant: &str, namespace: &str, salt: &[u8], model_id: &ModelId) -> Self {
         FieldHasher::new("kvasir/2")
             .field(tenant.as_bytes())
@@ -110,12 +110,13 @@ impl RootHash {
             .into()
     }
 
-    /// What the hashes of this root's chains are keyed by.
+    /// The key of the hashes in this root's chains.
     pub fn chain_key(&self) -> ChainKey {
         ChainKey(blake3::derive_key("kvasir 2 chain key", self.as_bytes()))
     }
 
-    /// What stands before a context's first block. The root itself is in no object, row, name or journal entry.
+    /// The parent of a context's first block. The root itself occurs in no object, row, name or journal
+    /// entry.
     pub fn first_parent(&self) -> [u8; 32] {
         blake3::derive_key("kvasir 2 first parent", self.as_bytes())
     }
@@ -138,8 +139,8 @@ impl TokenChain {
         Self { start, blocks: start.blocks(tokens).collect(), token_count: tokens.len() }
     }
 
-    /// Makes this the chain of `tokens`, which share with the former ones all that both have: a sequence that grew, or a prefix
-    /// of it. Only blocks that are new or partial are hashed.
+    /// Changes the chain to that of `tokens`, which must equal the former tokens as far as both extend: a
+    /// sequence that grew, or a prefix of it. Only new and partial blocks are hashed.
     pub fn resize(&mut self, tokens: &[u32]) {
         let shared = self.token_count.min(tokens.len());
         let unchanged = if self.token_count == tokens.len() {
@@ -164,18 +165,18 @@ impl TokenChain {
         self.token_count
     }
 
-    /// Tokens covered by blocks `0..=index` (all of them when `index` is past the end).
+    /// Tokens covered by blocks `0..=index` (all of them if `index` is beyond the end).
     pub fn tokens_through(&self, index: usize) -> usize {
         index.saturating_add(1).saturating_mul(BLOCK_TOKENS).min(self.token_count)
     }
 
-    /// Where a chunk after the first `tokens` tokens joins the chain, or `None` where no block ends there.
+    /// The link of a chunk that starts after the first `tokens` tokens, or `None` if no block ends there.
     pub fn link(&self, tokens: usize) -> Option<ChainLink> {
         Some(ChainLink { parent: self.prefix_hash(tokens)?, ..self.start })
     }
 
-    /// Identity of the prefix of `tokens` tokens, or `None` where no block ends there. That of the empty prefix is
-    /// [`RootHash::first_parent`].
+    /// Identity of the prefix of `tokens` tokens, or `None` if no block ends there. For the empty prefix, it
+    /// is [`RootHash::first_parent`].
     pub fn prefix_hash(&self, tokens: usize) -> Option<[u8; 32]> {
         if tokens == 0 {
             return Some(self.start.parent);

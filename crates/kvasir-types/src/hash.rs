@@ -6,11 +6,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A string that is not 64 hex digits.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("expected 64 hex digits, found {found_chars} characters{}", if *.bad_digit { ", some of them no hex digits" } else { "" })]
+#[error("expected 64 hex digits, found {found_chars} characters{}", if *.bad_digit { ", some of them not hex digits" } else { "" })]
 pub struct ParseHashError {
-    /// Length of what was found.
+    /// Number of characters found.
     pub found_chars: usize,
-    /// Whether a character was no hex digit.
+    /// Whether any of them was not a hex digit.
     pub bad_digit: bool,
 }
 
@@ -50,8 +50,8 @@ const fn digit(character: u8) -> Option<u8> {
     }
 }
 
-/// 64 lower-case hex digits. An answer to a lookup has hundreds of hashes: formatting them byte by byte through `write!`
-/// would be half of its time.
+/// 64 lower-case hex digits. A lookup's response has hundreds of hashes: formatting them byte by byte with
+/// `write!` would take half of its time.
 struct Hex([u8; 64]);
 
 impl Hex {
@@ -69,7 +69,7 @@ impl Hex {
     }
 }
 
-/// Takes a hash in where it stands, without a string of its own.
+/// Parses a hash from the borrowed text, without an intermediate string.
 struct HexVisitor;
 
 impl serde::de::Visitor<'_> for HexVisitor {
@@ -148,11 +148,11 @@ macro_rules! hash_type {
 }
 
 hash_type! {
-    /// Identity of a [`ModelSpec`](crate::ModelSpec): engines that agree on it may share bytes.
+    /// Identity of a [`ModelSpec`](crate::ModelSpec): engines with equal ids may share bytes.
     ModelId
 }
 hash_type! {
-    /// What the token chains of a namespace and model are derived from: binds tenant, namespace, server-held salt and
+    /// The root of a namespace's and model's token chains: binds tenant, namespace, server-held salt and
     /// model.
     RootHash
 }

@@ -1,4 +1,4 @@
-//! Names that people choose: tenants, namespaces, labels.
+//! Names of tenants, namespaces and labels.
 
 use std::{fmt, str::FromStr};
 
@@ -7,24 +7,24 @@ use serde::{Deserialize, Serialize};
 use crate::NAME_BYTES_MAX;
 
 /// A tenant, namespace or replica name: 1 to [`NAME_BYTES_MAX`] characters of `a-z A-Z 0-9 . _ -`, not
-/// starting with a dot, so that it is one harmless path segment on every store.
+/// starting with a dot, so that it is a safe path segment on every store.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Name(String);
 
-/// A name that is not allowed, and why.
+/// Why a name is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {
     /// Empty or longer than [`NAME_BYTES_MAX`].
-    #[error("a name has 1 to {NAME_BYTES_MAX} bytes, this one has {bytes}")]
+    #[error("a name must have 1 to {NAME_BYTES_MAX} bytes; this one has {bytes}")]
     Length {
         /// Length found.
         bytes: usize,
     },
     /// A character outside the alphabet, or a leading dot.
-    #[error("a name consists of a-z A-Z 0-9 . _ - and does not start with a dot: {found:?} is not allowed")]
+    #[error("a name must consist of a-z A-Z 0-9 . _ - and not start with a dot: {found:?} is not allowed")]
     Character {
-        /// The first offending character.
+        /// The first invalid character.
         found: char,
     },
 }

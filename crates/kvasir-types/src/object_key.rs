@@ -1,4 +1,4 @@
-//! Keys that callers choose for opaque objects.
+//! Keys of opaque objects, chosen by callers.
 
 use std::{fmt, str::FromStr};
 
@@ -19,10 +19,10 @@ use crate::{ChainKey, ModelId, OBJECT_KEY_BYTES_MAX, SeqHash, hash::FieldHasher}
 #[serde(try_from = "String", into = "String")]
 pub struct ObjectKey(String);
 
-/// A key that is empty, too long, or one of the two that paths lose.
+/// A key that is empty, too long, or one of the two path segments that URLs drop.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "an object's key has 1 to {OBJECT_KEY_BYTES_MAX} bytes and is not . or .., this one has {bytes} bytes"
+    "an object's key must have 1 to {OBJECT_KEY_BYTES_MAX} bytes and not be . or ..; this one has {bytes} bytes"
 )]
 pub struct ObjectKeyError {
     /// Length found.
@@ -67,14 +67,14 @@ impl fmt::Display for ObjectKey {
 }
 
 impl ModelId {
-    /// Stands where a model's id stands, for objects that are named by keys and belong to no model. It is text, and the id of no
-    /// spec: those are hashes.
+    /// Replaces a model's id for objects that are named by keys and belong to no model. It is text and cannot
+    /// be the id of a spec: those are hashes.
     pub const OPAQUE: Self = Self::of_bytes(*b"kvasir/2: objects named by keys.");
 }
 
 impl ChainKey {
-    /// Identity of the opaque object with this key: `H keyed by self("kvasir/2/object", key)`. Like the hash of a block, it lets
-    /// nobody check a guessed key who does not have the namespace's root.
+    /// Identity of the opaque object with this key: `H keyed by self("kvasir/2/object", key)`. As with block
+    /// hashes, a guessed key can only be checked with the namespace's root.
     pub fn object(&self, key: &ObjectKey) -> SeqHash {
         FieldHasher::keyed(self.as_bytes(), "kvasir/2/object").field(key.as_str().as_bytes()).finish().into()
     }

@@ -1,4 +1,4 @@
-//! Quality by name, and the error that the names bound.
+//! Named qualities, and the error that they bound.
 
 use std::{fmt, str::FromStr, sync::LazyLock};
 
@@ -21,14 +21,14 @@ pub enum Quality {
     Small,
 }
 
-/// What `transparent` allows keys: the power of their error over that of the keys about their mean. They cost more than
-/// values, because they go through a softmax.
+/// Error of keys that `transparent` allows: its power relative to the power of the keys about their mean.
+/// Keys need a smaller error than values, because they pass through a softmax.
 const KEY_ERROR: f64 = 2.5e-4;
-/// The same of values.
+/// The same for values.
 const VALUE_ERROR: f64 = 1e-3;
 
 impl Quality {
-    /// All names, best first.
+    /// All qualities, best first.
     pub const ALL: [Self; 4] = [Self::Exact, Self::Transparent, Self::Balanced, Self::Small];
 
     /// The largest error of this quality.
@@ -42,15 +42,15 @@ impl Quality {
         }
     }
 
-    /// The best quality that an error has; `None` where it is above all bounds or not known.
+    /// The best quality that an error satisfies; `None` if it exceeds all bounds or is unknown.
     pub fn of(error: LevelError) -> Option<Self> {
         Self::ALL.into_iter().find(|quality| error <= quality.error_max())
     }
 
-    /// What `transparent` allows a plane of a layer, in power of the error over power of the plane.
+    /// The bound of `transparent` for a plane of a layer: error power relative to the power of the plane.
     pub const fn transparent_error(layout: KvLayout, plane: Plane) -> f64 {
         match (layout, plane) {
-            // A latent row is keys and values at once.
+            // A latent row contains keys and values.
             (KvLayout::Mla { .. }, _) | (_, Plane::K) => KEY_ERROR,
             _ => VALUE_ERROR,
         }
@@ -73,9 +73,9 @@ impl fmt::Display for Quality {
     }
 }
 
-/// A word that names no quality.
+/// A word that is not a quality.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no quality is called {0:?}; there are exact, transparent, balanced and small")]
+#[error("{0:?} is not a quality; use exact, transparent, balanced or small")]
 pub struct QualityError(String);
 
 impl FromStr for Quality {
@@ -89,15 +89,16 @@ impl FromStr for Quality {
     }
 }
 
-/// The error of a level of a chunk: the worst that was measured in any of its heads, over what `transparent` allows there.
+/// The error of a level of a chunk: the largest measured in any of its heads, relative to the bound of
+/// `transparent` there.
 ///
-/// It is kept in steps of an eighth of an octave (9 %), rounded up. Larger errors compare as greater; one that is not known is the
-/// greatest.
+/// Stored in steps of an eighth of an octave (9 %), rounded up. Larger errors compare as greater; an unknown
+/// error is the greatest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LevelError(u8);
 
 impl LevelError {
-    /// Of the step that stands for 1.
+    /// The step that stands for 1.
     const ONE: u8 = 128;
     const STEPS_AN_OCTAVE: f64 = 8.0;
 
@@ -116,11 +117,11 @@ impl LevelError {
             return Self::NONE;
         }
         let step = round(f64::from(Self::ONE) + Self::STEPS_AN_OCTAVE * error.log2());
-        // NaN is not known, either.
+        // NaN is unknown as well.
         if step < f64::from(u8::MAX) { Self((step as u8).max(1)) } else { Self::UNKNOWN }
     }
 
-    /// The error; `None` where it is not known.
+    /// The error; `None` if it is unknown.
     pub fn get(self) -> Option<f64> {
         match self {
             Self::UNKNOWN => None,
@@ -129,12 +130,12 @@ impl LevelError {
         }
     }
 
-    /// The byte that objects carry.
+    /// The byte in objects.
     pub const fn to_byte(self) -> u8 {
         self.0
     }
 
-    /// The error of a byte that an object carries.
+    /// The error of a byte in an object.
     pub const fn from_byte(byte: u8) -> Self {
         Self(byte)
     }
@@ -149,22 +150,22 @@ impl fmt::Display for LevelError {
     }
 }
 
-/// What KV has lost, against KV that was computed of the text alone.
+/// The loss of KV compared with KV computed from the text alone.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Loss {
-    /// Predicted logit KL in nats a token, as far as profiles know it.
+    /// Predicted logit KL in nats per token, as far as profiles know it.
     pub kl: f64,
-    /// The worst error that was measured.
+    /// The largest measured error.
     pub error: LevelError,
-    /// How many times KV was computed over lossy KV, this included.
+    /// Length of the chain of computations over lossy KV, including this one.
     pub hops: u8,
 }
 
 impl Loss {
-    /// Nothing: computed of the text, or loaded bit for bit.
+    /// No loss: computed from the text, or loaded bit for bit.
     pub const NONE: Self = Self { kl: 0.0, error: LevelError::NONE, hops: 0 };
 
-    /// The worst of both, in every respect.
+    /// The larger of both, in each respect.
     pub fn worst(self, other: Self) -> Self {
         Self {
             kl: self.kl.max(other.kl),
@@ -173,7 +174,8 @@ impl Loss {
         }
     }
 
-    /// Of a chunk that was computed over KV with this loss, decoded at a level with this predicted KL and error.
+    /// The loss of a chunk that was computed over KV with this loss, and decoded at a level with this
+    /// predicted KL and error.
     pub fn through(self, kl: f64, error: LevelError) -> Self {
         Self {
             kl: self.kl + kl,
@@ -183,7 +185,7 @@ impl Loss {
     }
 }
 
-/// Enough to tell the steps apart.
+/// Enough digits to distinguish the steps.
 fn three_digits(error: f64) -> f64 {
     if error == 0.0 {
         return 0.0;
@@ -192,10 +194,10 @@ fn three_digits(error: f64) -> f64 {
     (error * scale).round() / scale
 }
 
-/// As a number, `null` where it is not known.
+/// A number, or `null` if unknown.
 impl Serialize for LevelError {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        // A lookup's answer has hundreds of them.
+        // A lookup's response has hundreds of them.
         static NUMBERS: LazyLock<[Option<f64>; 256]> =
             LazyLock::new(|| std::array::from_fn(|byte| LevelError(byte as u8).get().map(three_digits)));
         NUMBERS[usize::from(self.0)].serialize(serializer)
@@ -214,8 +216,8 @@ impl utoipa::PartialSchema for LevelError {
     fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
         use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type, schema::SchemaType};
         let types = SchemaType::from_iter([Type::Number, Type::Null]);
-        let about = "An error over what `transparent` allows: at most 0 is `exact`, 1 `transparent`, 10 `balanced`, 100 `small`; \
-                     null where it is not known.";
+        let about = "An error relative to the bound of `transparent`: at most 0 is `exact`, 1 `transparent`, 10 `balanced`, 100 `small`; \
+                     null if unknown.";
         RefOr::T(Schema::Object(ObjectBuilder::new().schema_type(types).description(Some(about)).build()))
     }
 }

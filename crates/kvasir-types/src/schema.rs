@@ -1,4 +1,4 @@
-//! Schemas of the types that have a text form of their own.
+//! Schemas of types that serialise as text.
 
 use utoipa::openapi::{ObjectBuilder, RefOr, Schema, Type};
 

@@ -4,7 +4,7 @@ use std::{fmt, ops::Range};
 
 use serde::{Deserialize, Serialize};
 
-/// A quality level; 0 is the coarsest, each next one divides the quantiser step by three.
+/// A quality level; 0 is the coarsest, and each further one divides the quantiser step by three.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -41,7 +41,7 @@ impl Plane {
     pub const ALL: [Self; 2] = [Self::K, Self::V];
 }
 
-/// Where bytes live, in the vocabulary of prefix-aware routers.
+/// Where bytes are located, in the terms of prefix-aware routers.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -62,7 +62,7 @@ pub enum Medium {
 pub struct TokenRange {
     /// First token.
     pub start: u64,
-    /// One past the last token; never below `start` in a range this workspace builds.
+    /// One past the last token; never below `start` in a range that this workspace builds.
     pub end: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Project chores with logic in them; plain commands live in `.ci/run`.
+//! Project tasks that need code; plain commands are in `.ci/run`.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, reason = "a command line tool talks on stdout")]
 
@@ -27,7 +27,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// Rewrites the golden vectors; the ignored tests that own their definition do it.
+/// Rewrites the golden vectors by running the ignored tests that define them.
 fn golden() -> Result<()> {
     let cargo = option_env!("CARGO").unwrap_or("cargo");
     let tests = ["test", "-p", "kvasir-codec", "--test", "golden", "--test", "profile_golden"];
@@ -40,10 +40,10 @@ fn golden() -> Result<()> {
 
 fn repository_root() -> Result<PathBuf> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    Ok(here.ancestors().nth(2).context("xtask lies in crates/xtask")?.to_path_buf())
+    Ok(here.ancestors().nth(2).context("xtask must be in crates/xtask")?.to_path_buf())
 }
 
-/// Files of the repository below `root` that end in `.{extension}`, sorted; build output is left out.
+/// Files of the repository below `root` that end in `.{extension}`, sorted, without build output.
 fn files(root: &Path, extension: &str) -> Result<Vec<PathBuf>> {
     let (mut found, mut folders) = (Vec::new(), vec![root.to_path_buf()]);
     while let Some(folder) = folders.pop() {

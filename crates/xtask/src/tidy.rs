@@ -1,4 +1,4 @@
-//! Rules that no compiler checks. A rule enters here together with the text that states it.
+//! Rules that no compiler checks. Add a rule here together with the text that states it.
 
 use std::{fs, path::Path};
 
@@ -6,13 +6,13 @@ use anyhow::{Result, bail};
 
 use crate::files;
 
-/// Longest Rust file. A ratchet: it may only fall.
+/// Longest Rust file. This limit may only be lowered.
 const FILE_LINES_MAX: usize = 500;
 
-/// Longest line of Markdown, but in tables, headings and blocks of code.
+/// Longest line of Markdown, except in tables, headings and code blocks.
 const LINE_CHARACTERS_MAX: usize = 120;
 
-/// Checks everything and reports every breach at once.
+/// Checks everything and reports all violations together.
 pub(crate) fn check(root: &Path) -> Result<()> {
     let mut breaches = Vec::new();
     for path in files(root, "rs")? {
@@ -26,7 +26,7 @@ pub(crate) fn check(root: &Path) -> Result<()> {
         let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
         if matches!(name.as_str(), "SECURITY.md" | "services/kvasir-server/docs/security.md") {
             let missing = named_tests(&text).filter(|test| !is_there(root, test));
-            breaches.extend(missing.map(|test| format!("{name}: {test} is not there")));
+            breaches.extend(missing.map(|test| format!("{name}: the test {test} does not exist")));
         }
         breaches.extend(
             long_lines(&text)
@@ -39,29 +39,29 @@ pub(crate) fn check(root: &Path) -> Result<()> {
         breaches.extend(
             links(&text)
                 .filter(|l| !folder.join(l).exists())
-                .map(|l| format!("{name}: link to {l}, which is not there")),
+                .map(|l| format!("{name}: link to {l}, which does not exist")),
         );
     }
     for manifest in files(root, "toml")?.iter().filter(|p| p.ends_with("Cargo.toml")) {
         let folder = manifest.parent().unwrap_or(root);
         if !folder.join("README.md").exists() {
-            breaches.push(format!("{}: a package has a README.md", folder.display()));
+            breaches.push(format!("{}: the package needs a README.md", folder.display()));
         }
     }
     if breaches.is_empty() {
-        println!("tidy: nothing to complain about");
+        println!("tidy: no violations");
         return Ok(());
     }
     bail!("{} breaches:\n  {}", breaches.len(), breaches.join("\n  "))
 }
 
-/// One module layout: a module with files of its own is `mod.rs` in their folder.
+/// One module layout: a module with files is `mod.rs` in their folder.
 fn check_layout(root: &Path, path: &Path) -> Option<String> {
     let folder = path.with_extension("");
     let is_split = folder.is_dir() && path.file_name().is_some_and(|name| name != "build.rs");
     is_split.then(|| {
         let name = |path: &Path| path.strip_prefix(root).unwrap_or(path).display().to_string();
-        format!("{} stands beside its folder: move it to {}/mod.rs", name(path), name(&folder))
+        format!("{} is next to its folder; move it to {}/mod.rs", name(path), name(&folder))
     })
 }
 
@@ -69,13 +69,14 @@ fn check_rust(name: &str, text: &str) -> Vec<String> {
     let mut breaches = Vec::new();
     let lines = text.lines().count();
     if lines > FILE_LINES_MAX {
-        breaches.push(format!("{name}: {lines} lines, the most is {FILE_LINES_MAX}: split it by subject"));
+        breaches
+            .push(format!("{name}: {lines} lines, but the limit is {FILE_LINES_MAX}; split it by subject"));
     }
-    // Written apart, so that this file does not accuse itself.
+    // Written in two parts, so that this file passes its own check.
     let word = concat!("TO", "DO");
     for (number, line) in text.lines().enumerate().filter(|(_, l)| l.contains(word)) {
         if !line.contains(&format!("{word}(#")) {
-            breaches.push(format!("{name}:{}: {word} without an issue, write {word}(#n)", number + 1));
+            breaches.push(format!("{name}:{}: {word} without an issue; write {word}(#n)", number + 1));
         }
     }
     breaches

@@ -1,4 +1,5 @@
-//! A wall clock that jumps while a process runs: a library loaded before libc adds what a shared file says.
+//! A wall clock that jumps while a process runs: a library loaded before libc adds the offset in a shared
+//! file.
 
 use std::{
     fs::{File, OpenOptions},
@@ -25,7 +26,8 @@ impl Clock {
             std::fs::write(&source, include_str!("jump.c"))?;
             let mut command = Command::new("cc");
             command.args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source);
-            let built = command.status().context("no C compiler: clocks cannot be made to jump")?;
+            let built =
+                command.status().context("no C compiler (cc): install one to simulate clock jumps")?;
             ensure!(built.success(), "the clock's library does not build");
         }
         let offset = directory.join(format!("clock-{nth}"));
@@ -34,7 +36,7 @@ impl Clock {
         Ok(Self { library, offset, file })
     }
 
-    /// What the process needs.
+    /// The environment variables for the process.
     pub(crate) fn env(&self) -> [(String, String); 2] {
         [
             ("LD_PRELOAD".into(), self.library.display().to_string()),
@@ -42,7 +44,7 @@ impl Clock {
         ]
     }
 
-    /// From now on the clock is wrong by so many seconds.
+    /// Offsets the clock by this many seconds from now on.
     pub(crate) fn jump(&self, seconds: i64) -> Result<()> {
         Ok(self.file.write_all_at(&seconds.to_ne_bytes(), 0)?)
     }

@@ -1,4 +1,4 @@
-//! A small disk of its own that can be filled: a tmpfs, which needs root.
+//! A small separate disk that can be filled: a tmpfs, which needs root.
 
 use std::{
     fs,
@@ -14,7 +14,7 @@ use anyhow::{Result, bail};
 pub(crate) struct SmallDisk(PathBuf);
 
 impl SmallDisk {
-    /// Mounts `mebibytes` at a folder; nothing where that is 0.
+    /// Mounts a disk of `mebibytes` at a folder; does nothing if that is 0.
     pub(crate) fn mount_if(mebibytes: u64, at: &Path) -> Result<Option<Self>> {
         if mebibytes == 0 {
             return Ok(None);
@@ -37,12 +37,12 @@ impl SmallDisk {
     pub(crate) fn fill(&self) -> Result<()> {
         let mut file = fs::File::create(self.ballast())?;
         let block = vec![1u8; 64 << 10];
-        // Until the disk says that it is full.
+        // Until the disk is full.
         while file.write_all(&block).is_ok() {}
         Ok(())
     }
 
-    /// Gives it back.
+    /// Frees the space again.
     pub(crate) fn empty(&self) -> Result<()> {
         Ok(fs::remove_file(self.ballast())?)
     }

@@ -1,10 +1,10 @@
-//! Where requests go, and as whom.
+//! The addresses and credentials of requests.
 
 /// URLs of the replicas, and tokens of the tenants.
 #[derive(Debug, Clone)]
 pub(crate) struct Endpoints {
     /// Of the replicas, without a slash at the end.
     pub(crate) urls: Vec<String>,
-    /// One for each tenant; none where nobody is asked who they are.
+    /// One per tenant; none if the service requires no credentials.
     pub(crate) tokens: Vec<String>,
 }

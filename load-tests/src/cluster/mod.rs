@@ -42,9 +42,9 @@ pub(crate) struct Replica {
 pub(crate) struct Cluster {
     pub(crate) replicas: Vec<Replica>,
     pub(crate) proxy: Option<FaultProxy>,
-    /// What the way to the store is like without faults.
+    /// The properties of the link to the store without faults.
     pub(crate) weather: Weather,
-    /// What the store is, in words.
+    /// Description of the store.
     pub(crate) store_name: String,
     pub(crate) tokens: Vec<String>,
     program: PathBuf,
@@ -54,7 +54,7 @@ pub(crate) struct Cluster {
     pub(crate) directory: TempDir,
 }
 
-/// The tests' own S3 server as a process of its own, at `address`.
+/// The tests' S3 server as a separate process, at `address`.
 pub(crate) async fn s3_server(address: SocketAddr) -> Result<ChildProcess> {
     tokio::task::spawn_blocking(move || ChildProcess::s3_server(&["s3-server"], address)).await?
 }
@@ -107,10 +107,10 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Starts one of them, or starts it again where it was.
+    /// Starts one of them, or restarts it at the same address and directory.
     pub(crate) async fn start_replica(&mut self, nth: usize) -> Result<()> {
         let program = self.program.to_string_lossy().into_owned();
-        ensure!(self.program.exists(), "{program} is not there: build it, or name it with --kvasir");
+        ensure!(self.program.exists(), "{program} does not exist; build it, or give its path with --kvasir");
         let replica = &self.replicas[nth];
         let mut start = Start::new(&program, &self.config, &replica.cache);
         start.listen = replica.address.to_string();
@@ -124,12 +124,12 @@ impl Cluster {
         Ok(())
     }
 
-    /// What the store is called in an index.
+    /// The identity of the store in an index.
     pub(crate) fn store_identity(&self) -> Result<[u8; 32]> {
         Ok(OpenStore::open(&self.config, Arc::new(NoObserver))?.identity())
     }
 
-    /// Where requests go.
+    /// The addresses and credentials of requests.
     pub(crate) fn endpoints(&self) -> Endpoints {
         let urls = self.replicas.iter().map(|replica| format!("http://{}", replica.address));
         Endpoints { urls: urls.collect(), tokens: self.tokens.clone() }
@@ -148,7 +148,7 @@ impl Cluster {
     }
 }
 
-/// A store by its name in a scenario, the process behind it, and what it is.
+/// A store by its name in a scenario, its process, and its description.
 async fn store(name: &str, directory: &Path) -> Result<(StoreConfig, Option<ChildProcess>, String)> {
     match name {
         "file" => {

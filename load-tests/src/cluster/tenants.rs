@@ -1,4 +1,4 @@
-//! Tenants with tokens of their own.
+//! Tenants with separate tokens.
 
 use std::{fmt::Write as _, path::Path};
 
@@ -7,8 +7,8 @@ use sha2::{Digest as _, Sha256};
 
 use crate::scenario::spec::ServiceSpec;
 
-/// Writes the file of tokens, where a scenario has tenants, and gives the tokens. The first tenant has the quotas; all are
-/// admins, so that any may run jobs.
+/// Writes the token file if a scenario has tenants, and returns the tokens. The first tenant has the quotas;
+/// all are admins, so that any may run jobs.
 pub(crate) fn file(spec: &ServiceSpec, directory: &Path, flags: &mut Vec<String>) -> Result<Vec<String>> {
     if spec.tenants == 0 {
         return Ok(Vec::new());

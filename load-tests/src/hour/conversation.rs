@@ -1,4 +1,5 @@
-//! The conversations beside the judged replicas: the trace through the client crate on three replicas, with faults from a seed.
+//! The conversations, run in addition to the judged replicas: the trace through the client crate on three
+//! replicas, with faults from a seed.
 
 use anyhow::{Context as _, Result};
 use kvasir_tests::faulty::Dice;
@@ -15,10 +16,10 @@ use crate::{
 const REPLICAS: usize = 3;
 /// Seconds from the end of a fault to the next, at least and at most.
 const PAUSE_SECONDS: (f64, f64) = (5.0, 25.0);
-/// Seconds before the end without a fault: what was stored is to be found.
+/// Seconds without faults before the end, in which the stored data must be found.
 const CALM_SECONDS: f64 = 15.0;
 
-/// A token's cache is 1/512 of an 8B model's, so that what the hour stores fits on a small disk.
+/// A token's cache is 1/512 of an 8B model's, so that an hour's data fits on a small disk.
 const SCENARIO: &str = r#"
 name = "conversation"
 about = "Conversations through the client crate, on three replicas whose store and processes fail every few seconds. What is loaded is checked row by row."

@@ -1,5 +1,5 @@
-//! `kvasir-load hour`: groups of replicas that the model of the promises judges, and conversations beside them, for an hour; what they
-//! use, and one report. `tests/hour/run` builds what it needs.
+//! `kvasir-load hour`: groups of replicas judged by the model of the promises, and conversations in parallel,
+//! for an hour; then their resource use, and one report. `tests/hour/run` builds the programs it needs.
 
 mod conversation;
 mod page;
@@ -24,7 +24,7 @@ use crate::{
 
 pub(crate) use self::page::page;
 
-/// The judged tests, by what they are over.
+/// The judged tests, by their kind of store.
 const JUDGED: [(&str, &str); 4] = [
     ("files", "judged::over_files"),
     ("sealed S3", "judged::over_s3"),
@@ -35,12 +35,14 @@ const CONVERSATION: &str = "conversation";
 const SAMPLE_PAUSE: Duration = Duration::from_secs(2);
 /// Growth from the second quarter to the last that is noise: histories differ in size, and replicas are young.
 const GROWTH_MAX: f64 = 1.5;
-/// A shorter run is all beginning: its growth says nothing.
+/// A shorter run never leaves its start phase, so its growth is meaningless.
 const GROWTH_SECONDS_MIN: f64 = 600.0;
-/// How long a run may take beyond its time: the last history, what is owed, and the end of every replica.
+/// How much longer a run may take than its time: the last history, the pending promises, and the end of every
+/// replica.
 const OVERTIME: Duration = Duration::from_secs(600);
 
-/// Runs judged replicas and conversations beside each other. Ends with 1 where an answer was wrong or something grew.
+/// Runs judged replicas and conversations in parallel. Exits with 1 if an answer was wrong or resource use
+/// grew.
 #[derive(Debug, Args)]
 pub(crate) struct HourArguments {
     /// The executable of the test `process`.
@@ -55,7 +57,7 @@ pub(crate) struct HourArguments {
     /// How long.
     #[arg(long, default_value_t = 60.0)]
     minutes: f64,
-    /// How many times as fast as in its trace the conversations come: less on a machine that has other work.
+    /// Speed of the conversations relative to their trace; choose less on a busy machine.
     #[arg(long, default_value_t = 1.0)]
     speed: f64,
     /// Seed of all that is random.
@@ -64,7 +66,7 @@ pub(crate) struct HourArguments {
     /// Folder for hour.json, hour.html, the logs, and the page of the conversations.
     #[arg(long, default_value = "target/hour")]
     out: PathBuf,
-    /// Leaves out what needs MinIO, which `tests/servers/run` starts.
+    /// Omits the tests that need MinIO, which `tests/servers/run` starts.
     #[arg(long)]
     without_minio: bool,
 }
@@ -79,7 +81,7 @@ impl HourArguments {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct HourRun {
     name: String,
-    /// What it said of itself at the end.
+    /// Its last output.
     said: Vec<String>,
     passed: bool,
     samples: Vec<Sample>,
@@ -115,7 +117,7 @@ impl Hour {
     }
 }
 
-/// A run under way; ended with this value.
+/// A running test; ended with this value.
 struct Started {
     name: &'static str,
     folder: PathBuf,
@@ -140,11 +142,11 @@ impl Started {
         let log = File::create(folder.join("log"))?;
         command.env("TMPDIR", folder.join("tmp")).stdin(Stdio::null());
         command.stdout(log.try_clone()?).stderr(log);
-        let child = command.spawn().with_context(|| format!("{name} cannot be started"))?;
+        let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
         Ok(Self { name, folder, child, passed: None, samples: Vec::new() })
     }
 
-    /// Samples it; says whether it runs on.
+    /// Takes a sample; returns whether the run continues.
     fn look(&mut self, at_s: f64) -> Result<bool> {
         if self.passed.is_none() {
             self.samples.push(Sample::take(self.child.id(), &self.folder.join("tmp"), at_s));
@@ -165,7 +167,7 @@ fn folder_of(out: &Path, name: &str) -> PathBuf {
 /// Runs all of them. Blocks the thread.
 pub(crate) fn run(arguments: &HourArguments) -> Result<Hour> {
     let seconds = arguments.minutes * 60.0;
-    ensure!(seconds >= 30.0, "half a minute at least");
+    ensure!(seconds >= 30.0, "the run must last at least 30 seconds");
     let out = std::path::absolute(&arguments.out)?;
     let machine = usage::machine();
     let mut started = Vec::new();
@@ -239,7 +241,7 @@ fn watch(mut started: Vec<Started>, seconds: f64, seed: u64, machine: Machine) -
         if seconds >= GROWTH_SECONDS_MIN && run.name != CONVERSATION {
             for (what, grew) in growth(&run.samples) {
                 if grew > GROWTH_MAX {
-                    wrong.push(format!("{}: {what} grew to {grew:.2} times", run.name));
+                    wrong.push(format!("{}: {what} grew by a factor of {grew:.2}", run.name));
                 }
             }
         }

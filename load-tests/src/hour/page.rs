@@ -8,7 +8,7 @@ use super::{
 };
 use crate::report;
 
-/// What a run said of itself, out of its log: the last count of a judge, or the lines of a scenario.
+/// A run's results from its log: the last count of a judge, or the lines of a scenario.
 pub(super) fn said(log: &str, is_scenario: bool) -> Vec<String> {
     if is_scenario {
         return log.lines().map(|line| line.trim().to_owned()).collect();
@@ -35,22 +35,20 @@ pub(crate) fn page(hour: &Hour) -> String {
     for wrong in &hour.wrong {
         page.paragraph(&format!("WRONG: {wrong}"));
     }
-    page.heading("What was judged");
+    page.heading("Judged tests");
     for run in &hour.runs {
         page.paragraph(&format!("{}: {}", run.name, if run.passed { "nothing wrong" } else { "FAILED" }));
         page.preformatted(&run.said.join("\n"));
     }
     let conversation = folder_of("".as_ref(), CONVERSATION).join("conversation.html");
-    page.paragraph(&format!("The conversations have a page of their own: {}.", conversation.display()));
-    page.heading("What it took");
+    page.paragraph(&format!("The conversations have a separate page: {}.", conversation.display()));
+    page.heading("Resource use");
     for (what, y, of) in [
         ("Resident memory of the largest replica.", "MiB", (|s| s.resident_mib) as fn(&Sample) -> f64),
         ("Open files of the replica with most.", "files", |s| s.fds as f64),
-        (
-            "Replicas' disks, those that wait for their return too, and the store where it is files.",
-            "MiB",
-            |s| s.disk_mib,
-        ),
+        ("The disks of all replicas, including stopped ones, and the store if it uses files.", "MiB", |s| {
+            s.disk_mib
+        }),
         ("Replicas that ran.", "replicas", |s| s.replicas as f64),
     ] {
         page.drawing(&plot(hour, what, y, of).to_svg(), what);
@@ -64,7 +62,7 @@ pub(crate) fn page(hour: &Hour) -> String {
         series: vec![report::line("", Mark::Line, busy)],
         guides: Vec::new(),
     };
-    page.drawing(&plot.to_svg(), "Share of the machine's processors that worked, whoever used them.");
+    page.drawing(&plot.to_svg(), "Share of the machine's processors in use by any process.");
     let rows = hour.runs.iter().flat_map(|run| {
         growth(&run.samples)
             .into_iter()
@@ -77,7 +75,7 @@ pub(crate) fn page(hour: &Hour) -> String {
 
 fn plot(hour: &Hour, what: &str, y: &str, of: fn(&Sample) -> f64) -> Plot {
     let series = hour.runs.iter().map(|run| {
-        // Between two lives there is nothing to be seen.
+        // Between two lives of a replica there is nothing to sample.
         let seen = run
             .samples
             .iter()

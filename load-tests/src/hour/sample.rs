@@ -1,4 +1,4 @@
-//! What the replicas of a run use at a moment.
+//! The resources that the replicas of a run use at one moment.
 
 use std::{fs, path::Path};
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::process::usage::{self, Usage};
 
-/// Replicas come and go; the largest of them counts.
+/// Replicas start and stop; the largest one counts.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Sample {
     pub(crate) at_s: f64,
@@ -18,7 +18,7 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// Of the process `id` and what is below it, which keeps its files in `folder`.
+    /// Samples the process `id` and its descendants, which keep their files in `folder`.
     pub(crate) fn take(id: u32, folder: &Path, at_s: f64) -> Self {
         let is_replica = |id: &u32| {
             let words = fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();

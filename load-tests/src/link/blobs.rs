@@ -1,4 +1,4 @@
-//! Encodings without a service: bytes behind a link, fetched in order, decoded while the next ones come.
+//! Encodings without a service: bytes behind a link, fetched in order, decoded while the next ones arrive.
 
 use std::{
     sync::{Arc, mpsc},
@@ -18,7 +18,7 @@ use tokio::{
 
 use super::synthetic::{DIM, HEADS, SyntheticKv};
 
-/// Tokens of a blob, as of a chunk.
+/// Tokens per blob, as per chunk.
 const TOKENS: usize = 1536;
 const WIDTH: usize = HEADS * DIM;
 
@@ -27,7 +27,7 @@ const WIDTH: usize = HEADS * DIM;
 pub(crate) enum Encoding {
     /// bf16, as engines keep it.
     Raw,
-    /// 8 bits an element and a scale for each token, layer and plane.
+    /// 8 bits per element and one scale per token, layer and plane.
     EightBit,
 }
 
@@ -86,7 +86,7 @@ fn decode(encoding: Encoding, blob: &[u8], out: &mut Vec<u16>) {
     std::hint::black_box(&out);
 }
 
-/// Blobs behind a link: whoever connects and sends a byte gets all of them.
+/// Blobs behind a link: a client that connects and sends a byte gets all of them.
 pub(super) struct BlobServer {
     pub(super) link: ShapedLink,
     serving: JoinHandle<std::io::Result<()>>,
@@ -114,7 +114,8 @@ impl BlobServer {
     }
 }
 
-/// Fetches the blobs over the link and decodes each on a thread of its own. Gives the time until all is decoded.
+/// Fetches the blobs over the link and decodes each on a separate thread. Returns the time until all are
+/// decoded.
 pub(super) async fn load(
     blobs: &Arc<Vec<Vec<u8>>>,
     encoding: Encoding,

@@ -20,7 +20,7 @@ use super::{
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/cachegen.py");
 
-/// What it came to.
+/// The result.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CacheGen {
     pub(super) bytes: u64,
@@ -28,7 +28,7 @@ pub(super) struct CacheGen {
     pub(super) end_to_end: Duration,
 }
 
-/// What the script prints.
+/// The script's output.
 #[derive(Debug, Deserialize)]
 struct ScriptOutput {
     seconds: f64,
@@ -50,7 +50,7 @@ async fn script(python: &Path, arguments: &[String]) -> Result<ScriptOutput> {
     let last: Vec<_> = error.lines().rev().take(5).collect();
     ensure!(output.status.success(), "{SCRIPT} {}: {}", arguments[0], last.join(" / "));
     let text = String::from_utf8_lossy(&output.stdout);
-    serde_json::from_str(text.lines().last().unwrap_or_default()).context("what the script printed")
+    serde_json::from_str(text.lines().last().unwrap_or_default()).context("parsing the output of the script")
 }
 
 /// Encodes the context in chunks of `chunk_tokens`, then fetches and decodes it over the link.
@@ -60,7 +60,11 @@ pub(super) async fn measure(
     chunk_tokens: usize,
     link: LinkOptions,
 ) -> Result<CacheGen> {
-    ensure!(python.exists(), "{} is not there; load-tests/peers/lmcache FOLDER makes one", python.display());
+    ensure!(
+        python.exists(),
+        "{} does not exist; create it with load-tests/peers/lmcache FOLDER",
+        python.display()
+    );
     let directory = TempDir::new()?;
     let firsts: Vec<usize> = (0..tokens).step_by(chunk_tokens).collect();
     for (nth, first) in firsts.iter().enumerate() {

@@ -63,9 +63,9 @@ struct EncodingResult {
     encoding: String,
     bytes: u64,
     bits_per_element: f64,
-    /// What the link alone takes for these bytes.
+    /// Time of the link alone for these bytes.
     link_s: f64,
-    /// From the first request to the last decoded row; absent where nothing here decodes it.
+    /// From the first request to the last decoded row; absent if this program has no decoder for it.
     end_to_end_s: Option<f64>,
 }
 
@@ -83,11 +83,11 @@ pub(crate) struct Links {
 }
 
 const PAGE_TOKENS: usize = 16;
-/// Bytes of a slot: one layer and plane of a token in bf16.
+/// Bytes per slot: one layer and plane of a token in bf16.
 const SLOT_BYTES: usize = HEADS * DIM * 2;
 /// Tokens that the profile is trained on.
 const SAMPLE_TOKENS: usize = 256;
-/// Tokens of a chunk of LMCache: by default, and in what its makers measured CacheGen with.
+/// Tokens per chunk of LMCache: its default, and the size that CacheGen's authors measured.
 const LMCACHE_CHUNKS: [usize; 2] = [256, 2_048];
 
 fn spec(layers: usize) -> ModelSpec {
@@ -105,8 +105,8 @@ fn spec(layers: usize) -> ModelSpec {
     }
 }
 
-/// Pages of bf16, as an engine has them: `[slot][head][element]`. Each thread writes over one page: memory for all is not what is
-/// measured.
+/// Pages of bf16, as in an engine: `[slot][head][element]`. Each thread overwrites one page, because memory
+/// for all pages is not part of the measurement.
 struct DiscardingPages;
 
 thread_local! {
@@ -188,7 +188,7 @@ async fn ours(arguments: &LinkArguments, spec: &Arc<ModelSpec>) -> Result<Vec<En
     Ok(rows)
 }
 
-/// The median of so many measurements.
+/// The median of this many measurements.
 async fn median(rounds: usize, one: impl AsyncFn() -> Result<Duration>) -> Result<Duration> {
     let mut all = Vec::new();
     for _ in 0..rounds.max(1) {
@@ -220,7 +220,7 @@ pub(crate) async fn measure(arguments: &LinkArguments) -> Result<Links> {
     }
     rows.extend(Box::pin(ours(arguments, &spec)).await?);
     let what = "a synthetic cache of a Mistral-7B's shape over a shaped link, fetched and decoded on the CPU of this machine; \
-                CacheGen by LMCache's own CPU code, its chunks decoded while the next ones come";
+                CacheGen by LMCache's own CPU code, its chunks decoded while the next ones arrive";
     Ok(Links {
         what: what.to_owned(),
         machine,
@@ -272,7 +272,7 @@ impl Links {
         let description = "Seconds from the first request to the last decoded row".to_owned();
         let bars = self.rows.iter().filter_map(bar).collect();
         page.drawing(&Bars { description: description.clone(), bars, limit: None }.to_svg(), &description);
-        let columns = ["encoding", "MB", "bits an element", "link, s", "end to end, s"];
+        let columns = ["encoding", "MB", "bits per element", "link, s", "end to end, s"];
         let row = |row: &EncodingResult| {
             let end_to_end = row.end_to_end_s.map_or("–".to_owned(), number);
             let figures = [row.bytes as f64 / 1e6, row.bits_per_element, row.link_s].map(number);

@@ -1,11 +1,11 @@
-//! A cache of a Mistral-7B's shape whose elements follow from their place.
+//! A cache of a Mistral-7B's shape whose elements follow from their position.
 
 use std::ops::Range;
 
 use kvasir_codec::KvSource;
 use kvasir_types::Plane;
 
-/// KV heads of a layer, and elements of a head.
+/// KV heads per layer, and elements per head.
 pub(super) const HEADS: usize = 8;
 pub(super) const DIM: usize = 128;
 

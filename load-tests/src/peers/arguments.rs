@@ -6,7 +6,8 @@ use clap::Args;
 
 use crate::arguments::CommonArguments;
 
-/// The service beside nginx, MinIO, Redis and LMCache's server: throughput, latency, CPU and memory for values of 4 to 32 MB.
+/// Compares the service with nginx, MinIO, Redis and LMCache's server: throughput, latency, CPU and memory
+/// for values of 4 to 32 MB.
 #[derive(Debug, Args)]
 pub(crate) struct PeersArguments {
     #[command(flatten)]
@@ -20,7 +21,7 @@ pub(crate) struct PeersArguments {
     /// Bytes that a measurement of writes writes, in MB: new values, the same for all.
     #[arg(long, default_value_t = 256)]
     pub(super) written: usize,
-    /// Connections that ask at once, each for the next when it has one.
+    /// Concurrent connections; each sends its next request when the previous one is complete.
     #[arg(long, default_value_t = 2)]
     pub(super) connections: usize,
     /// Seconds of one measurement of reads.

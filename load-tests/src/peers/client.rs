@@ -1,5 +1,5 @@
-//! A client that costs next to nothing, so that two cores are the servers': plain sockets, requests made before, and a
-//! comparison of what comes with what it must be.
+//! A client with very little overhead, so that the servers get two full cores: plain sockets, prepared
+//! requests, and a comparison of every answer with its expected bytes.
 
 use std::{
     io::{Read as _, Write as _},
@@ -21,7 +21,7 @@ use crate::{
     traffic::objects::{Pool, SyntheticObject},
 };
 
-/// Longest latency that is told apart: a minute.
+/// Longest distinguishable latency: a minute.
 const MICROS_MAX: u64 = 60_000_000;
 
 struct VerifyingConnection {
@@ -37,7 +37,7 @@ impl VerifyingConnection {
         Ok(Self { socket, buffer: vec![0; http::BUFFER_BYTES], protocol: server.protocol })
     }
 
-    /// Asks, and compares what comes.
+    /// Sends a request and compares the answer.
     fn get(&mut self, pool: &Pool, request: &[u8], known: &SyntheticObject) -> Result<()> {
         self.socket.write_all(request)?;
         let mut filled = 0;
@@ -62,7 +62,7 @@ impl VerifyingConnection {
             if at == length && behind >= self.protocol.trailer() {
                 return Ok(());
             }
-            // What is left of the trailer may come alone.
+            // The rest of the trailer may arrive separately.
             begin = 0;
             filled = self.socket.read(&mut self.buffer)?;
             ensure!(filled > 0, "the body ended early");
@@ -84,7 +84,7 @@ impl VerifyingConnection {
     }
 }
 
-/// What one connection did.
+/// The totals of one connection.
 struct ConnectionTotals {
     latency: Histogram<u64>,
     bytes: u64,
@@ -101,7 +101,7 @@ impl ConnectionTotals {
     }
 }
 
-/// Gets values over so many connections for a while.
+/// Gets values over this many connections for a while.
 pub(super) fn gets(
     server: PeerServer,
     pool: &Pool,
@@ -124,7 +124,7 @@ pub(super) fn gets(
     })
 }
 
-/// Puts all of the writes over so many connections.
+/// Puts all of the writes over this many connections.
 pub(super) fn puts(
     server: PeerServer,
     writes: &[WriteRequest],

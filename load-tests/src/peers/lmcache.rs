@@ -23,7 +23,8 @@ fn key(number: usize) -> String {
     format!("kvasir-load@1@0@{number:x}@uint8")
 }
 
-/// A PUT has no answer; asking whether the key exists, on the same connection, has one behind it.
+/// A PUT has no answer, so an existence check follows on the same connection; its answer shows that the PUT
+/// is done.
 fn write(number: usize, value: &Bytes) -> WriteRequest {
     WriteRequest {
         before: lm_request(LmCommand::Put, &key(number), value.len()),
@@ -34,7 +35,11 @@ fn write(number: usize, value: &Bytes) -> WriteRequest {
 
 /// Starts it with the values. `python` is one that has lmcache.
 pub(super) async fn start(python: &Path, directory: &Arc<TempDir>, made: &SampleValues) -> Result<Target> {
-    ensure!(python.exists(), "{} is not there; load-tests/peers/lmcache FOLDER makes one", python.display());
+    ensure!(
+        python.exists(),
+        "{} does not exist; create it with load-tests/peers/lmcache FOLDER",
+        python.display()
+    );
     let address = free_port()?;
     let mut command = Command::new(python);
     command.args(["-m", "lmcache.v1.server", "127.0.0.1", &address.port().to_string(), "cpu"]);

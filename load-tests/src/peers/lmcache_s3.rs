@@ -1,5 +1,5 @@
-//! LMCache's S3 connector, as LMCache uses it, against the same MinIO. It asks for buckets by host name, so its name is made known
-//! in a mount namespace of its own, which needs root.
+//! LMCache's S3 connector, used as LMCache uses it, against the same MinIO. It addresses buckets by host
+//! name, so that name is defined in a separate mount namespace, which needs root.
 
 use std::{
     path::Path,
@@ -35,7 +35,11 @@ pub(super) async fn measure(
     directory: &Path,
 ) -> Result<ConnectorRounds> {
     let python = &arguments.lmcache;
-    ensure!(python.exists(), "{} is not there; load-tests/peers/lmcache FOLDER makes one", python.display());
+    ensure!(
+        python.exists(),
+        "{} does not exist; create it with load-tests/peers/lmcache FOLDER",
+        python.display()
+    );
     let numbers = [value_bytes, arguments.values, arguments.connections].map(|number| number.to_string());
     let mut command = Command::new("unshare");
     command.args(["--mount", "sh", "-c", NAMED, "sh"]).arg(directory.join("hosts")).arg(python).arg(SCRIPT);
@@ -47,5 +51,5 @@ pub(super) async fn measure(
     let error = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "{SCRIPT}: {}", error.lines().last().unwrap_or_default());
     let text = String::from_utf8_lossy(&output.stdout);
-    serde_json::from_str(text.lines().last().unwrap_or_default()).context("what the script printed")
+    serde_json::from_str(text.lines().last().unwrap_or_default()).context("parsing the output of the script")
 }

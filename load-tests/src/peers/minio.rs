@@ -35,7 +35,7 @@ fn built() -> Option<PathBuf> {
     versions.flatten().map(|entry| entry.path().join("minio")).find(|path| path.is_file())
 }
 
-/// Starts it with the values, and with URLs for so many writes.
+/// Starts it with the values, and with URLs for this many writes.
 pub(super) async fn start(
     arguments: &PeersArguments,
     directory: &Arc<TempDir>,
@@ -43,7 +43,7 @@ pub(super) async fn start(
     writes: usize,
 ) -> Result<Target> {
     let binary = arguments.minio.clone().or_else(built);
-    let binary = binary.context("no MinIO; `tests/servers/minio install` builds one")?;
+    let binary = binary.context("MinIO is not installed; build it with `tests/servers/minio install`")?;
     let (data, address) = (directory.path().join("minio"), free_port()?);
     std::fs::create_dir_all(data.join(BUCKET))?;
     let mut command = Command::new(binary);
@@ -53,7 +53,7 @@ pub(super) async fn start(
         ("MINIO_ROOT_PASSWORD", SECRET),
         ("MINIO_BROWSER", "off"),
         ("MINIO_CI_CD", "1"),
-        // For who asks for a bucket by host name; the others ask by path.
+        // For clients that address a bucket by host name; the others use the path.
         ("MINIO_DOMAIN", "localhost"),
     ]);
     let process = started(command, address).await?;

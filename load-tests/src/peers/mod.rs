@@ -1,4 +1,5 @@
-//! The service beside others, in one run: the same bytes, the same two cores, the same client, every byte that is read compared.
+//! Compares the service with other servers in one run: the same bytes, the same two cores, the same client,
+//! and every read byte compared.
 
 mod arguments;
 mod client;
@@ -27,7 +28,7 @@ use crate::{
 };
 
 const SEED: u64 = 1;
-/// Values that are written have numbers from here on.
+/// Written values have numbers from here on.
 const WRITTEN_FROM: u64 = 1 << 32;
 
 /// Measures all of them.
@@ -101,7 +102,7 @@ async fn write_one(
     let (made, targets, connections) = (Arc::clone(made), Arc::clone(targets), arguments.connections);
     let write = move || {
         let target = &targets[nth];
-        let Some(request) = &target.writes else { anyhow::bail!("{} takes no writes", target.name) };
+        let Some(request) = &target.writes else { anyhow::bail!("{} does not accept writes", target.name) };
         let writes: Vec<_> =
             made.iter().enumerate().map(|(nth, (known, object))| request(nth, known, object)).collect();
         puts(target.server, &writes, connections)

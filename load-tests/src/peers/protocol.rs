@@ -31,7 +31,7 @@ pub(super) enum LmCommand {
 
 /// A request of LMCache's protocol: command, length, format, dtype, location, shape, key. Packed in the machine's byte order.
 pub(super) fn lm_request(command: LmCommand, key: &str, bytes: usize) -> Vec<u8> {
-    // Format 1 is KV_2LTD, dtype 6 a byte: the server keeps them beside the value and looks at neither.
+    // Format 1 is KV_2LTD, dtype 6 one byte: the server stores them with the value and ignores both.
     let numbers = [command as i32, bytes as i32, 1, 6, 0, bytes as i32, 1, 1, 1];
     let mut request: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
     request.extend(key.bytes());
@@ -46,7 +46,7 @@ fn lm_answer(bytes: &[u8]) -> Result<Option<usize>> {
     Ok(Some(usize::try_from(numbers[1])?))
 }
 
-/// Where an HTTP head ends, and the length of what follows.
+/// The end of an HTTP head, and the length of the body.
 fn http_head(bytes: &[u8]) -> Result<Option<(usize, usize)>> {
     let Some(head) = ResponseHead::parse(bytes)? else { return Ok(None) };
     let text = String::from_utf8_lossy(&bytes[..head.head_bytes]);
@@ -55,7 +55,7 @@ fn http_head(bytes: &[u8]) -> Result<Option<(usize, usize)>> {
 }
 
 impl Protocol {
-    /// Where the head of an answer with a value ends, and how many bytes of value follow.
+    /// The end of the head of an answer with a value, and the bytes of the value.
     pub(super) fn head(self, bytes: &[u8]) -> Result<Option<(usize, usize)>> {
         match self {
             Self::Http => http_head(bytes),
@@ -69,7 +69,7 @@ impl Protocol {
         }
     }
 
-    /// Bytes behind a value.
+    /// Bytes after a value.
     pub(super) const fn trailer(self) -> usize {
         if matches!(self, Self::Redis) { 2 } else { 0 }
     }

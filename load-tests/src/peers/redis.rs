@@ -1,4 +1,4 @@
-//! Redis, without persistence: what LMCache deployments use as a remote.
+//! Redis without persistence: the remote store of LMCache deployments.
 
 use std::{
     io::{Read as _, Write as _},

@@ -44,7 +44,7 @@ impl ValueGenerator {
     }
 }
 
-/// All that can be had here; why the others cannot goes into `skipped`.
+/// All servers available on this machine; `skipped` gets the reason for the others.
 pub(super) async fn all(
     arguments: &PeersArguments,
     pool: &Arc<Pool>,
@@ -102,7 +102,7 @@ async fn kvasir(
 
 /// Files with `sendfile`, one worker a core.
 async fn nginx(binary: &Path, directory: &Arc<TempDir>, made: &SampleValues) -> Result<Target> {
-    ensure!(binary.exists(), "{} is not there; apt-get install nginx-light", binary.display());
+    ensure!(binary.exists(), "{} does not exist; run apt-get install nginx-light", binary.display());
     let (root, address) = (directory.path().join("nginx"), free_port()?);
     std::fs::create_dir_all(&root)?;
     for (nth, (_, object)) in made.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What a comparison came to.
+//! The result of a comparison.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -35,14 +35,14 @@ struct PeerResult {
     /// CPU seconds of the server's processes, children included, per 10^9 bytes served.
     #[serde(deserialize_with = "report::finite_or_nan")]
     cpu_s_per_gb: f64,
-    /// And the other way round: what one core of the server could serve.
+    /// The inverse: the rate that one core of the server could serve.
     #[serde(deserialize_with = "report::finite_or_nan")]
     gb_per_cpu_s: f64,
     resident_mib: f64,
     rounds: Vec<PeerMeasurement>,
 }
 
-/// What one server came to beside another: medians of the rounds' quotients.
+/// One server compared with another: medians of the rounds' quotients.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Quotient {
     of: String,
@@ -70,7 +70,7 @@ pub(crate) struct Comparison {
     skipped: BTreeMap<String, String>,
 }
 
-/// What reads of the service have to reach beside each, in bytes per CPU second.
+/// Targets for reads of the service relative to each server, in bytes per CPU second.
 const WANTED: [(&str, f64); 2] = [("nginx", 0.8), ("redis", 1.0)];
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {
@@ -121,7 +121,7 @@ impl Comparison {
         Self { what: what.to_owned(), machine, seed, connections, seconds, rows, quotients, skipped }
     }
 
-    /// Takes in what the targets, the first of which is the service, came to at one size.
+    /// Adds the results of the targets at one size; the first target is the service.
     pub(super) fn add(
         &mut self,
         megabytes: usize,

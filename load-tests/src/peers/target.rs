@@ -1,4 +1,4 @@
-//! A server under comparison, and how it is asked.
+//! A server under comparison, and how to send it requests.
 
 use std::{
     net::SocketAddr,
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use super::protocol::Protocol;
 use crate::{cluster::Cluster, http, process::ChildProcess, traffic::objects::SyntheticObject};
 
-/// Who is asked: where, how, and by which process, whose family is charged.
+/// The server: its address, protocol, and the process whose family's CPU time is counted.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PeerServer {
     pub(super) address: SocketAddr,
@@ -31,21 +31,21 @@ pub(super) struct WriteRequest {
 
 /// How the nth write of a round is sent.
 pub(super) type WriteFactory = Box<dyn Fn(usize, &SyntheticObject, &Bytes) -> WriteRequest + Send + Sync>;
-/// Values that were made, with what they are.
+/// The generated values and their bytes.
 pub(super) type SampleValues = Vec<(SyntheticObject, Bytes)>;
 
-/// A server with values, ready to be asked.
+/// A server with values, ready for requests.
 pub(super) struct Target {
     pub(super) name: &'static str,
     pub(super) server: PeerServer,
     /// Requests for the values.
     pub(super) reads: Vec<(Vec<u8>, SyntheticObject)>,
-    /// Absent where it is not written to.
+    /// Absent if it is not written to.
     pub(super) writes: Option<WriteFactory>,
     pub(super) _handle: ServerHandle,
 }
 
-/// What ends with a target.
+/// The handles that stop a target's processes when dropped.
 pub(super) enum ServerHandle {
     Cluster { _world: Box<Cluster> },
     Process { _process: ChildProcess, _directory: Arc<TempDir> },
@@ -63,7 +63,7 @@ pub(super) fn put(
     WriteRequest { before, value: value.clone(), behind: Vec::new() }
 }
 
-/// A server of its own process, which says nothing.
+/// A server as a separate process without output.
 pub(super) async fn started(mut command: Command, address: SocketAddr) -> Result<ChildProcess> {
     command.stderr(Stdio::null());
     ChildProcess::start(command, address).await

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 
-/// How long a process may take until it listens, and the pause between two looks.
+/// How long a process may take until it listens, and the pause between two checks.
 const LISTEN_TIMEOUT: Duration = Duration::from_secs(30);
 const LISTEN_PAUSE: Duration = Duration::from_millis(20);
 
@@ -27,7 +27,7 @@ impl ChildProcess {
     pub(crate) fn start_blocking(mut command: Command, address: SocketAddr) -> Result<Self> {
         let name = command.get_program().to_string_lossy().into_owned();
         command.stdin(Stdio::null()).stdout(Stdio::null());
-        let child = command.spawn().with_context(|| format!("{name} cannot be started"))?;
+        let child = command.spawn().with_context(|| format!("cannot start {name}"))?;
         let process = Self { child, address };
         let begun = Instant::now();
         while TcpStream::connect(address).is_err() {
@@ -42,7 +42,7 @@ impl ChildProcess {
         tokio::task::spawn_blocking(move || Self::start_blocking(command, address)).await?
     }
 
-    /// The tests' S3 server as a process of its own. `arguments` name the hidden subcommand that serves it.
+    /// The tests' S3 server as a separate process. `arguments` name the hidden subcommand that serves it.
     pub(crate) fn s3_server(arguments: &[&str], address: SocketAddr) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(arguments).arg(address.to_string());
@@ -57,7 +57,7 @@ impl ChildProcess {
 
 impl Drop for ChildProcess {
     fn drop(&mut self) {
-        // SIGTERM: a master that is killed outright would leave its workers behind.
+        // SIGTERM: a master that is killed outright would leave its workers running.
         let _ = Command::new("kill").arg(self.child.id().to_string()).status();
         let _ = self.child.wait();
     }

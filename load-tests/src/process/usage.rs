@@ -1,11 +1,11 @@
-//! What the kernel says about processes and this machine.
+//! The kernel's figures about processes and this machine.
 
 use std::{fs, path::Path, process::Command, time::Duration};
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
-/// Kernel clock ticks a second: a constant of the ABI on every Linux that Rust runs on.
+/// Kernel clock ticks per second: a constant of the ABI on every Linux that Rust runs on.
 const TICKS: f64 = 100.0;
 
 /// A process at a moment.
@@ -72,7 +72,7 @@ pub(crate) fn folder_bytes(path: &Path) -> u64 {
     entries.flatten().map(one).sum()
 }
 
-/// Where and of what a result is.
+/// The machine and the commit of a result.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Machine {
     cpu: String,
@@ -80,7 +80,7 @@ pub(crate) struct Machine {
     memory_gib: f64,
     kernel: String,
     commit: String,
-    /// Load average of the last minute when the run began: what else the machine did.
+    /// Load average of the last minute at the start of the run: the machine's other load.
     load_average: f64,
     unix_time: u64,
 }

@@ -1,5 +1,5 @@
-//! An engine for replays: its KV is a function of the tokens, so that what a load writes into its pages can be checked row by
-//! row, whatever was stored, encoded, evicted and read in between.
+//! An engine for replays: its KV is a function of the tokens. Every row that a load writes into its pages can
+//! therefore be checked, whatever was stored, encoded, evicted and read before.
 
 use std::{
     ops::Range,
@@ -23,20 +23,21 @@ use kvasir_types::{BLOCK_TOKENS, KvDtype, KvLayout, LayerKv, Level, ModelSpec, P
 
 use crate::traffic::record::{Completion, Failure};
 
-/// Heads, and elements of a head: with four layers 512 elements a token.
+/// Heads, and elements per head: with four layers 512 elements per token.
 const HEADS: usize = 2;
 const DIM: usize = 32;
-/// Elements of a token in the cache of an 8B model (Llama-3-8B): what scales are given in.
+/// Elements per token in the cache of an 8B model (Llama-3-8B): the unit of scales.
 const ELEMENTS_8B: usize = 65_536;
 /// Tokens of a page.
 const PAGE_TOKENS: usize = 16;
-/// Fewer tokens than this may be missing at a prompt's end: the client stores neither contexts nor tails that grew by less than 256
-/// (its `STORE_TOKENS_MIN`, `TAIL_GROWTH_MIN`), and what is stored before such a tail is found in whole blocks.
+/// Fewer tokens than this may be missing at a prompt's end: the client stores neither contexts nor tail
+/// growth below 256 tokens (its `STORE_TOKENS_MIN`, `TAIL_GROWTH_MIN`), and the part stored before such a
+/// tail is found in whole blocks.
 const NOT_STORED_MAX: usize = 256 + BLOCK_TOKENS;
 /// Time that a load is given: far more than any takes, so that none is given up for it.
 const SLO: Duration = Duration::from_secs(20);
 
-/// A model whose cache is of known numbers.
+/// A model whose cache has known values.
 fn spec(layers: usize) -> ModelSpec {
     let layer =
         LayerKv { layout: KvLayout::Gqa { kv_heads: HEADS as u32, head_dim: DIM as u32 }, rope: None };
@@ -65,7 +66,7 @@ const fn place(layer: usize, plane: Plane, head: usize) -> usize {
     (layer * 2 + matches!(plane, Plane::V) as usize) * HEADS + head
 }
 
-/// The cache of a token sequence, computed when asked for.
+/// The cache of a token sequence, computed on demand.
 struct ComputedKv<'a>(&'a [u32]);
 
 impl KvSource for ComputedKv<'_> {
@@ -77,7 +78,7 @@ impl KvSource for ComputedKv<'_> {
     }
 }
 
-/// Pages that compare what is written with what it must be, instead of keeping it.
+/// Pages that compare each write with the expected value instead of keeping it.
 struct VerifyingPages {
     tokens: Vec<u32>,
     rows: AtomicU64,
@@ -103,11 +104,11 @@ impl PageStore for VerifyingPages {
     }
 }
 
-/// What replays share.
+/// State shared by replays.
 pub(crate) struct Engine {
     kvasir: Kvasir,
     layers: usize,
-    /// Tokens that were asked for and loaded, and bytes stored.
+    /// Requested and loaded tokens, and stored bytes.
     asked: AtomicU64,
     loaded: AtomicU64,
     stored_bytes: AtomicU64,
@@ -135,14 +136,14 @@ impl Engine {
         if let Some(token) = token {
             builder = builder.token(token);
         }
-        // An engine on which computing never pays: what is stored is loaded.
+        // An engine on which computing never pays, so that it loads everything that is stored.
         let builder = builder.recompute_model(RecomputeModel::from_seconds(10.0, 0.1, 0.0));
         let kvasir = builder.connect().await?;
         let zero = || AtomicU64::new(0);
         Ok(Self { kvasir, layers, asked: zero(), loaded: zero(), stored_bytes: zero() })
     }
 
-    /// What the replays of several came to, by name.
+    /// The figures of several replays, by name.
     pub(crate) fn figures(engines: &[Self], name: &str) -> Vec<(String, f64)> {
         let of = |count: fn(&Self) -> &AtomicU64| {
             engines.iter().map(|engine| count(engine).load(Ordering::Relaxed) as f64).sum::<f64>()
@@ -157,7 +158,7 @@ impl Engine {
         ]
     }
 
-    /// A prompt: what is stored is loaded and checked, the rest "computed" and stored.
+    /// A prompt: the stored part is loaded and checked, the rest "computed" and stored.
     pub(crate) async fn prompt(&self, tokens: Vec<u32>) -> Result<Completion, Failure> {
         let failed = |error: Error| Failure::new(cause(&error));
         let session = self.look_up(&tokens).await?;
@@ -174,8 +175,8 @@ impl Engine {
         Ok(Completion { bytes: bytes + report.bytes(), ..Completion::default() })
     }
 
-    /// Whether a prompt that was acknowledged is still there, but for what the client does not store by design, and every row of it
-    /// right.
+    /// Whether an acknowledged prompt is still stored, except for the part that the client does not store by
+    /// design, with every row correct.
     pub(crate) async fn check(&self, tokens: &[u32]) -> Result<u64, Failure> {
         let session = self.look_up(tokens).await?;
         let found = session.matched_tokens() as usize;
@@ -204,7 +205,7 @@ impl Engine {
         let deadline = Deadline::within(SLO);
         let options = LoadOptions { deadline, last_token: false, ..LoadOptions::at_level(Level(u8::MAX)) };
         let loaded = session.load([table], options).map_err(failed)?.finish().await;
-        let report = loaded.into_report().ok_or_else(|| Failure::new("a load without an end"))?;
+        let report = loaded.into_report().ok_or_else(|| Failure::new("the load did not complete"))?;
         let (rows, wrong) = (pages.rows.load(Ordering::Relaxed), pages.wrong.load(Ordering::Relaxed));
         if wrong > 0 {
             return Err(Failure::wrong(format!("{wrong} of {rows} rows are wrong")));
@@ -219,7 +220,9 @@ impl Engine {
                 None if report.gave_up => format!(": given up, {} s are allowed", SLO.as_secs()),
                 None => String::new(),
             };
-            return Err(Failure::new(format!("a load that did not bring what was found{why}")));
+            return Err(Failure::new(format!(
+                "the load did not deliver everything that the lookup found{why}"
+            )));
         }
         Ok(report.bytes)
     }

@@ -1,4 +1,5 @@
-//! A trace's prompts through the client crate, and whether all that was acknowledged of them is there at the end.
+//! Replays a trace's prompts through the client crate, and checks at the end that everything acknowledged is
+//! stored.
 
 mod engine;
 pub(crate) mod trace;
@@ -22,10 +23,11 @@ use crate::{
     traffic::record::{Completion, Failure},
 };
 
-/// Most acknowledged prompts that are loaded again at the end, and how many at once.
+/// Most acknowledged prompts that are loaded again at the end, and their concurrency.
 const CHECKED_MAX: usize = 200;
 const CHECKED_AT_ONCE: usize = 2;
-/// Attempts to load one of them, and the pause between two: a load that a busy machine does not end in its time is no loss.
+/// Attempts to load one of them, and the pause between two. A load that a busy machine does not complete in
+/// time is not a loss.
 const CHECK_ATTEMPTS: usize = 5;
 const CHECK_PAUSE: Duration = Duration::from_secs(2);
 
@@ -84,7 +86,7 @@ impl Replay {
         self.prompts.iter().map(|prompt| prompt.at).collect()
     }
 
-    /// What is stored of a prompt is loaded and checked, the rest stored.
+    /// Loads and checks the stored part of a prompt, and stores the rest.
     pub(crate) async fn prompt(&self, number: u64) -> Result<Completion, Failure> {
         let done =
             self.engine(number).prompt(self.prompts[number as usize].tokens(self.block_tokens)).await?;
@@ -92,19 +94,19 @@ impl Replay {
         Ok(done)
     }
 
-    /// What it came to, by name.
+    /// The figures, by name.
     pub(crate) fn figures(&self) -> Vec<(String, f64)> {
         Engine::figures(&self.engines, &self.name)
     }
 
-    /// Loads what was acknowledged, or an even sample of it, once more.
+    /// Loads the acknowledged prompts, or an even sample of them, once more.
     pub(crate) async fn check(&self, durability: &mut Durability) {
         let numbers = self.acknowledged.lock().unwrap_or_else(PoisonError::into_inner).clone();
         durability.acknowledged += numbers.len() as u64;
         let checked = numbers.len().min(CHECKED_MAX);
         let check = |nth: usize| {
             let number = numbers[nth * numbers.len() / checked];
-            // Another replica than the one that stored it, where there is one.
+            // Uses another replica than the one that stored it, if there is one.
             let (prompt, engine) = (&self.prompts[number as usize], self.engine(number + 1));
             async move {
                 let tokens = prompt.tokens(self.block_tokens);

@@ -19,10 +19,10 @@ pub(crate) struct TraceSpec {
     pub(crate) format: String,
     /// Tokens of the trace's blocks.
     pub(crate) block_tokens: usize,
-    /// Where its window begins, in seconds of the trace.
+    /// Start of its window, in seconds of the trace.
     #[serde(default)]
     pub(crate) from_seconds: f64,
-    /// A prompt's tokens are cut behind so many; 0: not at all.
+    /// Prompts are cut to this many tokens; 0 for no limit.
     #[serde(default)]
     pub(crate) tokens_max: usize,
     /// Layers of the model whose cache is stored: with four, a token's cache is 1/128 of an 8B model's.
@@ -42,7 +42,7 @@ pub(crate) struct Prompt {
     pub(crate) tokens: usize,
 }
 
-/// What was replayed, for the report.
+/// The replayed trace, for the report.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct TraceFacts {
     pub(crate) source: String,
@@ -51,7 +51,8 @@ pub(crate) struct TraceFacts {
     pub(crate) tokens: u64,
 }
 
-/// Requests a second of the trace that stands in where no file is given: as many as in Mooncake's conversation trace.
+/// Requests per second of the synthetic trace that is used without a file: as in Mooncake's conversation
+/// trace.
 const SYNTHETIC_RATE: f64 = 3.34;
 /// More of them than fill the time on average.
 const SYNTHETIC_SPARE: f64 = 1.2;

@@ -1,4 +1,4 @@
-//! Whether what was acknowledged is there at the end of a run.
+//! Checks that everything acknowledged is stored at the end of a run.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,14 +7,14 @@ use futures::{StreamExt as _, stream};
 use super::outcome::Durability;
 use crate::traffic::tenant::Tenant;
 
-/// Most acknowledged objects that are read again, and how many at once.
+/// Most acknowledged objects that are read again, and their concurrency.
 const CHECKED_MAX: usize = 2_000;
 const CHECKED_AT_ONCE: usize = 4;
 /// Attempts to read one of them, and the pause between two.
 const CHECK_ATTEMPTS: usize = 40;
 const CHECK_PAUSE: Duration = Duration::from_millis(500);
 
-/// Finds and reads what was acknowledged, all of it or an even sample, from lookup to the last byte.
+/// Finds and reads the acknowledged objects, all of them or an even sample, from lookup to the last byte.
 pub(crate) async fn check(tenants: &[Arc<Tenant>]) -> Durability {
     let mut durability = Durability::default();
     for tenant in tenants {
@@ -24,7 +24,7 @@ pub(crate) async fn check(tenants: &[Arc<Tenant>]) -> Durability {
         let check_one = |i: usize| async move {
             let known = tenant.known(i as f64 / checked as f64)?;
             let mut last = None;
-            // A tenant over its quota, or a breaker that has not closed yet, is no loss.
+            // A tenant over its quota, or a breaker that has not closed yet, is not a loss.
             for _ in 0..CHECK_ATTEMPTS {
                 let found = tenant.lookup(i % tenant.replicas.len(), &known, true).await;
                 let read = tenant.read(&known, None, None).await;

@@ -1,4 +1,4 @@
-//! Faults: what goes wrong while requests arrive.
+//! Faults that occur while requests arrive.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,22 +15,22 @@ pub(crate) struct FaultSpec {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Fault {
-    /// The store cannot be reached: connections are cut, those under way too.
+    /// The store is unreachable: connections are cut, including active ones.
     Away,
     /// This share of the store's requests fails: refused, cut before or in the middle, or answered 500 although done.
     Errors(f64),
-    /// Every request to the store takes so many times as long.
+    /// Every request to the store takes this many times as long.
     Slower(f64),
     /// The link to the store has this part of its bandwidth: 10 is a tenth.
     Narrower(f64),
     /// All of it, a little: 5 times as slow, a quarter of the bandwidth, 10 % errors.
     BrownOut,
-    /// A replica gets SIGKILL, and is started again where it was.
+    /// A replica gets SIGKILL, and is restarted at the same address and directory.
     Kill {
         /// Which.
         replica: usize,
     },
-    /// As `kill`, and its index and hot tier are gone when it comes back.
+    /// As `kill`, and its index and hot tier are lost when it restarts.
     LoseCache {
         /// Which.
         replica: usize,
@@ -40,7 +40,7 @@ pub(crate) enum Fault {
         /// Which.
         replica: usize,
     },
-    /// A replica's wall clock is wrong by so many seconds.
+    /// A replica's wall clock is wrong by this many seconds.
     ClockJump {
         /// Which.
         replica: usize,

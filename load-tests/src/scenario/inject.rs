@@ -9,13 +9,13 @@ use tokio::time::Instant;
 use super::fault::{Fault, FaultSpec, FaultWindow};
 use crate::cluster::Cluster;
 
-/// Errors of the kinds that stores have; flipped bytes and stalls have tests of their own.
+/// Errors as real stores produce them; flipped bytes and stalls have separate tests.
 const ERRORS: &[Toxic] = &[Toxic::SlowDown, Toxic::ResetBefore, Toxic::ResetMidBody, Toxic::Ambiguous];
 
 async fn begin(fault: Fault, cluster: &mut Cluster) -> Result<()> {
     let usual = cluster.weather;
     let weather = |weather: Weather| -> Result<()> {
-        let proxy = cluster.proxy.as_ref().context("faults of the store need store = \"s3\"")?;
+        let proxy = cluster.proxy.as_ref().context("faults of the store require store = \"s3\"")?;
         proxy.weather(weather);
         Ok(())
     };
@@ -67,12 +67,12 @@ async fn end(fault: Fault, cluster: &mut Cluster) -> Result<()> {
 }
 
 fn errors(cluster: &Cluster, share: f64) -> Result<()> {
-    let proxy = cluster.proxy.as_ref().context("faults of the store need store = \"s3\"")?;
+    let proxy = cluster.proxy.as_ref().context("faults of the store require store = \"s3\"")?;
     proxy.set_among((share * 1e3) as usize, ERRORS);
     Ok(())
 }
 
-/// Injects all faults, one after the other.
+/// Injects all faults in sequence.
 pub(crate) async fn inject(
     faults: &[FaultSpec],
     cluster: &mut Cluster,

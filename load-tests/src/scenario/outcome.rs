@@ -1,4 +1,4 @@
-//! What a run came to: figures by name, what had to hold of them, and all of it as one JSON document.
+//! The result of a run: figures by name, the bounds for them, and all of it as one JSON document.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ pub(crate) struct Sample {
     pub(crate) cache_mib: f64,
 }
 
-/// What was acknowledged, and what of it was there at the end.
+/// The number of acknowledged objects, and how many of them were stored at the end.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(crate) struct Durability {
     pub(crate) acknowledged: u64,
@@ -50,7 +50,7 @@ pub(crate) struct Outcome {
     pub(crate) seed: u64,
     pub(crate) store: String,
     pub(crate) seconds: f64,
-    /// Why nothing was run, where something is missing here.
+    /// Why the scenario was skipped, if something is missing on this machine.
     pub(crate) skipped: Option<String>,
     #[serde(deserialize_with = "report::finite_or_nan_by_name")]
     pub(crate) figures: BTreeMap<String, f64>,
@@ -72,7 +72,7 @@ fn growth(samples: &[Sample], of: impl Fn(&Sample) -> f64) -> Option<f64> {
     (third > 2).then(|| mean(&samples[2 * third..]) - mean(&samples[third..2 * third]))
 }
 
-/// Figures by name, as thresholds and readers want them.
+/// Figures by name, as used by thresholds and readers.
 pub(crate) fn figures(
     loads: &BTreeMap<String, Summary>,
     durability: &Durability,
@@ -129,8 +129,8 @@ pub(crate) fn figures(
     figures
 }
 
-/// Compares figures with bounds. A figure that is not there holds nothing, unless the run was so short that nothing may have been
-/// due (`lenient`). That nothing is lost or wrong is a bound everywhere.
+/// Compares figures with bounds. A missing figure fails its bound, unless the run was so short that nothing
+/// may have been due (`lenient`). Every run has the bound that nothing is lost or wrong.
 pub(crate) fn thresholds(
     figures: &BTreeMap<String, f64>,
     bounds: &[BTreeMap<String, Bound>],
@@ -152,7 +152,7 @@ pub(crate) fn thresholds(
 }
 
 impl Outcome {
-    /// Whether all held that had to.
+    /// Whether all bounds held.
     pub(crate) fn passed(&self) -> bool {
         self.skipped.is_some() || self.thresholds.iter().all(|threshold| threshold.held)
     }

@@ -10,7 +10,7 @@ use crate::{
     traffic::record::{SecondSummary, Summary},
 };
 
-/// What happened, in a few lines.
+/// A summary in a few lines.
 pub(crate) fn lines(outcome: &Outcome, took: Duration) -> String {
     let mut text = format!("{} over {}", outcome.scenario, outcome.store);
     if let Some(reason) = &outcome.skipped {
@@ -126,7 +126,7 @@ fn percentiles(outcome: &Outcome) -> Plot {
     };
     Plot {
         description: "Latency by percentile".to_owned(),
-        x: Axis::log("one request in so many is slower"),
+        x: Axis::log("one request in N is slower"),
         left: Axis::log("ms"),
         right: None,
         series: outcome.loads.iter().map(series).collect(),
@@ -153,10 +153,10 @@ fn plots(page: &mut Page, outcome: &Outcome) {
         let loads: Vec<_> = outcome.loads.iter().map(|(name, load)| (name.as_str(), load)).collect();
         page.drawing(
             &report::p99_plot(&loads, faults(outcome)).to_svg(),
-            "Slowest per cent of each second; none where no request succeeded.",
+            "Slowest one per cent of each second; no value if no request succeeded.",
         );
         for (what, y, of) in [
-            ("Requests that failed.", "a second", (|s| s.failed as f64) as fn(&SecondSummary) -> f64),
+            ("Requests that failed.", "per second", (|s| s.failed as f64) as fn(&SecondSummary) -> f64),
             ("Bytes.", "MB/s", |s| s.bytes as f64 / 1e6),
         ] {
             page.drawing(&over_time(outcome, what, y, of).to_svg(), what);
@@ -189,7 +189,7 @@ pub(crate) fn page(outcome: &Outcome) -> String {
         page.paragraph(&format!("Skipped: {reason}"));
         return page.finish(report::FOOTER);
     }
-    let size = if outcome.smoke { "size for CI: times mean nothing" } else { "full size" };
+    let size = if outcome.smoke { "size for CI: times are not meaningful" } else { "full size" };
     let seconds = number(outcome.seconds);
     page.paragraph(&format!("Store: {}. {seconds} s, seed {}, {size}.", outcome.store, outcome.seed));
     page.paragraph(&report::machine(&outcome.machine));

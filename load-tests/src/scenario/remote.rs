@@ -11,7 +11,8 @@ use crate::cluster::endpoints::Endpoints;
 /// A service that runs already, on a real cluster for instance.
 #[derive(Debug, Default, Args)]
 pub(crate) struct RemoteArguments {
-    /// URL of a replica of a running service, or of what is before all of them; once for each. Without it a service is started here.
+    /// URL of a replica of a running service, or of the load balancer before all replicas; repeatable.
+    /// Without it, a service is started locally.
     #[arg(long = "url", value_name = "URL")]
     urls: Vec<String>,
     /// File with a tenant's token; once for each tenant that a scenario has.
@@ -39,13 +40,13 @@ impl RemoteArguments {
     }
 }
 
-/// Why a scenario cannot run against a service that this program did not start; none where it can.
+/// Why a scenario cannot run against a service that this program did not start; `None` if it can.
 pub(crate) fn unsupported_reason(endpoints: &Endpoints, scenario: &Scenario) -> Option<String> {
     if !scenario.fault.is_empty() {
-        return Some("faults happen only to a service that is started here".into());
+        return Some("faults need a service that this program starts".into());
     }
     if scenario.data.rows > 0 {
-        return Some("rows can be written only into the index of a service that is started here".into());
+        return Some("index rows need a service that this program starts".into());
     }
     let (has, needs) = (endpoints.tokens.len(), scenario.service.tenants);
     if has < needs {
@@ -59,7 +60,7 @@ pub(crate) fn unsupported_reason(endpoints: &Endpoints, scenario: &Scenario) -> 
         return Some("connections are counted without TLS, and a URL is https".into());
     }
     let works = scenario.load.iter().any(|load| matches!(load.op, Op::Gc | Op::Scrub));
-    works.then(|| "jobs work on the whole store, whoever else has something in it".into())
+    works.then(|| "jobs work on the whole store, including other tenants' data".into())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What the requests of each kind of caller are.
+//! The requests of each kind of client.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -34,16 +34,16 @@ use crate::{
     },
 };
 
-/// Requests, and when they are due where a trace says so.
+/// Requests, and their times if a trace gives them.
 pub(crate) struct LoadRequests {
     pub(crate) request: RequestFn,
     pub(crate) due: Option<Vec<Duration>>,
     pub(crate) replay: Option<Replay>,
 }
 
-/// Addresses that connections come from: each has ports of its own, so that closed ones are not waited for.
+/// Source addresses of connections: each has separate ports, so that closed ones need not time out first.
 const SOURCES: u64 = 200;
-/// Objects that stores number from on, apart from the data.
+/// First number of objects stored during a run, apart from the data.
 const STORED_FROM: u64 = 1 << 32;
 /// The requests of a load.
 pub(crate) async fn of_load(
@@ -114,7 +114,7 @@ fn row_lookups(load: Arc<LoadSpec>, tenants: Arc<[Arc<Tenant>]>, seed: u64, rows
 }
 
 fn stores(load: Arc<LoadSpec>, tenants: Arc<[Arc<Tenant>]>, seed: u64) -> RequestFn {
-    // Numbers of a peak's closed loop and of the run behind it must not meet.
+    // The numbers of a peak's closed loop and of the following run must not overlap.
     let next = Arc::new(AtomicU64::new(STORED_FROM | (seed & 0xff) << 48));
     Arc::new(move |number| {
         let (load, tenants, next) = (Arc::clone(&load), Arc::clone(&tenants), Arc::clone(&next));
@@ -126,7 +126,8 @@ fn stores(load: Arc<LoadSpec>, tenants: Arc<[Arc<Tenant>]>, seed: u64) -> Reques
             let made = tokio::task::spawn_blocking(move || pool.context(model_id, root, id, shape)).await;
             let made =
                 made.map_err(|e| Failure::new(e.to_string()))?.map_err(|e| Failure::new(e.to_string()))?;
-            let (known, object) = made.into_iter().next().ok_or_else(|| Failure::new("no object"))?;
+            let (known, object) =
+                made.into_iter().next().ok_or_else(|| Failure::new("no object was generated"))?;
             tenant.store(known, object.into()).await
         })
     })
@@ -143,7 +144,7 @@ fn connections(load: Arc<LoadSpec>, tenants: Arc<[Arc<Tenant>]>, seed: u64) -> R
             let url = &tenant.replicas[number as usize % tenant.replicas.len()];
             let host = url.trim_start_matches("http://");
             let address = lookup_host(host).await.map_err(broken)?.find(SocketAddr::is_ipv4);
-            let address = address.ok_or_else(|| Failure::new("no address"))?;
+            let address = address.ok_or_else(|| Failure::new("no address was resolved"))?;
             let socket = TcpSocket::new_v4().map_err(broken)?;
             if address.ip().is_loopback() {
                 let source = Ipv4Addr::new(127, 0, 1, (number % SOURCES) as u8 + 1);
@@ -169,7 +170,7 @@ fn connections(load: Arc<LoadSpec>, tenants: Arc<[Arc<Tenant>]>, seed: u64) -> R
     })
 }
 
-/// The body of a 206 with so many bytes.
+/// The body of a 206 with this many bytes.
 async fn answer(stream: &mut tokio::net::TcpStream, bytes: usize) -> Result<Vec<u8>, Failure> {
     let mut read = Vec::new();
     loop {

@@ -1,5 +1,5 @@
-//! Runs a scenario: starts the processes, stores what is to be there, lets requests arrive and faults happen, and reads all
-//! that was acknowledged once more.
+//! Runs a scenario: starts the processes, stores the initial data, generates requests and faults, and reads
+//! everything acknowledged once more.
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
@@ -43,7 +43,7 @@ pub(crate) struct RunArguments {
     /// The size for CI: seconds each, and no bounds on times.
     #[arg(long)]
     pub(crate) smoke: bool,
-    /// How long requests arrive, instead of what the scenario says: for soaks.
+    /// How long requests arrive, instead of the scenario's value: for soak tests.
     #[arg(long)]
     pub(crate) seconds: Option<f64>,
     /// Seed of all that is random, instead of the scenario's.
@@ -54,14 +54,14 @@ pub(crate) struct RunArguments {
 /// Page cache of the index while it is filled.
 const INDEX_MEMORY: u64 = 64 << 20;
 
-/// Uploads at once before a run.
+/// Concurrent uploads before a run.
 const PREPARED_AT_ONCE: usize = 4;
 /// Seconds of the closed loop that finds the peak, and of the one that warms up before it.
 const PEAK_SECONDS: f64 = 4.0;
-/// Between two looks at the processes.
+/// Pause between two samples of the processes.
 const SAMPLE_PAUSE: Duration = Duration::from_secs(1);
 
-/// Runs it and gives its outcome; a scenario that something is missing for is skipped, and says why.
+/// Runs it and returns its result; a scenario that needs something missing is skipped, with the reason.
 pub(crate) async fn run(arguments: &RunArguments, scenario: &Scenario) -> Result<Outcome> {
     let (common, smoke) = (&arguments.common, arguments.smoke);
     let machine = usage::machine();
@@ -102,7 +102,7 @@ pub(crate) async fn run(arguments: &RunArguments, scenario: &Scenario) -> Result
     };
     outcome.store = match &cluster {
         Some(cluster) => cluster.store_name.clone(),
-        None => "that of a running service, whose processes and settings are not seen".into(),
+        None => "that of a running service, whose processes and settings are unknown".into(),
     };
     let endpoints = running.or_else(|| cluster.as_ref().map(Cluster::endpoints)).context("a service")?;
     let tenants = Box::pin(prepare(&endpoints, scenario)).await?;
@@ -168,7 +168,7 @@ fn insert_index_rows(cluster: &Cluster, tenant: &Tenant, rows: usize) -> Result<
     index_rows::fill(location, (0..contexts).map(|context| index_rows::context(tenant.root, context)))
 }
 
-/// Looks at the processes for ever. A replica that is started anew during a run is another process and not seen here.
+/// Samples the processes forever. A replica that restarts during a run is another process and is not sampled.
 async fn watch(ids: &[u32], caches: &[PathBuf], begun: Instant, samples: &mut Vec<Sample>) {
     let mut ticks = tokio::time::interval(SAMPLE_PAUSE);
     loop {
@@ -225,7 +225,7 @@ async fn prepare(endpoints: &Endpoints, scenario: &Scenario) -> Result<Vec<Arc<T
     Ok(tenants)
 }
 
-/// Everyone who asks, with what they ask for and when.
+/// All clients, with their requests and times.
 async fn callers(
     common: &CommonArguments,
     scenario: &Scenario,

@@ -1,4 +1,4 @@
-//! A scenario: what is stored, who asks for what and when, what goes wrong meanwhile, and what must hold.
+//! A scenario: stored data, clients and their requests, faults, and bounds.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -14,28 +14,28 @@ use crate::{replay::trace::TraceSpec, traffic::arrivals::Arrivals};
 pub(crate) struct Scenario {
     /// Short name; that of the result files.
     pub(crate) name: String,
-    /// What it shows, in a sentence or two.
+    /// Its purpose, in a sentence or two.
     pub(crate) about: String,
     /// How long requests arrive.
     pub(crate) seconds: f64,
-    /// Of all that is random.
+    /// Seed of everything random.
     #[serde(default = "one")]
     pub(crate) seed: u64,
     /// The service.
     #[serde(default)]
     pub(crate) service: ServiceSpec,
-    /// What is stored before requests arrive.
+    /// The data stored before requests arrive.
     #[serde(default)]
     pub(crate) data: DataSpec,
-    /// Who asks.
+    /// The clients.
     pub(crate) load: Vec<LoadSpec>,
-    /// What goes wrong.
+    /// The faults.
     #[serde(default)]
     pub(crate) fault: Vec<FaultSpec>,
-    /// What must hold at any size, by the name of a figure.
+    /// Bounds at any size, by the name of a figure.
     #[serde(default)]
     pub(crate) gates: BTreeMap<String, Bound>,
-    /// What must hold at full size: times, which mean nothing on a busy machine.
+    /// Bounds at full size: times, which are not meaningful on a busy machine.
     #[serde(default)]
     pub(crate) slo: BTreeMap<String, Bound>,
     /// The size for CI.
@@ -52,15 +52,15 @@ pub(crate) struct ServiceSpec {
     pub(crate) store: String,
     /// Settings, as `section.key=value`.
     pub(crate) settings: Vec<String>,
-    /// Tenants with tokens of their own; 0: nobody is asked who they are.
+    /// Tenants with separate tokens; 0: the service requires no credentials.
     pub(crate) tenants: usize,
     /// Lines of `[tenant.t0]`: quotas of the first one.
     pub(crate) quota: Vec<String>,
-    /// The way to the store, when it is s3: every request waits so long, ...
+    /// The link to the store if it is s3: every request waits this many milliseconds, ...
     pub(crate) link_delay_ms: f64,
-    /// ... and all bytes share so many Mb/s; 0: no bound.
+    /// ... and all bytes share this many Mb/s; 0: no bound.
     pub(crate) link_mbps: f64,
-    /// Bytes of a disk of its own for `cache.directory`, in MiB; 0: the usual disk. Needs root.
+    /// Size of a separate disk for `cache.directory`, in MiB; 0: the usual disk. Needs root.
     pub(crate) disk_mib: u64,
 }
 
@@ -79,7 +79,7 @@ impl Default for ServiceSpec {
     }
 }
 
-/// Objects that are there at the start, for each tenant.
+/// Objects stored at the start, for each tenant.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct DataSpec {
@@ -89,7 +89,7 @@ pub(crate) struct DataSpec {
     pub(crate) bytes: usize,
     /// Chunks of a context.
     pub(crate) chunks: usize,
-    /// Tokens of a chunk.
+    /// Tokens per chunk.
     pub(crate) tokens: usize,
     /// Whether everything is read once before requests arrive, so that the hot tier has it.
     pub(crate) warm: bool,
@@ -109,11 +109,11 @@ impl Default for DataSpec {
 pub(crate) struct LoadSpec {
     /// Its name in figures.
     pub(crate) name: String,
-    /// What a request is.
+    /// The kind of request.
     pub(crate) op: Op,
     /// When they arrive.
     pub(crate) arrivals: Arrivals,
-    /// Requests at once; more wait, and their waiting counts.
+    /// Concurrent requests; more wait, and their waiting time counts.
     #[serde(default = "at_once")]
     pub(crate) at_once: usize,
     /// Bytes of a ranged read; whole objects when absent.
@@ -125,16 +125,16 @@ pub(crate) struct LoadSpec {
     /// Tokens of a stored object.
     #[serde(default = "chunk_tokens")]
     pub(crate) tokens: usize,
-    /// Which objects: all alike, or the first the likeliest.
+    /// Which objects: all equally likely, or earlier ones more likely.
     #[serde(default)]
     pub(crate) popularity: Popularity,
-    /// Only what was stored before the run, and not what is stored meanwhile: new objects are not hot yet.
+    /// Only objects stored before the run, not those stored during it: new objects are not hot yet.
     #[serde(default)]
     pub(crate) of_data: bool,
-    /// Bytes a second that a slow reader takes.
+    /// Bytes per second that a slow reader accepts.
     #[serde(default)]
     pub(crate) reads_bytes_per_second: Option<u64>,
-    /// How long a connection is held open behind its request.
+    /// How long a connection is held open after its request.
     #[serde(default)]
     pub(crate) hold_seconds: f64,
     /// Whose requests.
@@ -151,7 +151,7 @@ pub(crate) struct LoadSpec {
     pub(crate) from_second: f64,
 }
 
-/// What a request is.
+/// The kind of request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Op {
@@ -167,7 +167,7 @@ pub(crate) enum Op {
     Gc,
     /// Runs a scrub.
     Scrub,
-    /// A prompt of a trace: looks up, loads what is stored, stores the rest; through the client crate.
+    /// A prompt of a trace: looks up, loads the stored part, stores the rest; through the client crate.
     Prompt,
 }
 
@@ -175,7 +175,7 @@ pub(crate) enum Op {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Popularity {
-    /// All alike.
+    /// All equally likely.
     #[default]
     Uniform,
     /// By Zipf's law with exponent 1.
@@ -197,7 +197,7 @@ pub(crate) enum TenantSelection {
     Others,
 }
 
-/// What a figure must be.
+/// The bounds of a figure.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Bound {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-/// What all measurements need.
+/// Arguments common to all measurements.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct SpeedArguments {
     /// The `kvasir` binary.

@@ -23,7 +23,7 @@ const READ_BYTES: u64 = 16 << 20;
 /// Bytes of a piece: two levels of six spans make an object of 17 MB.
 const PIECE_BYTES: usize = 1_420_000;
 
-/// Bytes a second over one connection, in MB.
+/// Throughput of one connection in MB per second.
 fn rate(address: SocketAddr, request: &[u8], seconds: f64) -> Result<f64> {
     let mut connection = DiscardingConnection::open(address)?;
     let (start, mut bytes) = (Instant::now(), 0);

@@ -1,4 +1,4 @@
-//! Warm lookups: how many a second, and how long the slowest take as the index grows.
+//! Warm lookups: how many per second, and the slowest latencies as the index grows.
 
 use std::{
     net::SocketAddr,
@@ -26,23 +26,23 @@ use crate::{
 
 /// Chunks of a context: 98,304 tokens.
 const CHUNKS: usize = 64;
-/// Contexts that are asked for again and again, all over the index.
+/// Contexts that are requested repeatedly, spread over the whole index.
 const ASKED: usize = 256;
-/// Contexts that are asked for where none comes again soon: more of them than any cache of pages holds.
+/// Contexts that are requested rarely: more of them than any page cache holds.
 const ASKED_ANY: usize = 8_192;
-/// Of these, with tokens of their own: the rest has hashes alone.
+/// Of these, the number with generated tokens; the rest has hashes only.
 const WITH_TOKENS: usize = 8;
 
-/// What a load took.
+/// Result of a load.
 struct Loaded {
     per_second: f64,
-    /// Seconds of each request.
+    /// Latency of each request, in seconds.
     times: Vec<f64>,
-    /// CPU time of the service for each, in microseconds.
+    /// CPU time of the service per request, in microseconds.
     cpu_us: f64,
 }
 
-/// Loads a service from connections that ask at once.
+/// Loads a service over concurrent connections.
 fn load(service: &ChildProcess, requests: &[Vec<u8>], connections: usize, seconds: f64) -> Result<Loaded> {
     let (address, ended) = (service.address, Arc::new(AtomicBool::new(false)));
     let (start, before) = (Instant::now(), usage::usage_of(&[service.id()]).cpu_s);
@@ -87,7 +87,7 @@ fn load_once(address: SocketAddr, requests: &[Vec<u8>]) -> Result<()> {
     Ok(())
 }
 
-/// A context: of tokens of its own, or made up.
+/// A context: with generated tokens, or with made-up hashes.
 fn context_of(root: RootHash, number: usize) -> SyntheticContext {
     match number {
         0..WITH_TOKENS => SyntheticContext::of_tokens(root, &tokens_of(number)),
@@ -125,7 +125,7 @@ fn one(runtime: &Runtime, common: &SpeedArguments, count: usize, connections: us
         let service = servers::kvasir(common, &store.config, directory.path())?;
         prepare(&Api::at(service.address))
     };
-    // The index alone: a lookup that it answers asks the store nothing.
+    // The index alone: a lookup that it can answer sends no request to the store.
     let contexts = (count / CHUNKS).max(1);
     {
         let open = OpenStore::open(&store.config, Arc::new(NoObserver))?;

@@ -1,4 +1,4 @@
-//! Resident memory of the service under many uploads and downloads at once.
+//! Resident memory of the service with many concurrent uploads and downloads.
 
 use std::{
     sync::{
@@ -24,7 +24,7 @@ use crate::process::{pause, usage};
 
 /// Spans of a chunk of 1,536 tokens, times two levels.
 const PIECES: usize = 12;
-/// Bytes that are handed to the socket at once.
+/// Bytes per write to the socket.
 const SENT_BYTES: usize = 256 << 10;
 
 /// Watches a process's memory until it is dropped.
@@ -52,7 +52,7 @@ impl MemoryWatch {
     }
 }
 
-/// A chunk that is to be sent. The payloads of all are the same bytes in memory: chunks differ in their heads alone.
+/// A chunk to upload. All share one payload in memory: chunks differ only in their heads.
 struct Upload {
     path: String,
     object: String,
@@ -66,7 +66,7 @@ impl Upload {
         let head_bytes = ChunkHeader::parse(&head).map_or(0, |header| header.head_bytes() as usize);
         let own = head.split_off(head_bytes);
         let shared = payload.get_or_insert_with(|| own.clone());
-        // What differs after all is kept as it is.
+        // A payload that differs after all is kept separately.
         let payload = if *shared == own { shared.clone() } else { own };
         let head = Bytes::copy_from_slice(&head);
         let slices = (0..payload.len()).step_by(SENT_BYTES);
@@ -80,7 +80,7 @@ impl Upload {
     }
 }
 
-/// Bytes that the service's settings allow it, with so many connections.
+/// Bytes that the service's settings allow with this many connections.
 fn configured(common: &SpeedArguments, connections: usize) -> Result<u64> {
     let settings = common.settings.iter().filter_map(|setting| setting.split_once('='));
     let flags = std::iter::once(("store.url", "memory://")).chain(settings);
@@ -104,7 +104,7 @@ pub(crate) fn measure(
     runtime.block_on(async {
         let (model_id, root) = remote.prepare("n").await;
         let idle = usage::resident_bytes(service.id())?;
-        // Made before anything is sent: a connection that says nothing for as long as this takes would be closed.
+        // Made before anything is sent: a connection that stays silent this long would be closed.
         let mut payload: Option<Bytes> = None;
         let made: Vec<Upload> = (0..at_once)
             .map(|i| {
@@ -147,7 +147,7 @@ pub(crate) fn measure(
         anyhow::ensure!(statuses.keys().all(|status| *status < 300), "uploads were refused: {statuses:?}");
         let mebibytes = |bytes: u64| bytes >> 20;
         Ok(json!({
-            "what": format!("resident memory, {at_once} uploads then downloads of {} MiB at once", bytes >> 20),
+            "what": format!("resident memory, {at_once} concurrent uploads, then downloads, of {} MiB", bytes >> 20),
             "mib_configured": mebibytes(configured(common, at_once)?),
             "machine": stats::machine(),
             "store": common.store,

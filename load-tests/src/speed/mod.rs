@@ -1,4 +1,5 @@
-//! Single operations of the service beside nginx and an S3 server on the same machine, in alternating pairs.
+//! Single operations of the service, compared with nginx and an S3 server on the same machine in alternating
+//! pairs.
 
 mod arguments;
 mod get;
@@ -21,22 +22,22 @@ use self::arguments::SpeedArguments;
 /// Measures single operations; prints one JSON document of medians and raw values.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SpeedCommand {
-    /// Hot ranged GET of 16 MB, beside nginx with the same file and the S3 server with the same object.
+    /// Hot ranged GET of 16 MB, compared with nginx for the same file and the S3 server for the same object.
     Get(SpeedArguments),
-    /// PUT of 16 MB, beside writing the same bytes to the store directly.
+    /// PUT of 16 MB, compared with direct writes of the same bytes to the store.
     Put(SpeedArguments),
     /// Warm lookups by 64 chunk ids and by 98,304 raw tokens, with small and large indexes.
     Lookup(LookupArguments),
-    /// Resident memory under many uploads and downloads at once.
+    /// Resident memory with many concurrent uploads and downloads.
     Memory(MemoryArguments),
     /// `kvasir admin rebuild-index`, from the store and from the journal.
     Rebuild(RebuildArguments),
-    /// How soon three replicas see a removal, and what they ask of the store when nobody asks them.
+    /// How soon three replicas see a removal, and how many requests they send to an idle service's store.
     Replicas(ReplicasArguments),
-    /// An S3 server of its own process, until it is killed.
+    /// Runs a separate S3 server until it is killed.
     #[command(hide = true)]
     S3Server {
-        /// Where to listen.
+        /// Address to listen on.
         listen: std::net::SocketAddr,
     },
 }
@@ -48,7 +49,7 @@ pub(crate) struct LookupArguments {
     /// Chunks in the index.
     #[arg(long, value_delimiter = ',', default_value = "10000,1000000")]
     chunks: Vec<usize>,
-    /// Connections that ask at once.
+    /// Concurrent connections.
     #[arg(long, default_value_t = 4)]
     connections: usize,
 }
@@ -69,7 +70,7 @@ pub(crate) struct ReplicasArguments {
     /// Removals that are timed.
     #[arg(long, default_value_t = 60)]
     removals: usize,
-    /// How long nobody asks.
+    /// How long the service stays idle.
     #[arg(long, default_value_t = 300.0)]
     quiet_seconds: f64,
 }
@@ -78,7 +79,7 @@ pub(crate) struct ReplicasArguments {
 pub(crate) struct MemoryArguments {
     #[command(flatten)]
     common: SpeedArguments,
-    /// Uploads, then downloads, at once.
+    /// Concurrent uploads, then downloads.
     #[arg(long, default_value_t = 256)]
     at_once: usize,
     /// Bytes of each, in MiB.

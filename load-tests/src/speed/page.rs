@@ -6,15 +6,15 @@ use serde_json::{Map, Value};
 
 use crate::report;
 
-/// Pairs of measurements by the field that holds them: which server is beside the service.
+/// Pairs of measurements by the field that holds them: the server compared with the service.
 const PAIRS: [(&str, &str); 4] = [
     ("kvasir_nginx", "nginx"),
     ("kvasir_s3", "s3"),
     ("kvasir_direct", "direct"),
-    // `load-tests/python-load`: the Python package beside the Rust client.
+    // `load-tests/python-load`: the Python package compared with the Rust client.
     ("kvasir_rust", "rust"),
 ];
-/// Fields that are no figures.
+/// Fields that are not figures.
 const NO_FIGURES: [&str; 5] = ["what", "machine", "store", "s3_server", "raw"];
 
 /// The page of a result of `kvasir-load speed`.
@@ -44,7 +44,7 @@ pub(crate) fn page(result: &Value) -> Result<String> {
     } else if fields.keys().any(|field| field.starts_with("mib_") || field.ends_with("_per_second")) {
         figures(&mut page, fields);
     } else {
-        bail!("no result of kvasir-load speed");
+        bail!("this is not a result of kvasir-load speed");
     }
     if fields.contains_key("mib_configured") {
         page.paragraph("The result has no memory over time, only the highest of each phase.");
@@ -54,7 +54,7 @@ pub(crate) fn page(result: &Value) -> Result<String> {
 
 /// Two things measured in turn.
 fn pairs(page: &mut Page, beside: &str, values: &Value) -> Result<()> {
-    page.heading(&format!("kvasir beside {beside}"));
+    page.heading(&format!("kvasir compared with {beside}"));
     let unit = values["unit"].as_str().context("a unit")?;
     let figure = |name: &str| values[name].as_f64().with_context(|| format!("{name} is a number"));
     let bar = |name: &str| {
@@ -81,7 +81,7 @@ fn pairs(page: &mut Page, beside: &str, values: &Value) -> Result<()> {
         series: vec![one("kvasir", 0), one(beside, 1)],
         guides: Vec::new(),
     };
-    page.drawing(&plot.to_svg(), "Every pair: one measurement of either, one after the other.");
+    page.drawing(&plot.to_svg(), "Every pair: one measurement of each, in sequence.");
     Ok(())
 }
 

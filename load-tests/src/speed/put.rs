@@ -1,4 +1,4 @@
-//! Uploads of 16 MB, beside writing the same bytes to the store directly.
+//! Uploads of 16 MB, compared with direct writes of the same bytes to the store.
 
 use std::{sync::Arc, time::Instant};
 
@@ -60,7 +60,7 @@ pub(crate) fn measure(runtime: &Runtime, common: &SpeedArguments) -> Result<Valu
         Ok::<_, anyhow::Error>(values)
     })?;
     Ok(json!({
-        "what": "PUT of 16 MB objects, one after the other",
+        "what": "PUT of 16 MB objects in sequence",
         "machine": stats::machine(),
         "store": common.store,
         "s3_server": common.s3.as_deref().unwrap_or("in-process S3 of the tests, as a process"),

@@ -1,4 +1,4 @@
-//! How fast a lost index comes back: from the heads of all objects in the store, and from the journal.
+//! How fast a lost index is rebuilt: from the heads of all objects in the store, and from the journal.
 
 use std::{
     path::Path,
@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 use super::{arguments::SpeedArguments, servers, stats};
 use crate::index_rows::CHUNK_TOKENS;
 
-/// Bytes of a piece: objects are small, because a rebuild reads heads.
+/// Bytes per piece: objects are small, because a rebuild reads only heads.
 const PIECE_BYTES: usize = 100;
 /// Chunks of a context.
 const CONTEXT_CHUNKS: usize = 10;
@@ -56,7 +56,7 @@ async fn fill(store: &StoreConfig, directory: &Path, count: usize) -> Result<()>
     Ok(())
 }
 
-/// Chunks a second of one `kvasir admin rebuild-index`, its start and end included.
+/// Chunks per second of one `kvasir admin rebuild-index`, including its start and end.
 fn rate(
     common: &SpeedArguments,
     store: &servers::StoreUnderTest,

@@ -1,4 +1,5 @@
-//! Three replicas over one store: how soon a removal is seen by all of them, and what they ask of the store when nobody asks them.
+//! Three replicas over one store: how soon all of them see a removal, and how many requests an idle replica
+//! sends to the store.
 
 use std::time::{Duration, Instant};
 
@@ -14,12 +15,12 @@ use super::{arguments::SpeedArguments, servers, stats};
 
 const REPLICAS: usize = 3;
 const TOKENS: usize = 1_024;
-/// Between two looks at a replica.
+/// Pause between two checks of a replica.
 const PAUSE: Duration = Duration::from_millis(10);
 /// How long a replica may take to learn of a change.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits until a replica's lookup matches all tokens, or none, and gives how long that took.
+/// Waits until a replica's lookup matches all tokens, or none, and returns how long that took.
 async fn learns(replica: &Api, model_id: ModelId, tokens: &[u32], offered: bool) -> Result<f64> {
     let request = LookupRequest {
         model_id,
@@ -27,7 +28,7 @@ async fn learns(replica: &Api, model_id: ModelId, tokens: &[u32], offered: bool)
         tokens: Some(tokens.to_vec()),
         block_hashes: None,
         chunk_ids: None,
-        // As a client asks that knows of nothing.
+        // As a client that has no recent state.
         fresh: false,
         direct: false,
     };
@@ -100,7 +101,7 @@ pub(crate) fn measure(
         let after = store_requests(&replicas).await;
         let quiet: Vec<f64> = before.iter().zip(&after).map(|(b, a)| (a - b) / elapsed).collect();
         Ok(json!({
-            "what": "three replicas over one store: seconds from a removal's 204 until no replica offers the chunk; store requests of a replica that nobody asks",
+            "what": "three replicas over one store: seconds from a removal's 204 until no replica offers the chunk; store requests of an idle replica",
             "machine": stats::machine(),
             "store": common.store,
             "removal_seen_s": { "median": stats::median(&seen), "max": stats::quantile(&seen, 1.0) },

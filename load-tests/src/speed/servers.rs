@@ -23,7 +23,7 @@ pub(crate) struct StoreUnderTest {
     _server: Option<ChildProcess>,
 }
 
-/// The S3 store of the command line, or one of our own.
+/// The S3 store of the command line, or a local one.
 pub(crate) fn s3_store(common: &SpeedArguments) -> Result<StoreUnderTest> {
     if let Some(url) = &common.s3 {
         let layers = kvasir_tests::process_layers().with_flags([("store.url", url.as_str())]);
@@ -55,7 +55,7 @@ pub(crate) fn store(common: &SpeedArguments, directory: &Path) -> Result<StoreUn
     if common.store == "s3" { s3_store(common) } else { file_store(directory) }
 }
 
-/// Tells a command of the service which store it is over.
+/// Adds the store's settings to a command of the service.
 pub(crate) fn over(command: &mut Command, store: &StoreConfig) {
     command.args(["--store.url", store.url.as_str()]);
     if let Some(endpoint) = &store.endpoint {
@@ -72,7 +72,7 @@ pub(crate) fn over(command: &mut Command, store: &StoreConfig) {
     }
 }
 
-/// The service over a store, with everything else under `directory`.
+/// The service over a store, with all other files under `directory`.
 pub(crate) fn kvasir(common: &SpeedArguments, store: &StoreConfig, directory: &Path) -> Result<ChildProcess> {
     let address = free_port()?;
     let mut command = Command::new(&common.kvasir);

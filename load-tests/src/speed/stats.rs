@@ -1,4 +1,4 @@
-//! Medians of pairs, and what machine they are of.
+//! Medians of pairs, and the machine they were measured on.
 
 use serde_json::{Value, json};
 
@@ -34,7 +34,7 @@ pub(crate) fn pairs(names: [&str; 2], values: &[[f64; 2]], unit: &str) -> Value 
     })
 }
 
-/// Where figures come from: processor, cores, commit. All inputs are made from fixed seeds.
+/// The machine of the figures: processor, cores, commit. All inputs are made from fixed seeds.
 pub(crate) fn machine() -> Value {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model =

@@ -9,22 +9,22 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Arrivals {
-    /// So many a second, independent of each other.
+    /// This many per second, independent of each other.
     Poisson(f64),
-    /// Poisson, at a share of what a closed loop reaches just before: the peak.
+    /// Poisson, at a share of the rate that a closed loop reached just before: the peak.
     ShareOfPeak(f64),
-    /// As often as `ShareOfPeak`, and all equally far apart.
+    /// At the rate of `ShareOfPeak`, with equal intervals.
     EvenShareOfPeak(f64),
-    /// One every so many seconds.
+    /// One per interval of this many seconds.
     Every(f64),
-    /// So many at once, every so many seconds.
+    /// Bursts of this many requests per interval of this many seconds.
     Bursts {
         /// Requests of a burst.
         size: usize,
         /// Seconds from one to the next.
         every: f64,
     },
-    /// As the trace says, so many times as fast.
+    /// As in the trace, sped up by this factor.
     Trace {
         /// 1 is real time.
         speed: f64,
@@ -44,7 +44,7 @@ impl Arrivals {
         }
     }
 
-    /// Moments of arrival within `seconds`. `peak` is what a closed loop reached, in requests a second.
+    /// Moments of arrival within `seconds`. `peak` is the rate of a closed loop, in requests per second.
     pub(crate) fn moments(self, seconds: f64, seed: u64, peak: f64) -> Vec<Duration> {
         match self {
             Self::Poisson(rate) => poisson(rate, seconds, seed),
@@ -52,15 +52,15 @@ impl Arrivals {
             Self::EvenShareOfPeak(share) => regular((peak * share).recip(), seconds, 1),
             Self::Every(pause) => regular(pause, seconds, 1),
             Self::Bursts { size, every } => regular(every, seconds, size),
-            // A trace brings its own.
+            // A trace gives the times itself.
             Self::Trace { .. } => Vec::new(),
         }
     }
 }
 
-/// The 50th and 99th percentile of a server's times, as multiples of what one request takes, where every request takes exactly
-/// as long: `cores` at once, in order, as many a second as `peak` says. What is more than that with the same arrivals is not
-/// due to their coming in bunches.
+/// The 50th and 99th percentile of a server's response times, as multiples of the time of one request, if
+/// every request takes exactly the same time: `cores` at once, in order, at a rate of `peak`. Any excess over
+/// this with the same arrivals is not caused by their burstiness.
 pub(crate) fn ideal(due: &[Duration], cores: usize, peak: f64) -> (f64, f64) {
     let takes = cores as f64 / peak;
     let mut free = vec![0.0f64; cores];

@@ -1,4 +1,4 @@
-//! Requests: when they are due, what they are, and what became of them.
+//! Requests: their times, their kinds, and their results.
 
 pub(crate) mod arrivals;
 pub(crate) mod objects;

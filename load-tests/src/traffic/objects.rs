@@ -13,7 +13,7 @@ const LEVELS: u8 = 2;
 /// Random bytes that pieces are cut from. Two pieces at random places of it differ in their first bytes.
 const POOL_BYTES: usize = 24 << 20;
 
-/// What all objects of a run are cut from.
+/// The bytes from which all objects of a run are cut.
 #[derive(Debug, Clone)]
 pub(crate) struct Pool {
     bytes: Vec<u8>,
@@ -23,7 +23,7 @@ pub(crate) struct Pool {
 /// An object that was made, without its payload.
 #[derive(Debug, Clone)]
 pub(crate) struct SyntheticObject {
-    /// Of the run; with the pool it gives every byte.
+    /// Number of the object in the run; with the pool it determines every byte.
     pub(crate) id: u64,
     /// Its chunk.
     pub(crate) seq_hash: SeqHash,
@@ -121,13 +121,13 @@ impl Pool {
             piece_bytes,
             spans,
         };
-        ensure!(known.is(self, 0, &bytes), "an object is not what its generator says");
+        ensure!(known.is(self, 0, &bytes), "an object differs from its generator's output");
         Ok((known, bytes))
     }
 }
 
 impl SyntheticObject {
-    /// Whether `bytes` are what this object has from `at` on. Other lengths than the object's are not.
+    /// Whether `bytes` equal this object's from `at` on. False if the length exceeds the object's end.
     pub(crate) fn is(&self, pool: &Pool, at: u64, bytes: &[u8]) -> bool {
         let (mut at, mut bytes) = (at as usize, bytes);
         if at + bytes.len() > self.bytes as usize {

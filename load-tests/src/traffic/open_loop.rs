@@ -18,7 +18,7 @@ use super::record::{Completion, Failure, Recorder};
 pub(crate) type RequestFn =
     Arc<dyn Fn(u64) -> Pin<Box<dyn Future<Output = Result<Completion, Failure>> + Send>> + Send + Sync>;
 
-/// Requests that wait or are under way at once; beyond it the generator itself would be what is measured.
+/// Most requests that wait or run at the same time; beyond it the generator itself would be the bottleneck.
 const WAITING_MAX: usize = 100_000;
 
 /// One kind of caller, ready to begin.
@@ -67,7 +67,8 @@ impl Callers {
     }
 }
 
-/// Requests a second that `at_once` callers reach who each wait for the one before: the peak.
+/// Requests per second of `at_once` closed-loop clients, each of which waits for its previous request: the
+/// peak.
 pub(crate) async fn peak(request: &RequestFn, at_once: usize, seconds: f64) -> (f64, Vec<Failure>) {
     let (count, begun) = (Arc::new(AtomicU64::new(0)), Instant::now());
     let mut tasks = JoinSet::new();
@@ -96,7 +97,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_service_that_stalls_is_seen_by_all_who_were_due() {
-        // One at a time, 1 ms each; the 100th takes a second: those behind it wait, and it shows.
+        // One at a time, 1 ms each; the 100th takes a second. Those behind it wait, and the result must show
+        // that.
         let request: RequestFn = Arc::new(|number| {
             Box::pin(async move {
                 let ms = if number == 100 { 1_000 } else { 1 };

@@ -1,5 +1,5 @@
-//! What requests came to. Latency counts from the moment a request was *due*, so that a service which keeps its callers
-//! waiting cannot hide that by receiving fewer requests (coordinated omission).
+//! The results of requests. Latency counts from the moment a request was *due*, so that a service that keeps
+//! its clients waiting cannot hide that by receiving fewer requests (coordinated omission).
 
 use std::{
     collections::BTreeMap,
@@ -10,7 +10,7 @@ use std::{
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// Longest latency that is told apart, in microseconds: an hour.
+/// Longest distinguishable latency, in microseconds: an hour.
 const MICROS_MAX: u64 = 3_600_000_000;
 
 /// Why a request failed.
@@ -18,7 +18,7 @@ const MICROS_MAX: u64 = 3_600_000_000;
 pub(crate) struct Failure {
     /// Bounded in number: a status, a kind of broken connection.
     pub(crate) cause: String,
-    /// Bytes came that are not the object's: the one thing that must never happen.
+    /// The received bytes are not those of the object: this must never happen.
     pub(crate) wrong: bool,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Completion {
     pub(crate) bytes: u64,
     /// Tried on another replica first, or again.
     pub(crate) again: u32,
-    /// Time that the caller spent on purpose behind its answer: no latency.
+    /// Time that the client deliberately spent after its answer: not part of the latency.
     pub(crate) held: Duration,
 }
 
@@ -86,9 +86,9 @@ pub(crate) struct Summary {
     pub(crate) tried_again: u64,
     pub(crate) bytes: u64,
     pub(crate) causes: BTreeMap<String, u64>,
-    /// Milliseconds by percentile, from when a request was due.
+    /// Milliseconds by percentile, from the moment a request was due.
     pub(crate) latency_ms: BTreeMap<String, f64>,
-    /// The same from when it was sent: the difference is what a closed loop would have hidden.
+    /// The same from the moment it was sent: a closed loop would have hidden the difference.
     pub(crate) from_sent_ms: BTreeMap<String, f64>,
     pub(crate) seconds: Vec<SecondSummary>,
     /// When the last request that failed was due, in seconds.

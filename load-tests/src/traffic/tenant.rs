@@ -1,4 +1,4 @@
-//! The chunk API over plain HTTP, with every byte that comes compared with what its generator says.
+//! The chunk API over plain HTTP; every received byte is compared with the generator's.
 
 use std::{
     sync::{Arc, PoisonError, RwLock},
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::index_rows;
 
-/// Objects of one tenant, and how to ask for them.
+/// The objects of one tenant, and the requests for them.
 #[derive(Debug)]
 pub(crate) struct Tenant {
     pub(crate) pool: Arc<Pool>,
@@ -31,7 +31,7 @@ pub(crate) struct Tenant {
     pub(crate) token: Option<String>,
     pub(crate) model_id: ModelId,
     pub(crate) root: RootHash,
-    /// What was acknowledged: all of it must be there.
+    /// The acknowledged objects: all of them must be stored.
     acknowledged: RwLock<Vec<Arc<SyntheticObject>>>,
 }
 
@@ -39,8 +39,8 @@ pub(crate) struct Tenant {
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a connection is kept for the next request: less than the 15 s after which the service closes it, because a request
-/// that is sent just then finds nobody.
+/// How long a connection is kept for the next request: less than the 15 s after which the service closes it,
+/// because a request sent at that moment would fail.
 const KEPT: Duration = Duration::from_secs(10);
 
 /// Many kept connections.
@@ -49,7 +49,7 @@ pub(crate) fn http_client() -> anyhow::Result<reqwest::Client> {
     Ok(builder.tcp_nodelay(true).pool_max_idle_per_host(1_024).pool_idle_timeout(KEPT).build()?)
 }
 
-/// What a lookup answered, and should not have.
+/// Reasons for which a lookup fails that should have matched.
 const NOT_FOUND: &str = "not found";
 const ANOTHER: &str = "another object";
 
@@ -148,15 +148,15 @@ impl Tenant {
         replicas
     }
 
-    /// Reads an object, or its first `range` bytes, from the replica that holds it hot, and from the others where that does
-    /// not answer.
+    /// Reads an object, or its first `range` bytes, from the replica that holds it hot, and from the others
+    /// if that one does not respond.
     pub(crate) async fn read(
         &self,
         known: &SyntheticObject,
         range: Option<u64>,
         pace: Option<u64>,
     ) -> Result<Completion, Failure> {
-        let mut last = Failure::new("no replica");
+        let mut last = Failure::new("there is no replica");
         for (again, replica) in self.preferred(known).into_iter().enumerate() {
             match self.read_from(replica, known, range, pace).await {
                 Ok(bytes) => return Ok(Completion { bytes, again: again as u32, ..Completion::default() }),
@@ -197,10 +197,11 @@ impl Tenant {
         if at == expected { Ok(at) } else { Err(Failure::wrong(format!("{at} bytes instead of {expected}"))) }
     }
 
-    /// Stores an object, and notes it once it is acknowledged. Where a replica fails, another is asked, as clients do.
+    /// Stores an object, and records it once it is acknowledged. If a replica fails, another is tried, as
+    /// clients do.
     pub(crate) async fn store(&self, known: SyntheticObject, object: Bytes) -> Result<Completion, Failure> {
         let path = routes::chunk(&self.model_id, &known.seq_hash);
-        let mut last = Failure::new("no replica");
+        let mut last = Failure::new("there is no replica");
         for (again, replica) in self.preferred(&known).into_iter().enumerate() {
             let request = self.request(replica, Method::PUT, &path);
             let request = request
@@ -251,13 +252,14 @@ impl Tenant {
         Err(Failure::new(if found.matched_tokens < tokens { NOT_FOUND } else { ANOTHER }))
     }
 
-    /// As [`lookup`](Self::lookup), of the replica whose turn it is, and of the others where that one does not answer.
+    /// As [`lookup`](Self::lookup), from the next replica in turn, and from the others if that one does not
+    /// respond.
     pub(crate) async fn lookup_anywhere(
         &self,
         number: usize,
         known: &SyntheticObject,
     ) -> Result<Completion, Failure> {
-        let mut last = Failure::new("no replica");
+        let mut last = Failure::new("there is no replica");
         for again in 0..self.replicas.len() {
             match self.lookup((number + again) % self.replicas.len(), known, false).await {
                 Ok(done) => return Ok(Completion { again: again as u32, ..done }),
@@ -286,13 +288,14 @@ impl Tenant {
         if whole { Ok(Completion { bytes, ..Completion::default() }) } else { Err(Failure::new(NOT_FOUND)) }
     }
 
-    /// Asks, and gives the answer with its size.
+    /// Sends a lookup, and returns the answer with its size.
     async fn ask(&self, replica: usize, request: &LookupRequest) -> Result<(LookupResponse, u64), Failure> {
         let json = serde_json::to_vec(request).map_err(|e| Failure::new(e.to_string()))?;
         let call = self.request(replica, Method::POST, routes::LOOKUP).body(json);
         let response = success(call.send().await.map_err(|e| broken(&e))?).await?;
         let body = response.bytes().await.map_err(|e| broken(&e))?;
-        let found = serde_json::from_slice(&body).map_err(|_| Failure::new("an answer that is no JSON"))?;
+        let found =
+            serde_json::from_slice(&body).map_err(|_| Failure::new("the answer is not valid JSON"))?;
         Ok((found, body.len() as u64))
     }
 }

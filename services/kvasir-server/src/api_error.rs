@@ -17,7 +17,7 @@ use crate::limits;
 #[derive(Debug)]
 pub(crate) struct ApiError {
     problem: Problem,
-    /// Size of the object, for a range outside it.
+    /// Size of the object, for an unsatisfiable range.
     object_bytes: Option<u64>,
 }
 
@@ -27,7 +27,7 @@ impl From<Problem> for ApiError {
     }
 }
 
-/// A failure of storage as a problem.
+/// Converts an error of storage to a problem document.
 macro_rules! from_storage {
     ($($error:ident),*) => {
         $(impl From<$error> for ApiError {
@@ -61,11 +61,11 @@ impl From<ObjectError> for ApiError {
 
 impl ApiError {
     fn of_storage(code: ErrorCode, error: &dyn std::error::Error) -> Self {
-        // What went wrong inside is for the log, not for the caller.
+        // Internal causes belong in the log, not in the response.
         let detail = match code {
             ErrorCode::StoreUnavailable => {
                 tracing::warn!(%error, "the store failed");
-                "the object store did not answer; nothing acknowledged is lost, send the request again"
+                "the object store did not respond; no acknowledged data is lost; send the request again"
                     .to_owned()
             }
             ErrorCode::KeyLost => {
@@ -74,19 +74,19 @@ impl ApiError {
             }
             ErrorCode::Internal => {
                 tracing::error!(%error, "internal error");
-                "the log has the cause under the request id".to_owned()
+                "the service's log has the cause under this request id".to_owned()
             }
             _ => error.to_string(),
         };
         Problem::new(code, detail).into()
     }
 
-    /// A failure that is ours.
+    /// An internal error of the service.
     pub(crate) fn internal(error: &dyn std::error::Error) -> Self {
         Self::of_storage(ErrorCode::Internal, error)
     }
 
-    /// What it says.
+    /// The problem document.
     pub(crate) fn problem(&self) -> &Problem {
         &self.problem
     }
@@ -123,7 +123,7 @@ impl IntoResponse for ApiError {
 mod tests {
     use super::*;
 
-    /// The page's table is the code's own, line by line.
+    /// The table in api.md must equal the code's table, line by line.
     #[test]
     fn the_api_page_has_the_table_of_codes() {
         let page = include_str!("../docs/api.md");

@@ -1,4 +1,4 @@
-//! Who changed what: a line in the log for each audited call, and the last changes in memory.
+//! Audit log: a log line for each audited call, and the latest changes in memory.
 
 use std::collections::VecDeque;
 
@@ -9,12 +9,12 @@ use parking_lot::Mutex;
 
 use crate::{auth::Principal, limits, wall_clock::unix_ms};
 
-/// The last changes by callers of this replica, oldest first.
+/// The latest changes made through this replica, oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct AuditLog(Mutex<VecDeque<AuditedCall>>);
 
 impl AuditLog {
-    /// The last changes, newest first: of one tenant, or of all.
+    /// The latest changes, newest first: of one tenant, or of all.
     pub(crate) fn last(&self, tenant: Option<&Name>, limit: usize) -> Vec<AuditedCall> {
         let calls = self.0.lock();
         let wanted = calls.iter().rev().filter(|call| tenant.is_none_or(|tenant| call.tenant == *tenant));
@@ -30,7 +30,7 @@ impl AuditLog {
     }
 }
 
-/// What is audited of a request.
+/// The audited facts of a request.
 #[derive(Debug)]
 pub(crate) struct AuditedRequest {
     method: Method,
@@ -38,7 +38,8 @@ pub(crate) struct AuditedRequest {
 }
 
 impl AuditedRequest {
-    /// A request to `route` that needs the role `required`; none where it is everyday business: reads and what engines store.
+    /// A request to `route` that needs the role `required`; `None` for routine calls: reads, and stores by
+    /// engines.
     pub(crate) fn new(request: &Request, route: &str, required: Role) -> Option<Self> {
         let is_removal = request.method() == Method::DELETE;
         let is_audited = match route {
@@ -49,7 +50,7 @@ impl AuditedRequest {
         is_audited.then(|| Self::of(request))
     }
 
-    /// A request that the role of its principal does not allow.
+    /// A request that its principal's role does not allow.
     pub(crate) fn refused(request: &Request) -> Self {
         Self::of(request)
     }
@@ -60,7 +61,7 @@ impl AuditedRequest {
         Self { method: request.method().clone(), path: path[..end].to_owned() }
     }
 
-    /// Writes it to the log, and keeps it where it is a change.
+    /// Writes it to the log; keeps it in memory if it is a change.
     pub(crate) fn record(self, log: &AuditLog, principal: &Principal, status: u16) {
         tracing::info!(
             target: "kvasir::audit",

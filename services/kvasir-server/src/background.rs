@@ -1,4 +1,4 @@
-//! What a replica does beside serving: writing its index out, the journal, the garbage collector.
+//! Background tasks of a replica: writing out its index, the journal, the garbage collector.
 
 use std::{panic::AssertUnwindSafe, time::Duration};
 
@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use crate::{config::Config, limits, state::AppState};
 
-/// A task beside serving.
+/// A background task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum BackgroundTask {
     IndexFlush,
@@ -48,13 +48,15 @@ impl BackgroundTask {
         }
     }
 
-    /// Whether a replica without it must not get traffic: it would let revoked credentials in, or offer what others removed.
+    /// Whether a replica without this task must not receive traffic: it would accept revoked credentials, or
+    /// offer removed chunks.
     const fn is_needed(self) -> bool {
         matches!(self, Self::Reload | Self::Journal)
     }
 }
 
-/// Starts all of it. Each task but the reload and the series begins once the store was reached, and all end with the set.
+/// Starts all tasks. Each except the reload and the series begins once the store was reached; all end with
+/// the set.
 pub(crate) fn start(state: &AppState, config: &Config) -> JoinSet<()> {
     use BackgroundTask::{Gc, IndexFlush, Journal, Members, Reload, RemovalsExpiry, Scrub, Series};
     let mut tasks = JoinSet::new();
@@ -73,7 +75,7 @@ pub(crate) fn start(state: &AppState, config: &Config) -> JoinSet<()> {
             }
         },
     ));
-    // Files of credentials and certificates are looked at whether the store answers or not.
+    // Check files of credentials and certificates whether or not the store responds.
     tasks.spawn(repeat(
         Reload,
         state.clone(),
@@ -89,7 +91,7 @@ pub(crate) fn start(state: &AppState, config: &Config) -> JoinSet<()> {
             resolve_members(&state, &mut resolver).await;
         }));
     }
-    // An outage of the store is what they are looked at for.
+    // The series must cover outages of the store.
     tasks.spawn(repeat(
         Series,
         state.clone(),
@@ -101,7 +103,7 @@ pub(crate) fn start(state: &AppState, config: &Config) -> JoinSet<()> {
             state.series().take(&state.metrics().gather());
         },
     ));
-    // An interval of zero: never.
+    // An interval of zero disables the task.
     let journal_interval = state.journal().interval();
     if !journal_interval.is_zero() {
         tasks.spawn(repeat(Journal, state.clone(), jittered(journal_interval), sync_journal));
@@ -122,7 +124,7 @@ pub(crate) fn start(state: &AppState, config: &Config) -> JoinSet<()> {
     tasks
 }
 
-/// Pauses that vary by a quarter, so that replicas do not move in step.
+/// Intervals that vary by a quarter, so that replicas do not synchronise.
 fn jittered(interval: Duration) -> impl Fn() -> Duration {
     move || {
         let quarter = interval.as_secs_f64() / 4.0;
@@ -131,7 +133,7 @@ fn jittered(interval: Duration) -> impl Fn() -> Duration {
     }
 }
 
-/// Repeats for ever. A turn that panics is counted, and the next one comes later by a pause that doubles.
+/// Repeats forever. Counts a panicking run, and delays the next one by a doubling pause.
 async fn repeat(
     task: BackgroundTask,
     state: AppState,
@@ -153,7 +155,7 @@ async fn repeat(
     }
 }
 
-/// The pause after that many panics in a row.
+/// The pause after this many consecutive panics.
 fn back_off(panics: u32) -> Duration {
     let Some(doublings) = panics.checked_sub(1) else { return Duration::ZERO };
     Duration::from_secs(1)
@@ -161,7 +163,7 @@ fn back_off(panics: u32) -> Duration {
         .min(limits::BACKGROUND_BACK_OFF_MAX)
 }
 
-/// Runs what blocks, and panics where it did.
+/// Runs blocking work, and propagates its panic.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) {
     if let Err(error) = tokio::task::spawn_blocking(work).await
         && let Ok(panic) = error.try_into_panic()
@@ -190,7 +192,7 @@ async fn sync_journal(state: AppState) {
     let (journal, metrics) = (state.journal(), state.metrics());
     match storage.changes().journal_append().await {
         Ok(entries) => metrics.journal("appended", entries),
-        Err(error) => tracing::warn!(%error, "the journal waits"),
+        Err(error) => tracing::warn!(%error, "journal synchronisation failed; it will be retried"),
     }
     if journal.is_due(storage) {
         journal.read(metrics, storage).await;
@@ -205,9 +207,9 @@ async fn collect_garbage(state: &AppState, policy: &GcPolicy) {
             metrics.collected(&report, false);
             tracing::info!(?report, dry_run = policy.dry_run, "garbage collected");
         }
-        Ok(_) => tracing::debug!("another replica collects"),
+        Ok(_) => tracing::debug!("another replica is collecting garbage"),
         Err(error) => {
-            tracing::warn!(%error, "the garbage collector stopped early and goes on with the next pass")
+            tracing::warn!(%error, "the garbage collector stopped early; the next pass continues")
         }
     }
 }
@@ -232,7 +234,9 @@ pub(crate) async fn flush(state: &AppState) {
     let append =
         tokio::time::timeout(limits::FINAL_JOURNAL_BATCH_TIME_MAX, storage.changes().journal_append());
     if !matches!(append.await, Ok(Ok(_))) {
-        tracing::warn!("the last journal batch was not written; other replicas find its chunks in the store");
+        tracing::warn!(
+            "the last journal batch was not written; other replicas will find its chunks by asking the store"
+        );
     }
     storage.index().flush();
 }

@@ -21,7 +21,7 @@ use crate::{
     state::AppState,
 };
 
-/// Puts the address of the peer among the extensions of every request.
+/// Adds the peer's address to the extensions of every request.
 pub(crate) fn with_peer_address(
     peer: PeerAddress,
 ) -> impl FnMut(Request<Incoming>) -> Request<Incoming> + Clone {
@@ -42,7 +42,7 @@ pub(crate) async fn serve_connection<S>(
     S: Service<Request<Incoming>, Response = Response, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send,
 {
-    // Responses are written whole; waiting for more to fill a packet costs 40 ms.
+    // Responses are written whole; waiting to fill a packet costs 40 ms.
     if let Err(error) = stream.set_nodelay(true) {
         tracing::debug!(%error, "TCP_NODELAY");
     }
@@ -72,16 +72,16 @@ pub(crate) async fn serve_connection<S>(
                     unless_idle(&timer, watcher.watch(connection.into_owned())).await
                 }
                 Ok(Err(error)) => return tracing::debug!(%error, "a TLS handshake failed"),
-                Err(_) => return tracing::debug!("a TLS handshake took too long"),
+                Err(_) => return tracing::debug!("a TLS handshake timed out"),
             }
         }
     };
     if let Err(error) = ended {
-        tracing::debug!(error, "a connection ended badly");
+        tracing::debug!(error, "a connection ended with an error");
     }
 }
 
-/// Waits for the end of a connection. Ends it when the timer expires.
+/// Waits for the end of a connection. Closes it when the timer expires.
 async fn unless_idle<E: From<std::io::Error>>(
     timer: &IdleTimer,
     connection: impl Future<Output = Result<(), E>>,
@@ -92,7 +92,7 @@ async fn unless_idle<E: From<std::io::Error>>(
     }
 }
 
-/// Counts a connection for as long as it is served.
+/// Counts a connection while it is served.
 pub(crate) async fn track_connection(
     state: AppState,
     permits: (OwnedSemaphorePermit, ConnectionPermit),

@@ -1,10 +1,10 @@
-//! Limit on the connections of each address.
+//! Limit on the number of connections per client address.
 
 use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
 use parking_lot::Mutex;
 
-/// Counts connections by address. Has at most as many addresses as there are connections.
+/// Counts connections by address. Has at most as many entries as there are connections.
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectionLimiter {
     /// 0: no limit.
@@ -12,7 +12,7 @@ pub(crate) struct ConnectionLimiter {
     connections: Arc<Mutex<HashMap<IpAddr, usize>>>,
 }
 
-/// Permission for one connection of an address, until it is dropped.
+/// Permission for one connection of an address; released when dropped.
 #[derive(Debug)]
 pub(crate) struct ConnectionPermit {
     limiter: ConnectionLimiter,
@@ -24,7 +24,7 @@ impl ConnectionLimiter {
         Self { max, connections: Arc::default() }
     }
 
-    /// A permit for one more connection of `address`, if it may have one.
+    /// A permit for one more connection of `address`, if it is below the limit.
     pub(crate) fn try_acquire(&self, address: IpAddr) -> Option<ConnectionPermit> {
         let mut connections = self.connections.lock();
         let count = connections.entry(address).or_default();

@@ -1,8 +1,9 @@
-//! The replica's way out, shared by its tenants: each that has something to send gets an equal part of it, however many
-//! connections and requests another has.
+//! The replica's egress bandwidth, shared by its tenants: each tenant with data to send gets an equal share,
+//! however many connections and requests another has.
 //!
-//! Start-time fair queueing (Goyal, Vin, Cheng 1996): a piece begins at the later of the virtual time and the end of
-//! its tenant's piece before, and the pieces go in the order of their beginnings at the rate of the link.
+//! Start-time fair queueing (Goyal, Vin, Cheng 1996): a piece starts at the later of the virtual time and the
+//! finish of its tenant's previous piece, and pieces are sent in the order of their start tags at the rate of
+//! the link.
 
 use std::{
     cmp::Reverse,
@@ -22,7 +23,7 @@ use tokio::{
     time::Instant,
 };
 
-/// How far the link may be behind and catch up: the grain of timers, not more.
+/// How far the link may fall behind and catch up: the granularity of timers, no more.
 const BURST: Duration = Duration::from_millis(20);
 
 /// Shares the egress bandwidth fairly between tenants. Cheap to clone.
@@ -31,8 +32,8 @@ pub(crate) struct EgressScheduler {
     tickets: mpsc::UnboundedSender<SendTicket>,
 }
 
-/// A request to send `bytes`, until it is granted. There is one for each answer that is being sent, so as many as there
-/// are requests.
+/// A request to send `bytes`, until it is granted. Each response being sent has one, so there are as many as
+/// requests.
 #[derive(Debug)]
 struct SendTicket {
     tenant: Name,
@@ -41,14 +42,14 @@ struct SendTicket {
 }
 
 impl EgressScheduler {
-    /// A scheduler of `bytes_per_second`. Must be made in a runtime.
+    /// A scheduler for `bytes_per_second`. Must be created in a runtime.
     pub(crate) fn new(bytes_per_second: u64) -> Self {
         let (tickets, submitted) = mpsc::unbounded_channel();
         tokio::spawn(FairQueue::new(bytes_per_second as f64).run(submitted));
         Self { tickets }
     }
 
-    /// The answer, each part of which waits until the tenant may send it.
+    /// The response, each part of which waits until the tenant may send it.
     pub(crate) fn schedule(&self, tenant: &Name, response: Response) -> Response {
         let (parts, body) = response.into_parts();
         if body.is_end_stream() {
@@ -66,17 +67,17 @@ impl EgressScheduler {
             }
         });
         let mut response = Response::from_parts(parts, Body::from_stream(paced));
-        // A stream has no length of its own; without one the answer would become chunked.
+        // A stream has no length; without one the response would become chunked.
         if let Some(length) = is_exact {
             response.headers_mut().entry(header::CONTENT_LENGTH).or_insert_with(|| length.into());
         }
         response
     }
 
-    /// Waits until `bytes` of a tenant may go.
+    /// Waits until a tenant may send `bytes`.
     async fn acquire(&self, tenant: Name, bytes: usize) {
         let (granted, grant) = oneshot::channel();
-        // At shutdown nobody queues any more.
+        // At shutdown the queue is gone: send without waiting.
         if self.tickets.send(SendTicket { tenant, bytes, granted }).is_ok() {
             let _ = grant.await;
         }
@@ -86,7 +87,7 @@ impl EgressScheduler {
 /// Tickets in the order of their start tags.
 struct FairQueue {
     rate: f64,
-    /// Bytes that a tenant which always has something to send was given.
+    /// Bytes granted to a tenant that always has data to send.
     virtual_time: u64,
     arrivals: u64,
     finish_tags: HashMap<Name, u64>,
@@ -126,14 +127,14 @@ impl FairQueue {
         let Some(Reverse((start_tag, arrival))) = self.waiting.pop() else { return };
         let Some(ticket) = self.tickets.remove(&arrival) else { return };
         self.virtual_time = self.virtual_time.max(start_tag);
-        // Nobody there to send it any more: it costs nothing.
+        // The response is gone: charge nothing.
         if ticket.granted.send(()).is_ok() {
             let earliest = Instant::now().checked_sub(BURST).unwrap_or(self.free_at);
             self.free_at =
                 self.free_at.max(earliest) + Duration::from_secs_f64(ticket.bytes as f64 / self.rate);
         }
         if self.waiting.is_empty() {
-            // Nobody is owed anything; whoever comes next begins now.
+            // No tenant has a backlog; the next request starts now.
             self.finish_tags.retain(|_, tag| *tag > self.virtual_time);
         }
     }
@@ -145,7 +146,7 @@ mod tests {
 
     const RATE: u64 = 1_000_000;
 
-    /// Bytes that a tenant's `streams`, each with pieces of `bytes`, get through in ten seconds.
+    /// Bytes that a tenant's `streams`, each with pieces of `bytes`, send in ten seconds.
     fn load(
         scheduler: &EgressScheduler,
         tenant: &str,

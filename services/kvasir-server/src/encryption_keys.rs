@@ -1,4 +1,4 @@
-//! Keys of encryption at rest: from a file that may change while the service runs, or given outright.
+//! Keys of encryption at rest: from a file that is reloaded when it changes, or inline.
 
 use std::{path::Path, sync::Arc};
 
@@ -8,7 +8,7 @@ use kvasir_types::Name;
 
 use crate::{config::Config, limits, reload::ReloadableFiles};
 
-/// The keys, as of their last usable state.
+/// The keys of the last usable state.
 #[derive(Debug, Clone)]
 pub(crate) struct EncryptionKeys(KeySource);
 
@@ -27,7 +27,7 @@ pub struct EncryptionKeysError {
 }
 
 impl EncryptionKeys {
-    /// Reads what `config` names; none where it names nothing.
+    /// Reads the keys that `config` names; `None` if it names none.
     ///
     /// # Errors
     /// [`EncryptionKeysError`].
@@ -42,7 +42,7 @@ impl EncryptionKeys {
 
     fn file(path: &Path) -> Result<KeySource, EncryptionKeysError> {
         let parse = |files: &[Vec<u8>]| {
-            let text = std::str::from_utf8(&files[0]).map_err(|e| format!("is no UTF-8: {e}"))?;
+            let text = std::str::from_utf8(&files[0]).map_err(|e| format!("is not UTF-8: {e}"))?;
             FileKeys::parse(text)
         };
         let failed = |problem| EncryptionKeysError { setting: "encryption.keys_file", problem };
@@ -54,7 +54,7 @@ impl EncryptionKeys {
         FileKeys::parse_list(list).map(|keys| KeySource::Given(Arc::new(keys))).map_err(failed)
     }
 
-    /// Reads the file again. Keys without which a tenant's chunks would from now on be in the clear are not given up.
+    /// Reloads the file. Rejects a change that would store a tenant's chunks unencrypted from now on.
     pub(crate) fn reload(&self) {
         if let KeySource::File(file) = &self.0
             && file.reload_if(FileKeys::may_follow)
@@ -63,12 +63,12 @@ impl EncryptionKeys {
         }
     }
 
-    /// Says in the log whose chunks are sealed: a misspelled name shows nowhere else.
+    /// Logs which tenants' chunks are encrypted: a misspelled name shows nowhere else.
     pub(crate) fn log_tenants(&self) {
         let keys = self.keys();
         let tenants = keys.tenants();
         let named = &tenants[..tenants.len().min(limits::SEALED_TENANTS_LOGGED_MAX)];
-        tracing::info!(count = tenants.len(), tenants = ?named, "chunks of these tenants are sealed");
+        tracing::info!(count = tenants.len(), tenants = ?named, "chunks of these tenants are encrypted at rest");
     }
 
     fn keys(&self) -> Arc<FileKeys> {
@@ -138,7 +138,7 @@ mod tests {
         write(&(key("a", "one") + &key("b", "one")));
         let config = Config { keys_file: Some(path.clone()), ..Config::default() };
         let keys = EncryptionKeys::open(&config).expect("opens").expect("keys");
-        // Emptied, one tenant gone, its name misspelled, another tenant's keys for it.
+        // Emptied, one tenant removed, its name misspelled, another tenant's keys for it.
         for text in [String::new(), key("a", "one"), key("a", "one") + &key("bb", "one"), key("*", "one")] {
             write(&text);
             keys.reload();
@@ -147,7 +147,7 @@ mod tests {
             }
             assert_eq!(keys.current(&name("c")), None, "nothing of {text:?} is taken in");
         }
-        // A rotation: a new key beside the old one, then without it; and one more tenant.
+        // A rotation: a new key next to the old one, then without it; and one more tenant.
         for text in
             [key("a", "one") + &key("a", "two") + &key("b", "one"), key("a", "two") + &key("b", "one")]
         {

@@ -1,7 +1,8 @@
-//! Connections on which nothing moves.
+//! Closes idle connections.
 //!
-//! Whoever opens connections and leaves them, or never reads what was asked for, would hold places until the service has
-//! none left. The protocol's own timers cover the head of a request; this one covers the rest.
+//! A client that opens connections and abandons them, or never reads its responses, would use up connections
+//! until the service has none left. The protocol's own timers cover the head of a request; this one covers
+//! the rest.
 
 use std::{
     io,
@@ -27,13 +28,13 @@ pub(crate) struct IdleTimer(Arc<TimerState>);
 #[derive(Debug)]
 struct TimerState {
     opened: Instant,
-    /// Milliseconds after that when bytes last moved; 0 before the first.
+    /// Milliseconds from that instant to the last movement of bytes; 0 before the first.
     last_moved_ms: AtomicU64,
-    /// Requests whose answer has not begun: the service is what is waited for.
+    /// Requests whose response has not begun: the client is waiting for the service.
     in_flight: AtomicUsize,
 }
 
-/// Keeps the timer from expiring while a request is being answered, until it is dropped.
+/// Keeps the timer from expiring until a request is answered; released when dropped.
 #[derive(Debug)]
 pub(crate) struct InFlightRequest(IdleTimer);
 
@@ -46,7 +47,7 @@ impl IdleTimer {
         }))
     }
 
-    /// Counts a request in, until the result is dropped.
+    /// Counts a request until the result is dropped.
     pub(crate) fn track_request(&self) -> InFlightRequest {
         self.0.in_flight.fetch_add(1, Ordering::Relaxed);
         InFlightRequest(self.clone())
@@ -57,7 +58,8 @@ impl IdleTimer {
         self.0.last_moved_ms.store(now.max(1), Ordering::Relaxed);
     }
 
-    /// Resolves when nothing has moved for too long: less for who has never sent anything.
+    /// Resolves when no bytes have moved for too long. The limit is shorter for a client that has never sent
+    /// any.
     pub(crate) async fn expired(&self) {
         loop {
             let moved = self.0.last_moved_ms.load(Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Jobs that an admin starts over the API: a collector's pass, a scrub.
+//! Jobs that an admin starts over the API: a garbage collection pass, a scrub.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use crate::{api_error::ApiError, limits, metrics::Metrics, wall_clock::unix_ms};
 
-/// The jobs of this replica: those under way and the last ones.
+/// The jobs of this replica: running and recent ones.
 #[derive(Debug, Default)]
 pub(crate) struct Jobs {
     jobs: Mutex<VecDeque<TrackedJob>>,
@@ -36,7 +36,7 @@ struct TrackedJob {
     cancellation: Arc<Cancellation>,
 }
 
-/// Whether a job is to stop, and whether it did.
+/// Whether a job should stop, and whether it did.
 #[derive(Debug, Default)]
 struct Cancellation {
     requested: AtomicBool,
@@ -44,7 +44,7 @@ struct Cancellation {
 }
 
 impl Cancellation {
-    /// What a pass does next.
+    /// Whether a pass continues.
     fn next(&self) -> ControlFlow<()> {
         if !self.requested.load(Ordering::Relaxed) {
             return ControlFlow::Continue(());
@@ -64,7 +64,7 @@ impl Jobs {
         let _ = self.gc_policy.set(policy);
     }
 
-    /// All jobs that are remembered, newest first.
+    /// All recorded jobs, newest first.
     pub(crate) fn list(&self) -> Vec<Job> {
         self.jobs.lock().iter().map(TrackedJob::snapshot).collect()
     }
@@ -74,7 +74,7 @@ impl Jobs {
         self.jobs.lock().iter().find(|tracked| tracked.job.job_id == job_id).map(TrackedJob::snapshot)
     }
 
-    /// Has a job stop at its next safe point; one that is over stays as it is.
+    /// Asks a job to stop at its next safe point; a finished job stays as it is.
     pub(crate) fn cancel(&self, job_id: Uuid) -> Option<Job> {
         let jobs = self.jobs.lock();
         let tracked = jobs.iter().find(|tracked| tracked.job.job_id == job_id)?;
@@ -88,7 +88,8 @@ impl Jobs {
             tracked.job.kind == request.kind && tracked.job.state == JobState::Running
         };
         if let Some(running) = jobs.iter().find(same) {
-            let detail = format!("job {} is under way on this replica; wait for it", running.job.job_id);
+            let detail =
+                format!("job {} is already running on this replica; wait for it", running.job.job_id);
             return Err(Problem::new(ErrorCode::JobRunning, detail).into());
         }
         let job = Job {
@@ -128,7 +129,7 @@ impl TrackedJob {
     }
 }
 
-/// Starts a job; it runs on when the caller goes away, and ends with the process.
+/// Starts a job. It continues if the caller disconnects, and ends with the process.
 pub(crate) fn start(
     jobs: &Arc<Jobs>,
     storage: Arc<Storage>,
@@ -149,7 +150,7 @@ pub(crate) fn start(
                         cancellation.next()
                     };
                     let collected = storage.lifecycle().collect_garbage(&policy, progress).await;
-                    // What would have been done counts for whoever asked, and is no work of the collector.
+                    // A dry run counts for its caller, not as work of the collector.
                     if let Some(report) =
                         collected.as_ref().ok().filter(|report| report.led && !policy.dry_run)
                     {
@@ -171,10 +172,10 @@ pub(crate) fn start(
                 }
             }
         };
-        // One that panicked must not seem to run for ever: no other of its kind would start.
+        // A job that panicked must not appear to run forever: it would block others of its kind.
         let done = match AssertUnwindSafe(run).catch_unwind().await {
             Ok(done) => done.map_err(|error| error.to_string()),
-            Err(_) => Err("it panicked; the log has the cause".to_owned()),
+            Err(_) => Err("it panicked; the service's log has the cause".to_owned()),
         };
         jobs.update(job_id, |job| match done {
             Ok(counts) => {

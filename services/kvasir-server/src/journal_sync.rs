@@ -1,8 +1,9 @@
-//! When this replica reads the other replicas' journals.
+//! Decides when this replica reads the other replicas' journals.
 //!
-//! While it serves requests it reads every `journal.interval`. While it serves none, it reads less and less often: a quiet
-//! replica costs next to no requests to the store. A lookup that finds the last read too old reads first, so that what
-//! others removed is not offered: the bound on removals holds however quiet a replica was.
+//! While it serves requests, it reads every `journal.interval`. Without requests it reads less and less
+//! often, so that an idle replica sends almost no requests to the store. A lookup that finds the last read
+//! too old reads first, so that removed chunks are not offered: the bound on removals holds however idle a
+//! replica was.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -15,7 +16,7 @@ use tokio::time::Instant;
 
 use crate::{limits, metrics::Metrics};
 
-/// The pace of reading the journal.
+/// Paces the reads of the journal.
 #[derive(Debug)]
 pub(crate) struct JournalSync {
     /// Zero: there is no journal.
@@ -40,12 +41,12 @@ impl JournalSync {
         self.interval
     }
 
-    /// Takes note of a request.
+    /// Records a request.
     pub(crate) fn note_request(&self) {
         self.is_in_use.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the next read is due, at most an interval after the question before.
+    /// Whether the next read is due; called at most an interval apart.
     pub(crate) fn is_due(&self, storage: &Storage) -> bool {
         let is_in_use =
             self.is_in_use.swap(false, Ordering::Relaxed) || storage.changes().events().has_readers();
@@ -56,14 +57,14 @@ impl JournalSync {
         self.last_read.lock().map(|read| read.elapsed())
     }
 
-    /// Reads what others have appended.
+    /// Reads other replicas' new entries.
     pub(crate) async fn read(&self, metrics: &Metrics, storage: &Storage) {
         let _one_at_a_time = self.reading.lock().await;
         self.read_now(metrics, storage).await;
     }
 
-    /// Reads what others have appended, if that was last done too long ago for lookups. Where the store does not answer in
-    /// time, the lookup goes on with what is known.
+    /// Reads other replicas' new entries if the last read is too old for lookups. If the store does not
+    /// respond in time, the lookup uses the present state.
     pub(crate) async fn catch_up(&self, metrics: &Metrics, storage: &Storage) {
         let is_recent =
             || self.interval.is_zero() || self.age().is_some_and(|age| age < limits::JOURNAL_AGE_MAX);
@@ -77,7 +78,7 @@ impl JournalSync {
             }
         };
         if tokio::time::timeout(limits::JOURNAL_CATCH_UP_TIME_MAX, catch_up).await.is_err() {
-            tracing::warn!("the store is slow: lookups go on without what other replicas removed lately");
+            tracing::warn!("the store is slow: lookups proceed without other replicas' latest removals");
         }
     }
 
@@ -89,7 +90,9 @@ impl JournalSync {
                 metrics.journal_skipped(storage.changes().journal_skipped());
                 *self.last_read.lock() = Some(begun);
             }
-            Err(error) => tracing::warn!(%error, "other replicas' journals wait"),
+            Err(error) => {
+                tracing::warn!(%error, "reading other replicas' journals failed; it will be retried")
+            }
         }
     }
 }

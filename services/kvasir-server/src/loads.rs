@@ -1,4 +1,4 @@
-//! The last loads that clients reported to this replica, by tenant, in memory.
+//! The latest loads that clients reported to this replica, by tenant, in memory.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -13,9 +13,10 @@ use crate::{limits, wall_clock::unix_ms};
 pub(crate) struct LoadLog(Mutex<HashMap<Name, VecDeque<ReportedLoad>>>);
 
 impl LoadLog {
-    /// Keeps a load; forgets the tenant's oldest, or the tenant that has reported none for longest, where there are too many.
+    /// Keeps a load. If there are too many, drops the tenant's oldest, or the tenant with the oldest latest
+    /// report.
     pub(crate) fn keep(&self, tenant: &Name, mut record: LoadRecord) {
-        // What no profile can have is a client's mistake, and would take memory.
+        // A level that no profile can have is a client's mistake, and would take memory.
         let is_level = |level: &Level, _: &mut u64| level.index() < LEVELS_MAX;
         record.bytes_by_level.retain(is_level);
         record.tokens_by_level.retain(is_level);

@@ -1,4 +1,4 @@
-//! Damaged inputs for the tests of parsers: seeds that are cut, flipped, doubled and spliced, the same ones in every run.
+//! Mutated inputs for parser tests: seeds that are cut, flipped, doubled and spliced, deterministically.
 
 /// Calls `check` with `count` mutations.
 pub(crate) fn of<T: AsRef<[u8]>>(seeds: &[T], count: u64, mut check: impl FnMut(&[u8])) {

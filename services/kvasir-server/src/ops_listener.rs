@@ -1,7 +1,8 @@
-//! Probes and metrics at an address of their own, over plain HTTP.
+//! Probes and metrics at a separate address, over plain HTTP.
 //!
-//! A kubelet has no client certificate and a scraper often no CA, so where the service speaks TLS they need another way in.
-//! It answers through a drain too, when the main listener is closed already: `/livez` 200, `/readyz` 503.
+//! A kubelet has no client certificate and a scraper often no CA, so they need this address if the service
+//! uses TLS. It responds during a drain as well, when the main listener is already closed: `/livez` 200,
+//! `/readyz` 503.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +15,7 @@ use crate::{
     state::AppState,
 };
 
-/// Listens at `server.ops_listen`, if that is set, until the result is dropped.
+/// Listens at `server.ops_listen`, if set, until the result is dropped.
 ///
 /// # Errors
 /// [`RunError::Listen`].
@@ -23,7 +24,7 @@ pub(crate) async fn open(config: &Config, state: &AppState) -> Result<JoinSet<()
     if let Some(address) = config.server.ops_listen {
         let listener =
             TcpListener::bind(address).await.map_err(|source| RunError::Listen { address, source })?;
-        tracing::info!(%address, "probes and metrics");
+        tracing::info!(%address, "listening for probes and metrics");
         task.spawn(serve(listener, ops_router(state.clone())));
     }
     Ok(task)
@@ -36,7 +37,7 @@ async fn serve(listener: TcpListener, router: Router) {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                tracing::warn!(%error, "accepting a connection for probes or metrics");
+                tracing::warn!(%error, "cannot accept a connection for probes or metrics");
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             }
@@ -47,7 +48,7 @@ async fn serve(listener: TcpListener, router: Router) {
             let connection = builder.serve_connection(TokioIo::new(stream), service);
             let ended = tokio::time::timeout(limits::OPS_CONNECTION_TIME_MAX, connection).await;
             if let Ok(Err(error)) = ended {
-                tracing::debug!(error, "a connection for probes or metrics ended badly");
+                tracing::debug!(error, "a connection for probes or metrics ended with an error");
             }
             drop(permit);
         });

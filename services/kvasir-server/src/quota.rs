@@ -1,7 +1,7 @@
-//! What each tenant may use of a replica: requests a second, requests at once, bytes sent a second.
+//! Each tenant's quota on a replica: requests per second, concurrent requests, bytes sent per second.
 //!
-//! Rates are token buckets that hold one second's worth. Bytes are charged as they are sent, so one answer may
-//! overdraw; the next request then waits until the debt is paid.
+//! Rates are token buckets that hold one second's worth. Bytes are charged as they are sent, so one response
+//! may overdraw; the next request then waits until the debt is paid.
 
 use std::{
     collections::HashMap,
@@ -26,7 +26,7 @@ use crate::{api_error::ApiError, auth::Quota};
 #[derive(Debug, Default)]
 pub(crate) struct QuotaLimiter(Mutex<HashMap<Name, Arc<Mutex<TenantMeter>>>>);
 
-/// A bucket that fills at `rate` a second up to one second's worth.
+/// A bucket that fills at `rate` per second up to one second's worth.
 #[derive(Debug, Clone, Copy)]
 struct TokenBucket {
     level: f64,
@@ -48,7 +48,7 @@ pub(crate) struct QuotaExceeded {
     retry_after: Duration,
 }
 
-/// A request within its quota; ends with the last byte of its answer.
+/// A request within its quota; ends with the last byte of its response.
 #[derive(Debug)]
 pub(crate) struct RequestPermit {
     meter: Arc<Mutex<TenantMeter>>,
@@ -60,7 +60,7 @@ impl TokenBucket {
         Self { level: rate, at: Instant::now() }
     }
 
-    /// Seconds until the bucket holds `wanted`; takes it if it does now.
+    /// Seconds until the bucket holds `wanted`; takes it if it holds that much now.
     fn take(&mut self, rate: f64, wanted: f64) -> Result<(), Duration> {
         let now = Instant::now();
         self.level = (self.level + rate * now.duration_since(self.at).as_secs_f64()).min(rate.max(1.0));
@@ -75,10 +75,10 @@ impl TokenBucket {
 }
 
 impl QuotaLimiter {
-    /// Counts a request of `tenant` in, if `quota` has room for it; nothing is counted for a tenant without limits.
+    /// Admits a request of `tenant` if `quota` allows; a tenant without limits is not counted.
     ///
     /// # Errors
-    /// The first limit that it is over.
+    /// The first limit that is exceeded.
     pub(crate) fn admit(&self, tenant: &Name, quota: &Quota) -> Result<Option<RequestPermit>, QuotaExceeded> {
         if (quota.requests_per_second, quota.requests_at_once, quota.egress_bytes_per_second)
             == (None, None, None)
@@ -118,7 +118,7 @@ impl QuotaLimiter {
 }
 
 impl RequestPermit {
-    /// The answer, its bytes charged as they go out.
+    /// The response; its bytes are charged as they are sent.
     pub(crate) fn charge(self, response: Response) -> Response {
         let (parts, body) = response.into_parts();
         if body.is_end_stream() {
@@ -127,7 +127,7 @@ impl RequestPermit {
         let is_exact = body.size_hint().exact();
         let stream = self.metered(body.into_data_stream());
         let mut response = Response::from_parts(parts, Body::from_stream(stream));
-        // A stream has no length of its own; without one the answer would become chunked.
+        // A stream has no length; without one the response would become chunked.
         if let Some(length) = is_exact {
             response.headers_mut().entry(header::CONTENT_LENGTH).or_insert_with(|| length.into());
         }
@@ -154,7 +154,7 @@ impl Drop for RequestPermit {
 impl IntoResponse for QuotaExceeded {
     fn into_response(self) -> Response {
         let detail = format!(
-            "the tenant is over its {}; send the request again in {:.1} s",
+            "the tenant exceeds its limit {}; send the request again in {:.1} s",
             self.limit,
             self.retry_after.as_secs_f64()
         );

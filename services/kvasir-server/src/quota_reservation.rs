@@ -1,4 +1,4 @@
-//! Reservations of a tenant's storage quota for what it is about to write.
+//! Reservations of a tenant's storage quota for pending writes.
 
 use axum::http::{HeaderMap, header};
 use kvasir_api::{ErrorCode, Problem};
@@ -34,8 +34,8 @@ pub(crate) async fn reserve(
     Ok(Some(reserved?))
 }
 
-/// As [`reserve`], for the commit of a direct upload: its bytes count where it was announced, and elsewhere from now on, so
-/// that what replicas announce apart does not go beyond the limit together.
+/// Like [`reserve`], for the commit of a direct upload: its bytes count where it was announced, and on other
+/// replicas from now on, so that uploads announced on several replicas do not exceed the limit together.
 ///
 /// # Errors
 /// `storage_quota`, `unknown_upload`, and the store's.
@@ -51,10 +51,10 @@ pub(crate) async fn reserve_commit(
     reserve(state, principal, bytes).await
 }
 
-/// As [`reserve`], for a body whose length its headers say.
+/// Like [`reserve`], for a body whose length is in its headers.
 ///
 /// # Errors
-/// `storage_quota`; `bad_request` where they do not, and the tenant has a limit.
+/// `storage_quota`; `bad_request` if the length is missing and the tenant has a limit.
 pub(crate) async fn reserve_body(
     state: &AppState,
     principal: &Principal,
@@ -66,7 +66,7 @@ pub(crate) async fn reserve_body(
     let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     let Some(bytes) = length else {
         let detail =
-            "the tenant has a limit on what it stores: send the body with Content-Length, not in chunks";
+            "the tenant has a storage quota: send the body with Content-Length, not with chunked encoding";
         return Err(Problem::new(ErrorCode::BadRequest, detail).into());
     };
     reserve(state, principal, bytes).await

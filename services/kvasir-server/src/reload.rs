@@ -11,7 +11,7 @@ use parking_lot::RwLock;
 
 use crate::limits;
 
-/// A value that is parsed from files, as of their last usable state.
+/// A value parsed from files, in its last usable state.
 pub(crate) struct ReloadableFiles<T> {
     paths: Vec<PathBuf>,
     parse: Box<ParseFiles<T>>,
@@ -22,9 +22,9 @@ type ParseFiles<T> = dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync;
 
 struct LoadedValue<T> {
     value: Arc<T>,
-    /// Of the bytes it was read from. Times of change mean little on mounted secrets.
+    /// Of the files' bytes. Modification times are unreliable on mounted secrets.
     hash: blake3::Hash,
-    /// A state that could not be used, so that it is reported once.
+    /// Hash of an unusable state, so that it is reported once.
     rejected: Option<blake3::Hash>,
 }
 
@@ -53,13 +53,13 @@ impl<T> ReloadableFiles<T> {
         Arc::clone(&self.current.read().value)
     }
 
-    /// Reads the files again; what cannot be used is reported, and the last good state stays in force.
+    /// Reloads the files. An unusable state is reported, and the last good one stays in force.
     pub(crate) fn reload(&self) {
         self.reload_if(|_, _| Ok(()));
     }
 
-    /// As [`reload`](Self::reload), of a value that may not follow every other: `may_follow` gets the new and the present
-    /// one. Whether a new one is in force.
+    /// Like [`reload`](Self::reload), with a check of the transition: `may_follow` gets the new and the
+    /// present value. Returns whether a new value is in force.
     pub(crate) fn reload_if(&self, may_follow: impl Fn(&T, &T) -> Result<(), String>) -> bool {
         let files = read_all(&self.paths);
         let hash = hash(files.as_deref().unwrap_or_default());
@@ -73,12 +73,12 @@ impl<T> ReloadableFiles<T> {
         let mut current = self.current.write();
         match parsed.and_then(|value| may_follow(&value, &current.value).map(|()| value)) {
             Ok(value) => {
-                tracing::info!(paths = ?self.paths, "read again");
+                tracing::info!(paths = ?self.paths, "files reloaded");
                 *current = LoadedValue { value: Arc::new(value), hash, rejected: None };
                 true
             }
             Err(problem) => {
-                tracing::error!(paths = ?self.paths, problem, "cannot be used; what was there before stays in force");
+                tracing::error!(paths = ?self.paths, problem, "changed files cannot be used; the previous contents stay in force");
                 current.rejected = Some(hash);
                 false
             }

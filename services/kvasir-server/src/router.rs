@@ -1,4 +1,4 @@
-//! The routers of the service: every route with its handler, and the middleware around it.
+//! The routers of the service: every route with its handler, and the middleware around them.
 
 use axum::{
     Router,
@@ -21,7 +21,7 @@ use crate::{
     state::AppState,
 };
 
-/// Probes and metrics alone: no credential, no quota, nothing of anybody's data.
+/// Probes and metrics only: no credential, no quota, no tenant data.
 pub(crate) fn ops_router(state: AppState) -> Router {
     Router::new()
         .route(routes::LIVEZ, get(ops::livez))
@@ -48,11 +48,11 @@ pub(crate) fn routes() -> Router<AppState> {
     router
         .fallback(unknown_route)
         .method_not_allowed_fallback(method_not_allowed)
-        // Every handler has a limit of its own.
+        // Each handler sets its own limit.
         .layer(DefaultBodyLimit::disable())
 }
 
-/// What is before every handler.
+/// The middleware before every handler.
 pub(crate) fn with_middleware(routes: Router<AppState>, state: AppState) -> Router {
     routes
         .layer(from_fn_with_state(state.clone(), label_route))
@@ -63,12 +63,12 @@ pub(crate) fn with_middleware(routes: Router<AppState>, state: AppState) -> Rout
 }
 
 async fn unknown_route(uri: Uri) -> ApiError {
-    let detail =
-        format!("{} is not here; the API's routes start with {} and its like", uri.path(), routes::MODELS);
+    let detail = format!("{} does not exist; the API's routes look like {}", uri.path(), routes::MODELS);
     Problem::new(ErrorCode::UnknownRoute, detail).into()
 }
 
 async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
-    let detail = format!("{} does not take {method}; the Allow header lists what it takes", uri.path());
+    let detail =
+        format!("{} does not support {method}; the Allow header lists the supported methods", uri.path());
     Problem::new(ErrorCode::MethodNotAllowed, detail).into()
 }

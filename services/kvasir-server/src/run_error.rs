@@ -1,4 +1,4 @@
-//! Why a service cannot start.
+//! Errors that prevent a service from starting.
 
 use std::net::SocketAddr;
 
@@ -11,15 +11,15 @@ use crate::{auth::AuthError, encryption_keys::EncryptionKeysError, tls::TlsError
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RunError {
-    /// The address is taken or not ours.
-    #[error("listening at {address}: {source}")]
+    /// The address is in use or not local.
+    #[error("cannot listen on {address}: {source}")]
     Listen {
         /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The cause.
         source: std::io::Error,
     },
-    /// The listener is at an address that the configuration does not allow.
+    /// The configuration does not allow the listener's address.
     #[error("the address {0}")]
     Address(String),
     /// Credentials that cannot be read.
@@ -31,18 +31,18 @@ pub enum RunError {
     /// Keys that cannot be read.
     #[error(transparent)]
     Keys(#[from] EncryptionKeysError),
-    /// The store's settings are impossible.
+    /// The store's settings are invalid.
     #[error(transparent)]
     Store(#[from] OpenError),
     /// The store has a bucket of an earlier layout.
     #[error(transparent)]
     Layout(#[from] FormerLayout),
-    /// All slots of the hot index are taken.
+    /// The hot index cannot be opened: all of its slots are in use.
     #[error("the hot index under {directory}: {source}; check cache.directory")]
     Index {
         /// The directory.
         directory: String,
-        /// Why.
+        /// The cause.
         source: IndexError,
     },
 }

@@ -1,4 +1,4 @@
-//! From a configuration to a running service, and to its end.
+//! Starts a service from a configuration, and runs it to its end.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -41,7 +41,7 @@ use crate::{
     tls::Tls,
 };
 
-/// Where the service listens.
+/// The listeners of the service.
 #[derive(Debug)]
 pub struct Listeners {
     api: TcpListener,
@@ -52,18 +52,18 @@ impl Listeners {
     /// The address of the API.
     ///
     /// # Errors
-    /// As of a socket that does not know its own.
+    /// If the socket does not know its address.
     pub fn address(&self) -> std::io::Result<SocketAddr> {
         self.api.local_addr()
     }
 
-    /// The address of the S3 front; none: there is none.
+    /// The address of the S3 front end; `None` if it is disabled.
     pub fn s3_address(&self) -> Option<SocketAddr> {
         self.s3.as_ref().and_then(|listener| listener.local_addr().ok())
     }
 }
 
-/// Listens where the configuration says.
+/// Opens the configured listeners.
 ///
 /// # Errors
 /// [`RunError::Listen`].
@@ -84,7 +84,7 @@ pub async fn shutdown_signal() {
     let mut terminate = match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
         Ok(signal) => signal,
         Err(error) => {
-            tracing::error!(%error, "SIGTERM cannot be waited for");
+            tracing::error!(%error, "cannot install the SIGTERM handler");
             return std::future::pending().await;
         }
     };
@@ -96,10 +96,11 @@ pub async fn shutdown_signal() {
 
 /// Serves until `shutdown`, then lets running requests finish within `server.drain_grace`.
 ///
-/// The store need not answer at start: until it does, `/readyz` and every request say so.
+/// The store need not respond at start: until it does, `/readyz` and every request return an error that says
+/// so.
 ///
 /// # Errors
-/// [`RunError`] when the service cannot start.
+/// [`RunError`] if the service cannot start.
 pub async fn run(
     config: Config,
     listeners: Listeners,
@@ -152,7 +153,7 @@ pub async fn run(
     let starting = tokio::spawn(connect_store(state.clone(), store, index, config.clone(), hot));
     let abort = starting.abort_handle();
     let mut starting = starting.fuse();
-    // Whoever connects now waits a little, rather than being told that the store has not answered yet.
+    // Let early connections wait briefly rather than fail because the store has not responded yet.
     if let Ok(ended) = tokio::time::timeout(limits::STORE_WAIT_AT_START_MAX, &mut starting).await {
         without_panic(ended)?;
     }
@@ -175,7 +176,7 @@ pub async fn run(
     refused
 }
 
-/// How the start over the store ended. A service that panicked there would never become ready: it ends.
+/// The result of connecting to the store. A service that panicked there would never become ready, so it ends.
 fn without_panic(ended: Result<Result<(), FormerLayout>, JoinError>) -> Result<(), FormerLayout> {
     ended.unwrap_or_else(|error| match error.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),
@@ -186,26 +187,26 @@ fn without_panic(ended: Result<Result<(), FormerLayout>, JoinError>) -> Result<(
 fn warn_if_unprotected(config: &Config, address: SocketAddr) {
     match (config.has_auth(), address.ip().is_loopback()) {
         (false, true) => {
-            tracing::info!("no authentication is configured; only this machine reaches the service")
+            tracing::info!("no authentication is configured; only this machine can reach the service")
         }
         (false, false) => {
             tracing::warn!(
-                "requests are not authenticated: whoever reaches the port can read and write everything"
+                "requests are not authenticated: anyone who reaches the port can read and write everything"
             );
         }
         (true, false) if config.tls.is_none() => {
             tracing::warn!(
-                "credentials come in the clear: set tls.certificate_file, or keep TLS before the service"
+                "credentials are sent unencrypted: set tls.certificate_file, or terminate TLS in front of the service"
             );
         }
         _ => {}
     }
 }
 
-/// The store of `config` with the keys of its tenants: what tools beside the service work on.
+/// The store of `config` with the keys of its tenants, for tools that run next to the service.
 ///
 /// # Errors
-/// [`RunError`] when the settings are impossible or the keys cannot be read.
+/// [`RunError`] if the settings are invalid or the keys cannot be read.
 pub fn open_store(config: &Config, observer: Arc<dyn StoreObserver>) -> Result<OpenStore, RunError> {
     let keys = EncryptionKeys::open(config)?;
     Ok(with_encryption(OpenStore::open(&config.store, observer)?, keys.as_ref()))
@@ -218,7 +219,8 @@ fn with_encryption(store: OpenStore, keys: Option<&EncryptionKeys>) -> OpenStore
     }
 }
 
-/// Opens the hot index. It is only a cache: on a disk that is full or read-only the service goes on with one in memory.
+/// Opens the hot index. It is only a cache: if the disk is full or read-only, the service continues with one
+/// in memory.
 fn open_index(config: &Config, store: &OpenStore, state: &AppState) -> Result<Index, RunError> {
     let (directory, memory_bytes) = (&config.cache.directory, config.cache.index_memory_bytes);
     match Index::sled(directory.clone(), store.identity(), memory_bytes) {
@@ -227,14 +229,15 @@ fn open_index(config: &Config, store: &OpenStore, state: &AppState) -> Result<In
             Err(RunError::Index { directory: directory.display().to_string(), source })
         }
         Err(error) => {
-            tracing::warn!(%error, ?directory, "the hot index is in memory until the next start; check cache.directory");
+            tracing::warn!(%error, ?directory, "the hot index cannot be opened and stays in memory until the next start; check cache.directory");
             state.metrics().health().cache_unusable(CachePart::Index);
             Ok(Index::memory_within(memory_bytes))
         }
     }
 }
 
-/// Opens the hot tier, if there is to be one: lists what lies in its folder. Without a usable folder it is in memory alone.
+/// Opens the hot tier, if there is one: lists the frames in its folder. Without a usable folder it uses
+/// memory only.
 async fn open_hot_tier(config: &Config, store: StoreKind, state: &AppState) -> Option<Arc<HotTier>> {
     let keys = state.keys().map(|keys| Arc::new(keys.clone()) as Arc<dyn KeyService>);
     let settings = config.hot.settings(store, &config.cache.directory, keys)?;
@@ -247,18 +250,22 @@ async fn open_hot_tier(config: &Config, store: StoreKind, state: &AppState) -> O
     let directory = settings.directory.clone();
     let mut opened = open(settings).await;
     if let Err(error) = &opened {
-        tracing::warn!(%error, ?directory, "the hot tier has no disk until the next start; check hot.directory");
+        tracing::warn!(%error, ?directory, "the hot tier cannot use its disk until the next start; check hot.directory");
         state.metrics().health().cache_unusable(CachePart::HotTier);
         if in_memory.ram_bytes > 0 {
             opened = open(in_memory).await;
         }
     }
     let tier = opened.ok()?;
-    tracing::info!(frames = tier.usage().disk_frames, bytes = tier.usage().disk_bytes, "hot tier");
+    tracing::info!(
+        frames = tier.usage().disk_frames,
+        bytes = tier.usage().disk_bytes,
+        "the hot tier is open"
+    );
     Some(tier)
 }
 
-/// Reaches the store, however long it takes, and starts the storage core over it.
+/// Connects to the store, however long it takes, and starts the storage core over it.
 async fn connect_store(
     state: AppState,
     store: OpenStore,
@@ -271,7 +278,7 @@ async fn connect_store(
         match futures::try_join!(store.former_layout(), store.probe()) {
             Ok((Some(former), _)) => return Err(former),
             Ok((None, abilities)) => break abilities,
-            Err(error) => tracing::error!(%error, "the store does not answer; trying again"),
+            Err(error) => tracing::error!(%error, "the store does not respond; trying again"),
         }
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(limits::STORE_RETRY_PAUSE_MAX);
@@ -283,7 +290,7 @@ async fn connect_store(
         );
     }
     if let Err(error) = store.probe_direct().await {
-        tracing::warn!(%error, "whether the store checks uploads is not known: direct uploads are read whole");
+        tracing::warn!(%error, "cannot determine whether the store verifies uploads; direct uploads will be read back in full");
     }
     let storage = Storage::new(store, abilities, index, config.storage, hot);
     let kept = config.gc.policy.removals_kept();
@@ -299,7 +306,7 @@ async fn connect_store(
     Ok(())
 }
 
-/// What all listeners share: limits on their connections, and the way to their end.
+/// Shared by all listeners: limits on their connections, and their shutdown.
 struct Connections {
     all: Arc<Semaphore>,
     of_addresses: ConnectionLimiter,
@@ -328,7 +335,7 @@ async fn serve(
     state.drain();
     tracing::info!(grace = ?config.server.drain_grace, "draining");
     if tokio::time::timeout(config.server.drain_grace, connections.graceful.shutdown()).await.is_err() {
-        tracing::warn!("requests were cut off at the end of the grace");
+        tracing::warn!("requests were cut off at the end of the drain grace period");
     }
 }
 
@@ -339,7 +346,7 @@ async fn accept(state: &AppState, listener: TcpListener, router: Router, connect
         match (listener.accept().await, permit) {
             (Ok((stream, peer)), Ok(permit)) => {
                 let Some(permit_of_address) = connections.of_addresses.try_acquire(peer.ip()) else {
-                    tracing::debug!(%peer, "an address has as many connections as it may");
+                    tracing::debug!(%peer, "an address has reached its connection limit");
                     continue;
                 };
                 let router = router.clone().map_request(with_peer_address(PeerAddress(peer.ip())));
@@ -348,8 +355,8 @@ async fn accept(state: &AppState, listener: TcpListener, router: Router, connect
                 tokio::spawn(track_connection(state.clone(), (permit, permit_of_address), serving));
             }
             (Err(error), _) => {
-                // Out of descriptors, mostly: waiting is the only thing that helps.
-                tracing::warn!(%error, "accepting a connection");
+                // Mostly out of descriptors: waiting is the only remedy.
+                tracing::warn!(%error, "cannot accept a connection; check the limit on open files");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
             (_, Err(_)) => return,

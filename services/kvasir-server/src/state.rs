@@ -1,4 +1,4 @@
-//! What all handlers share.
+//! State shared by all handlers.
 
 use std::{
     collections::BTreeSet,
@@ -25,7 +25,7 @@ pub(crate) struct AppState(Arc<SharedState>);
 #[derive(Debug)]
 struct SharedState {
     metrics: Arc<Metrics>,
-    /// There once the store was reached.
+    /// Set once the store was reached.
     storage: OnceLock<Arc<Storage>>,
     draining: AtomicBool,
     authenticator: Authenticator,
@@ -39,7 +39,7 @@ struct SharedState {
     audit: AuditLog,
     cluster: Cluster,
     journal: JournalSync,
-    /// Background tasks without which this replica must not get traffic, and that panic again and again.
+    /// Background tasks that keep panicking, and without which this replica must not receive traffic.
     failing: Mutex<BTreeSet<BackgroundTask>>,
 }
 
@@ -97,7 +97,7 @@ impl AppState {
         self.0.keys.as_ref()
     }
 
-    /// Takes in changed files of credentials, keys and certificates; blocks on the disk.
+    /// Reloads changed files of credentials, keys and certificates; blocks on the disk.
     pub(crate) fn reload(&self) {
         self.0.authenticator.reload();
         if let Some(tls) = &self.0.tls {
@@ -115,12 +115,12 @@ impl AppState {
     pub(crate) fn storage(&self) -> Result<&Arc<Storage>, ApiError> {
         self.ready_storage().ok_or_else(|| {
             let detail =
-                "the store has not answered since this replica started; try again, or another replica";
+                "the store has not responded since this replica started; try again, or use another replica";
             Problem::new(ErrorCode::StoreUnavailable, detail).into()
         })
     }
 
-    /// As [`storage`](Self::storage), for requests whose answer other replicas' removals must be in.
+    /// Like [`storage`](Self::storage), for requests whose response must include other replicas' removals.
     pub(crate) async fn caught_up_storage(&self) -> Result<&Arc<Storage>, ApiError> {
         let storage = self.storage()?;
         self.0.journal.catch_up(self.metrics(), storage).await;
@@ -140,12 +140,12 @@ impl AppState {
         &self.0.series
     }
 
-    /// The last loads that clients reported.
+    /// The latest loads that clients reported.
     pub(crate) fn loads(&self) -> &LoadLog {
         &self.0.loads
     }
 
-    /// The last changes by callers.
+    /// The latest changes by callers.
     pub(crate) fn audit(&self) -> &AuditLog {
         &self.0.audit
     }
@@ -168,7 +168,7 @@ impl AppState {
         }
     }
 
-    /// Takes note of whether a background task that is needed fails.
+    /// Records whether a required background task fails.
     pub(crate) fn set_failing(&self, task: BackgroundTask, is_failing: bool) {
         let changed = {
             let mut failing = self.0.failing.lock();
@@ -179,7 +179,7 @@ impl AppState {
         }
     }
 
-    /// A background task that is needed and fails.
+    /// A required background task that fails.
     pub(crate) fn failing_task(&self) -> Option<&'static str> {
         self.0.failing.lock().first().map(|task| task.as_str())
     }

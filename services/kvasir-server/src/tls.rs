@@ -1,4 +1,4 @@
-//! TLS by rustls: certificates that may change while the service runs, and client certificates if a CA is given.
+//! TLS by rustls: certificates that are reloaded when they change, and client certificates if a CA is given.
 
 use std::{path::Path, sync::Arc};
 
@@ -15,7 +15,7 @@ use tokio_rustls::{
 
 use crate::{config::TlsConfig, reload::ReloadableFiles};
 
-/// The TLS side of the listener.
+/// The TLS configuration of the listener.
 #[derive(Debug)]
 pub(crate) struct Tls(ReloadableFiles<ServerConfig>);
 
@@ -25,7 +25,7 @@ pub(crate) struct Tls(ReloadableFiles<ServerConfig>);
 pub struct TlsError(String);
 
 impl Tls {
-    /// Reads certificate, key and, if one is given, the CA of client certificates.
+    /// Reads certificate, key and, if given, the CA of client certificates.
     ///
     /// # Errors
     /// [`TlsError`]: at start they must be usable; later the last good ones stay in force.
@@ -43,7 +43,7 @@ impl Tls {
         self.0.reload();
     }
 
-    /// For the next connection, with the certificates in force now.
+    /// For the next connection, with the certificates now in force.
     pub(crate) fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(self.0.get())
     }
@@ -63,7 +63,7 @@ fn server_config(certificate: &[u8], key: &[u8], client_ca: Option<&[u8]>) -> Re
     };
     let mut config = builder
         .with_single_cert(chain, key)
-        .map_err(|e| format!("the certificate and the key do not go together: {e}"))?;
+        .map_err(|e| format!("the certificate and the key do not match: {e}"))?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(config)
 }
@@ -83,6 +83,6 @@ fn verifier(
 
 fn certificates(pem: &[u8], setting: &str) -> Result<Vec<CertificateDer<'static>>, String> {
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
-    let chain = chain.map_err(|e| format!("{setting} is no PEM: {e}"))?;
-    if chain.is_empty() { Err(format!("{setting} has no certificate")) } else { Ok(chain) }
+    let chain = chain.map_err(|e| format!("{setting} is not valid PEM: {e}"))?;
+    if chain.is_empty() { Err(format!("{setting} contains no certificate")) } else { Ok(chain) }
 }

@@ -1,4 +1,4 @@
-//! Errors of TOML files without the text they stand in, which may hold a secret.
+//! Errors of TOML files, without the text around them, which may contain a secret.
 
 /// The line, the name of its setting, and what is wrong.
 pub(crate) fn describe(text: &str, error: &toml::de::Error) -> String {

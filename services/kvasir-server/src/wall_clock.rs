@@ -1,4 +1,4 @@
-//! This machine's clock: for people, metrics and alerts. Nothing is decided by it.
+//! This machine's clock, for people, metrics and alerts. No decision depends on it.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

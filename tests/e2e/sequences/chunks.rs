@@ -35,7 +35,7 @@ pub(super) struct Chunks {
     /// Tokens and chunks.
     contexts: Vec<(Vec<u32>, Vec<Chunk>)>,
     judge: RefCell<Model>,
-    /// Names of the objects of each chunk that are there.
+    /// Names of the stored objects of each chunk.
     stored: BTreeMap<SeqHash, ObjectDigest>,
     removed: BTreeSet<SeqHash>,
     /// Uploads that wait, or that were committed, and of which chunk.

@@ -113,7 +113,7 @@ impl Contexts {
         }
     }
 
-    /// At the end everything is there.
+    /// Checks at the end that everything is stored.
     pub(super) async fn all(&self, bench: &Bench) {
         let token = &bench.tokens[&("own", Role::Read)];
         for (id, versions) in &self.0 {

@@ -135,7 +135,7 @@ impl KeyValues {
         }
     }
 
-    /// At the end everything is there.
+    /// Checks at the end that everything is stored.
     pub(super) async fn all(&self, bench: &Bench) {
         for ((is_stranger, key), value) in &self.values {
             let tenant = if *is_stranger { "other" } else { "own" };

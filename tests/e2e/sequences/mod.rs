@@ -1,5 +1,6 @@
-//! Sequences of requests that the served document names, drawn by a seed, while a reference in memory judges every answer: what was
-//! stored, removed, changed and listed so far is all that a tenant may see, and another one sees none of it.
+//! Sequences of requests from the served document, drawn by a seed, while a reference in memory judges every
+//! answer: a tenant may see only what it stored, removed, changed and listed so far, and another tenant sees
+//! none of it.
 //!
 //! More by `KVASIR_TEST_SEQUENCES`, others by `KVASIR_TEST_SEQUENCES_FROM`.
 
@@ -29,11 +30,12 @@ const STEPS: usize = 150;
 /// Of a thousand steps, those whose ids are of nothing, and those of the other tenant.
 const RANDOM_IDS: usize = 60;
 const STRANGERS: usize = 80;
-/// Not drawn: the stream of events has no end; what a job counts, and what the whole replica does, have tests of their own.
+/// Not drawn: the stream of events has no end; the counts of jobs and the actions of whole replicas have
+/// separate tests.
 const LEFT_OUT: [&str; 7] =
     ["events", "start_job", "list_jobs", "get_job", "cancel_job", "get_series", "list_audited_calls"];
 
-/// An operation of the document, with the statuses that it says of itself.
+/// An operation of the document, with its documented statuses.
 struct Operation {
     name: String,
     method: Method,
@@ -55,13 +57,13 @@ fn operations(document: &Value) -> Vec<Operation> {
     all
 }
 
-/// What a step asks, and of whom.
+/// A step's request, and its caller.
 struct Step<'a> {
     bench: &'a Bench,
     operation: &'a Operation,
-    /// Whether the ids are of nothing that is there.
+    /// Whether the ids belong to nothing that exists.
     is_random: bool,
-    /// Whether another tenant asks, for what is the first one's.
+    /// Whether another tenant requests the first one's data.
     is_stranger: bool,
     /// Steps before it.
     at: usize,
@@ -72,7 +74,7 @@ impl Step<'_> {
         Duration::from_secs(self.at as u64)
     }
 
-    /// Whether what is asked for is to be found.
+    /// Whether the requested data must be found.
     fn may_find(&self) -> bool {
         !self.is_random && !self.is_stranger
     }
@@ -106,13 +108,13 @@ async fn json<T: serde::de::DeserializeOwned>(answer: Response, status: StatusCo
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
-/// An answer that says that the thing is not there.
+/// An answer that reports missing data.
 async fn nothing(answer: Response) {
     let (status, text) = (answer.status(), answer.text().await.expect("text"));
     assert_eq!(status, StatusCode::NOT_FOUND, "{text}");
 }
 
-/// What is there by now.
+/// The data stored so far.
 struct Reference {
     /// Loads that each tenant reported: the first, and the stranger.
     reported: [usize; 2],
@@ -154,7 +156,7 @@ impl Reference {
     }
 }
 
-/// One sequence on a service of its own. Gives how many requests of each operation were judged.
+/// One sequence on a separate service. Returns the number of judged requests per operation.
 async fn sequence(seed: u64) -> BTreeMap<String, u64> {
     let quiet = |config: &mut kvasir_server::Config| {
         // Nothing but requests changes anything.

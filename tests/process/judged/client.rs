@@ -1,4 +1,4 @@
-//! A client: stores, removes, looks up, reads, names and pins, and has the model judge every answer.
+//! A client that stores, removes, looks up, reads, names and pins; the model judges every answer.
 
 use std::{
     cell::RefCell,
@@ -117,7 +117,7 @@ impl<'a> Client<'a> {
         judge(history.model.borrow_mut().named(history.since(begun), chunk.seq_hash, object));
     }
 
-    /// Pins the first chunks of a context. Gives the pin and the context, where it was acknowledged.
+    /// Pins the first chunks of a context. Returns the pin and the context if it was acknowledged.
     async fn pin(&self, api: &Api, chunks: &[Chunk]) -> Option<(u64, uuid::Uuid)> {
         let (history, begun) = (self.history, self.history.now());
         let chunks: Vec<&Chunk> = chunks.iter().take(2).collect();
@@ -146,7 +146,7 @@ impl<'a> Client<'a> {
         let _ = api.try_send(Method::DELETE, &routes::context(&context), "").await;
     }
 
-    /// Looks up, and reads what is offered.
+    /// Looks up, and reads the offered chunks.
     pub(super) async fn load(
         &self,
         life: Replica,

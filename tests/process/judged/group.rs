@@ -1,4 +1,4 @@
-//! Replicas, and what is in their store.
+//! Replicas, and the contents of their store.
 
 use std::{
     cell::{Cell, RefCell},
@@ -34,7 +34,7 @@ const FLAGS: [&str; 5] = [
     "--s3.listen=127.0.0.1:0",
 ];
 
-/// The entry of a wrapping key for every tenant; the last one of a file wraps what is new.
+/// The entry of a wrapping key for every tenant; the last one of a file wraps new data.
 pub(super) fn key(n: usize) -> String {
     format!("[[key]]\ntenant = \"*\"\nid = \"k{n}\"\nkey = \"{:064x}\"\n", n + 1)
 }
@@ -49,14 +49,15 @@ pub(super) struct Member {
 
 pub(super) struct Group<'a> {
     store: &'a StoreConfig,
-    /// The store as the replicas reach it, and what disturbs the way; none where there is no network between.
+    /// The store as the replicas reach it, and the proxy that injects faults; `None` if there is no network
+    /// in between.
     way: Option<(StoreConfig, FaultProxy)>,
     settings: Cell<Settings>,
-    /// Keys of encryption at rest, where tenants are sealed.
+    /// Keys of encryption at rest, if tenants are sealed.
     pub(super) keys: Option<PathBuf>,
     directory: &'a Path,
     members: RefCell<[Option<Member>; REPLICAS]>,
-    /// Disks that nobody uses, and since when.
+    /// Unused disks, and the time since when they are unused.
     pub(super) away: RefCell<Vec<(PathBuf, Instant)>>,
     lives: Cell<Replica>,
     disks: Cell<u64>,
@@ -116,7 +117,7 @@ impl<'a> Group<'a> {
         self.begin(place, disk).await;
     }
 
-    /// The proxy, where there is one and this history is to have trouble.
+    /// The proxy, if there is one and this history has faults.
     pub(super) fn proxy(&self) -> Option<&FaultProxy> {
         self.way.as_ref().map(|(_, proxy)| proxy).filter(|_| self.settings.get().has_trouble)
     }
@@ -154,7 +155,7 @@ impl<'a> Group<'a> {
         members.iter().flatten().map(|member| (member.life, member.process.api().clone())).collect()
     }
 
-    /// Where those that run are asked for objects by key: by the REST API, and over S3.
+    /// The addresses of running replicas for objects by key: the REST API, and S3.
     pub(super) fn doors(&self) -> Vec<(Api, SocketAddr)> {
         let members = self.members.borrow();
         members.iter().flatten().map(|member| (member.process.api().clone(), member.s3)).collect()
@@ -167,7 +168,7 @@ impl<'a> Group<'a> {
         of.map_or_else(|| "it has ended".to_owned(), |member| member.process.log())
     }
 
-    /// Objects and tombstones of chunks, as they lie in the bucket, for the report of a failure.
+    /// Objects and tombstones of chunks in the bucket, for the report of a failure.
     pub(super) async fn stored(&self, chunks: &[Chunk]) -> String {
         let store = self.open();
         let listed: Vec<_> = store.objects().list(None).try_collect().await.expect("lists");

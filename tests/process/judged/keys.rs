@@ -1,4 +1,4 @@
-//! Clients of objects by key, over the REST API and over S3: the promises are the same whichever the door.
+//! Clients of objects by key, over the REST API and over S3: the promises are the same for both.
 
 use std::{cell::RefCell, net::SocketAddr, time::Duration};
 
@@ -23,7 +23,7 @@ fn payload(key: u8, value: u8) -> Vec<u8> {
 /// A client of one replica for one request.
 struct Door<'a> {
     api: &'a Api,
-    /// Where it asks over S3.
+    /// Its S3 address.
     s3: Option<SocketAddr>,
     namespace: &'a str,
 }
@@ -37,7 +37,7 @@ impl Door<'_> {
         self.api.http.request(method, url).body(body).send().await.ok()
     }
 
-    /// The value of a key; none where there is none, or no whole answer.
+    /// The value of a key; `None` if there is none, or the answer is incomplete.
     async fn get(&self, key: u8) -> Option<Result<u8, String>> {
         let answer = self.send(Method::GET, key, Vec::new()).await?;
         if answer.status() != StatusCode::OK {
@@ -120,7 +120,8 @@ impl<'a> KeyClient<'a> {
         judge(found.and_then(|value| history.keys.borrow().got(key, history.since(begun), value)));
     }
 
-    /// What is owed at the end is found by all, through both doors, and what S3 clients wrote is listed.
+    /// Checks that all replicas find the promised objects through both APIs at the end, and that objects
+    /// written by S3 clients are listed.
     pub(super) async fn find_owed(&self) {
         let history = self.history;
         for (api, s3) in self.group.doors() {

@@ -1,4 +1,4 @@
-//! What befalls replicas and their way to the store.
+//! Faults of replicas and of their connection to the store.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ use super::{
 
 /// Of a thousand requests to the store, while they go wrong.
 const FAULTS: usize = 150;
-/// Bytes of chunks pass as they are: what a flipped one does is for the readers who check, and they are not judged here.
+/// Bytes of chunks are not changed: flipped bytes concern readers with checks, which are not judged here.
 const TOXICS: &[Toxic] = &[
     Toxic::SlowDown,
     Toxic::ResetBefore,
@@ -29,7 +29,8 @@ const TOXICS: &[Toxic] = &[
     Toxic::Ambiguous,
     Toxic::Narrow,
 ];
-/// After trouble: the longest pause of a breaker that was open so briefly, requests that ran, and what they remember.
+/// After faults: the longest pause of a breaker that was open this briefly, running requests, and cached
+/// state.
 pub(super) const RECOVERY: Duration = Duration::from_secs(8);
 
 impl Group<'_> {

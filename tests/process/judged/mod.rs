@@ -1,5 +1,6 @@
-//! Three replicas over one store, and the model of the promises that judges what they answer: killed, drained, started on the
-//! disk that they left, on an empty one, or on one of before the logs' retention.
+//! Three replicas over one store, and the model of the promises that judges their answers. Replicas are
+//! killed, drained, and restarted on their old disk, on an empty one, or on one from before the logs'
+//! retention.
 //!
 //! Longer by `KVASIR_TEST_PROCESS_SECONDS`, another one by `KVASIR_TEST_PROCESS_SEED`.
 
@@ -40,22 +41,22 @@ use self::{
 use crate::{file_store, wanted};
 
 const SECONDS: u64 = 20;
-/// A history begins with a namespace of its own: what is judged stays small.
+/// Each history uses a new namespace, so that the judged state stays small.
 const HISTORY: Duration = Duration::from_secs(150);
-/// What is left of a run after its last history.
+/// The part of a run that may remain after its last history.
 const LEFT_OVER: Duration = Duration::from_secs(5);
-/// A slow machine gets so many times the wanted time to get to the point.
+/// A slow machine gets this many times the intended time to reach the goal.
 const PATIENCE: u32 = 4;
 const CLIENTS: u64 = 4;
 const KEY_CLIENTS: u64 = 3;
 const CONTEXTS: u64 = 8;
-/// What is asked for and answered in one history.
+/// The requests and answers of one history.
 struct History {
     begun: Instant,
     model: RefCell<Model>,
     /// Of objects by key.
     keys: RefCell<Keys>,
-    /// PUTs by key, by what became of them and whether they came over S3.
+    /// PUTs by key, by their result and whether they came over S3.
     puts_by_key: RefCell<BTreeMap<(&'static str, bool), u64>>,
     namespace: String,
     model_id: ModelId,
@@ -115,7 +116,7 @@ impl History {
         *self.puts_by_key.borrow_mut().entry((outcome, is_s3)).or_default() += 1;
     }
 
-    /// Clients and mishaps beside each other for a while, and then what is owed.
+    /// Runs clients and faults in parallel for a while, and then checks the promises.
     async fn run(&self, group: &Group<'_>, dice: &mut Dice, time: Duration) {
         let clients: Vec<_> = (0..CLIENTS).map(|_| Client::new(self, group, dice.number()).run()).collect();
         let of_keys: Vec<_> =
@@ -191,7 +192,7 @@ async fn three_replicas(name: &str, store: &StoreConfig, is_sealed: bool) {
     assert!(short.is_empty(), "{short:?} of {judged:?}, {puts:?}, {:?}", group.mishaps());
 }
 
-/// What there was too little of: a test is of no use before it gets to the point.
+/// The goals that were missed: a test that does not reach them proves nothing.
 fn short_of(
     judged: &BTreeMap<&'static str, u64>,
     puts: &BTreeMap<(&'static str, bool), u64>,

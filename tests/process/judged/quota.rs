@@ -1,6 +1,6 @@
-//! A tenant at the edge of its quota, on two replicas that are killed: it stores until it is refused, removes, and stores again.
-//! What lies in the bucket stays within the quota and the documented overshoot, what was acknowledged is there, room that was made
-//! is given, and its neighbour is never refused.
+//! A tenant at the edge of its quota, on two replicas that are killed: it stores until it is rejected,
+//! removes, and stores again. The bytes in the bucket stay within the quota and the documented overshoot,
+//! acknowledged data is present, freed space can be used again, and another tenant is never rejected.
 
 use std::{
     cell::{Cell, RefCell},
@@ -29,21 +29,21 @@ const QUOTA_BYTES: u64 = 1_500_000;
 const OBJECT_BYTES_MAX: usize = 20_000;
 /// Between two objects of a writer.
 const PAUSE: Duration = Duration::from_millis(20);
-/// When each replica has heard of the other's, or has counted after a kill: 2.25 pauses of the journal, a pass of the collector, and a
-/// second for busy processors.
+/// Time until each replica has read the other's journal, or has counted after a kill: 2.25 pauses of the
+/// journal, a pass of the collector, and a second for busy processors.
 const LAG: Duration = Duration::from_millis(2 * 225 + 300 + 1_000);
-/// How long room may take that was made: the collector has to come twice.
+/// How long it may take to make freed space usable: the collector must run twice.
 const ROOM: Duration = Duration::from_secs(20);
 const FLAGS: [&str; 4] =
     ["--gc.interval=300ms", "--gc.grace=0s", "--journal.interval=100ms", "--direct.enabled=false"];
 
-/// The bounded tenant, as it is known to itself.
+/// The bounded tenant, with its view of its data.
 struct Tenant<'a> {
     token: &'a str,
     replicas: &'a RefCell<[Option<Process>; REPLICAS]>,
-    /// What was acknowledged and not removed since, by key.
+    /// Data that was acknowledged and not removed since, by key.
     owed: RefCell<BTreeMap<String, Vec<u8>>>,
-    /// What may lie there and is owed to nobody: requests that were not answered.
+    /// Data that may be stored without a promise: requests without an answer.
     leftover: RefCell<BTreeSet<String>>,
     counts: RefCell<BTreeMap<&'static str, u64>>,
     is_over: Cell<bool>,
@@ -63,7 +63,7 @@ impl Tenant<'_> {
         api.http.request(method, url).bearer_auth(self.token).body(body).send().await.ok()
     }
 
-    /// Stores at one replica, and removes at it what was stored where it is refused.
+    /// Stores at one replica, and removes stored objects there if it is rejected.
     async fn write(&self, replica: usize, mut dice: Dice) {
         let mut n = 0;
         while !self.is_over.get() {
@@ -112,7 +112,7 @@ impl Tenant<'_> {
     }
 }
 
-/// Bytes of what lies below a folder, and is no file that is being written.
+/// Bytes of the files below a folder, except files that are being written.
 fn bytes_below(folder: &Path) -> u64 {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let bytes = entries.map(|entry| match entry.file_type() {

@@ -1,5 +1,5 @@
-//! At the end of a history its salt rotates and nothing of before is kept: every replica comes to the new root, finds nothing that the
-//! old one led to, and finds what is stored under the new one.
+//! At the end of a history its salt is rotated without keeping old data: every replica switches to the new
+//! root, finds nothing under the old root, and finds the data stored under the new one.
 
 use std::time::{Duration, Instant};
 
@@ -11,12 +11,12 @@ use tokio::time::sleep;
 
 use super::{History, group::Group};
 
-/// The replicas ask for salts every 5 s; the rest is for busy machines.
+/// The replicas read salts every 5 s; the rest is for busy machines.
 const KNOWN_TO_ALL: Duration = Duration::from_secs(20);
 /// Chunks of a context that is stored under the new root.
 const CHUNK_TOKENS: usize = 256;
 
-/// Where the collector `may_evict` at any time, nothing new need be found.
+/// If the collector `may_evict` at any time, new data need not be found.
 pub(super) async fn rotate(history: &History, group: &Group<'_>, may_evict: bool) {
     let (first, second) = (&group.live()[0].1, &group.live()[1].1);
     let rotation = NamespaceRotation {

@@ -1,23 +1,24 @@
-//! The collector's settings, other ones for each history, and what is promised under them.
+//! The collector's settings, different for each history, and the promises under them.
 
 use std::time::Duration;
 
 use kvasir_tests::{faulty::Dice, model::Bounds};
 
-/// How long a request whose answer did not arrive may still take effect: the store answers at once.
+/// How long a request whose answer did not arrive may still take effect: the store answers immediately.
 const UNKNOWN: Duration = Duration::from_secs(5);
-/// Twice what the replicas are told.
+/// Twice the replicas' setting.
 pub(super) const NEGATIVE_TTL: Duration = Duration::from_secs(2);
-/// A third of the default bound: the store is there all the time, and the processors are shared with other tests.
+/// A third of the default bound: the store is always available, and the processors are shared with other
+/// tests.
 const REMOVAL_BOUND: Duration = Duration::from_secs(10);
-/// The default bound, where the store is away at times.
+/// The default bound, for a store that is unavailable at times.
 const REMOVAL_BOUND_IN_TROUBLE: Duration = Duration::from_secs(30);
 /// The store's dates are whole seconds.
 const DATES: Duration = Duration::from_secs(2);
 /// Longer than removals are in the logs under any of the settings.
 pub(super) const LONG_AWAY: Duration = Duration::from_secs(98);
 
-/// What all replicas are told for one history.
+/// The settings of all replicas for one history.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Settings {
     pub(super) grace: Duration,
@@ -82,7 +83,7 @@ impl Settings {
         flags
     }
 
-    /// Whether the collector may take what is not old.
+    /// Whether the collector may remove young objects.
     pub(super) fn may_evict(&self) -> bool {
         self.capacity_bytes > 0
     }
@@ -98,7 +99,7 @@ impl Settings {
         }
     }
 
-    /// When two values of one key that met may have lost one of them.
+    /// When two concurrent values of one key may have lost one of them.
     pub(super) fn meeting_grace(&self) -> Duration {
         self.grace.saturating_sub(DATES)
     }

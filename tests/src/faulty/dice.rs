@@ -25,7 +25,7 @@ impl Dice {
         (self.number() % n.max(1) as u64) as usize
     }
 
-    /// True in so many of a thousand cases.
+    /// True in this many of a thousand cases.
     pub fn chance(&mut self, per_mille: usize) -> bool {
         self.below(1_000) < per_mille
     }

@@ -1,4 +1,4 @@
-//! What can go wrong with a request.
+//! The faults of a request.
 
 use std::time::Duration;
 
@@ -11,19 +11,19 @@ pub enum Fault {
     SlowDown,
     /// It took effect, and the answer was lost.
     After,
-    /// An answer never comes, and nothing happens.
+    /// No answer arrives, and nothing happens.
     Silence,
-    /// The answer is lost, and it takes effect much later: a request that sat in a queue.
+    /// The answer is lost, and the request takes effect much later, as if it waited in a queue.
     Zombie,
-    /// It takes effect at once, and is answered after everything that came behind it.
+    /// It takes effect immediately, and is answered after all later requests.
     Late,
     /// The body ends early as if it were whole.
     Short,
     /// The body breaks off with an error.
     Reset,
-    /// The body goes on behind its end.
+    /// The body continues after its end.
     Long,
-    /// The body comes in small pieces with pauses.
+    /// The body arrives in small pieces with pauses.
     Trickle,
     /// A byte is flipped.
     Flip,
@@ -53,7 +53,7 @@ impl Fault {
         Self::OtherSection,
         Self::OtherObject,
     ];
-    /// Those of requests that only ask.
+    /// Faults of requests that only read.
     pub(super) const ASKING: [Self; 4] = [Self::Before, Self::SlowDown, Self::Silence, Self::Late];
     /// Those of requests that change something.
     pub(super) const CHANGING: [Self; 6] =
@@ -91,7 +91,7 @@ impl Fault {
 /// Longest time after which a [`Fault::Zombie`] takes effect.
 pub const ZOMBIE_MAX: Duration = Duration::from_secs(40);
 
-/// What the whole store is like for a while.
+/// The state of the whole store for a while.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Weather {
     /// Single requests go wrong.

@@ -1,4 +1,5 @@
-//! One replica's end of the store: whether it lives, is paused, is cut off, and how often it met a fault.
+//! One replica's connection to the store: whether it is alive, paused or cut off, and the number of its
+//! faults.
 
 use std::{
     sync::{
@@ -11,10 +12,11 @@ use std::{
 use object_store::path::Path;
 use tokio::{sync::watch, time::Instant};
 
-/// How long after a wrong body was handed out the service may find that out, and hide the object until it is asked for again.
+/// After a wrong body was delivered, the service may detect that within this time, and hide the object until
+/// it is requested again.
 pub const FINDING_OUT: Duration = Duration::from_secs(20);
 
-/// Whether a replica lives. What a dead one asks for is neither done nor answered.
+/// Whether a replica is alive. Requests of a dead one are neither executed nor answered.
 #[derive(Debug, Clone)]
 pub struct Life(Arc<State>);
 
@@ -53,7 +55,7 @@ impl Life {
         let _ = self.0.over.subscribe().wait_for(|over| *over).await;
     }
 
-    /// Holds back what it asks for, and what it is answered.
+    /// Holds back its requests and their answers.
     pub fn pause(&self, paused: bool) {
         self.0.paused.send_replace(paused);
     }
@@ -86,13 +88,13 @@ impl Life {
         self.0.faults.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// It got a body that is not what is there.
+    /// It received a body that differs from the stored one.
     pub(super) fn note_misled(&self) {
         *self.0.misled.lock().expect("not poisoned") = Some(Instant::now());
     }
 
-    /// Whether all that it asked for since `begun`, when `faults` had gone wrong, was done and answered, and it knows of nothing
-    /// else.
+    /// Whether all its requests since `begun`, when there had been `faults` faults, were executed and answered,
+    /// and no wrong body from before can still mislead it.
     pub fn has_reached_the_store(&self, begun: Instant, faults: u64) -> bool {
         let misled = *self.0.misled.lock().expect("not poisoned");
         self.faults() == faults && !self.is_paused() && misled.is_none_or(|at| at + FINDING_OUT < begun)

@@ -1,4 +1,4 @@
-//! An object store that goes wrong in every way we can think of, by a seed, on the simulation's clock.
+//! An object store with all kinds of faults, by a seed, on the simulation's clock.
 
 mod dice;
 mod fault;
@@ -42,18 +42,18 @@ const SILENCE: Duration = Duration::from_secs(3_600);
 struct Plan {
     dice: Dice,
     per_mille: usize,
-    /// Bodies are what is there, or break off.
+    /// Bodies equal the stored ones, or break off.
     is_honest: bool,
     weather: Weather,
     weather_until: Instant,
-    /// Nothing goes wrong before.
+    /// There are no faults before this.
     calm_until: Instant,
     injected: [u64; Fault::ALL.len()],
     corruptions: u64,
     misdirections: u64,
     trace: blake3::Hasher,
     requests: u64,
-    /// When what is there was written, by the store's clock.
+    /// When each stored object was written, by the store's clock.
     written: HashMap<Path, Instant>,
     tampered: Vec<Tampered>,
 }
@@ -114,7 +114,7 @@ impl FaultyStore {
         self.shared.plan.lock().expect("not poisoned")
     }
 
-    /// From now on nothing goes wrong.
+    /// Ends all faults.
     pub fn heal(&self) {
         let mut plan = self.plan();
         plan.per_mille = 0;
@@ -122,17 +122,17 @@ impl FaultyStore {
         plan.weather_until = Instant::now() + SILENCE * 1_000;
     }
 
-    /// From now on no body is other than what is there.
+    /// From now on every body equals the stored one.
     pub fn be_honest(&self) {
         self.plan().is_honest = true;
     }
 
-    /// From now on somebody else writes into it, until it heals.
+    /// From now on an adversary writes into it, until it heals.
     pub async fn let_in_an_adversary(&self, seed: u64) {
         *self.shared.adversary.lock().await = Some(Adversary::new(seed));
     }
 
-    /// What the adversary has done since this was last asked for.
+    /// The adversary's actions since the last call.
     pub fn tampered(&self) -> Vec<Tampered> {
         std::mem::take(&mut self.plan().tampered)
     }
@@ -155,14 +155,14 @@ impl FaultyStore {
         }
     }
 
-    /// What is about to be deleted: the adversary may bring it back.
+    /// Records an object before its deletion: the adversary may restore it.
     async fn remember(&self, path: &Path) {
         if let Some(adversary) = &mut *self.shared.adversary.lock().await {
             adversary.remember(&self.shared.inner, path).await;
         }
     }
 
-    /// For a while nothing goes wrong.
+    /// Pauses all faults for a while.
     pub fn calm(&self, time: Duration) {
         self.plan().calm_until = Instant::now() + time;
     }
@@ -194,7 +194,7 @@ impl FaultyStore {
         self.shared.ignores_conditions
     }
 
-    /// Decides about a request, after a while in which others go on.
+    /// Decides about a request, after a while in which others proceed.
     async fn next(&self, what: &str, path: &Path, possible: &[Fault], writes: bool) -> Option<Fault> {
         self.life.alive().await;
         let (fault, delay) = {
@@ -265,7 +265,7 @@ impl FaultyStore {
         result
     }
 
-    /// A request that only asks, and its faults.
+    /// A request that only reads, and its faults.
     async fn ask(&self, what: &str, path: &Path, possible: &[Fault]) -> Result<Option<Fault>> {
         let fault = self.next(what, path, possible, false).await;
         match fault {
@@ -285,7 +285,7 @@ impl FaultyStore {
         }
     }
 
-    /// The store's own clock on what it says.
+    /// Sets the store's time in a listing entry.
     fn dated(&self, mut meta: ObjectMeta) -> ObjectMeta {
         let written = self.plan().written.get(&meta.location).copied().unwrap_or(self.shared.begun);
         let since = written.duration_since(self.shared.begun).as_millis() as i64;

@@ -12,7 +12,7 @@ use object_store::{GetOptions, ObjectStore, ObjectStoreExt, Result, memory::InMe
 
 use super::{Dice, Fault, failure};
 
-/// The body of `range` of an object, gone wrong, and whether what comes differs from what is there.
+/// A faulty body of `range` of an object, and whether it differs from the stored one.
 pub(super) async fn spoiled(
     inner: &InMemory,
     dice: &mut Dice,
@@ -68,7 +68,7 @@ fn trickle(bytes: &Bytes, dice: &mut Dice) -> BoxStream<'static, Result<Bytes>> 
     parts.boxed()
 }
 
-/// As many bytes from where another piece of the object begins.
+/// The same number of bytes from the start of another piece of the object.
 async fn other_section(
     inner: &InMemory,
     dice: &mut Dice,

@@ -1,4 +1,5 @@
-//! Somebody else who writes into the bucket: drops, replaces, swaps, duplicates and brings back objects, between any two requests.
+//! An attacker who writes into the bucket: drops, replaces, swaps, duplicates and restores objects, between
+//! any two requests.
 
 use futures::TryStreamExt;
 use kvasir_store::layout::{Key, Layout};
@@ -7,10 +8,10 @@ use tokio::time::Instant;
 
 use super::Dice;
 
-/// Deleted objects that may come back.
+/// Number of deleted objects that may be restored.
 const PAST_MAX: usize = 64;
 
-/// What was done to an object.
+/// The change to an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Tampering {
     /// It is gone.
@@ -21,9 +22,9 @@ pub enum Tampering {
     Cut,
     /// Its bytes are those of another, and the other way round.
     Swapped,
-    /// Another's bytes lie under a name beside it.
+    /// Another object's bytes are stored under an additional name.
     Duplicated,
-    /// What was deleted is back.
+    /// A deleted object is restored.
     RolledBack,
 }
 
@@ -36,7 +37,7 @@ impl Tampering {
 /// One object that is not as the service left it.
 #[derive(Debug, Clone)]
 pub struct Tampered {
-    /// What was done.
+    /// The change.
     pub what: Tampering,
     /// Which object it is.
     pub key: Key,
@@ -59,7 +60,8 @@ impl Adversary {
         Self { dice: Dice::new(seed), layout, past: Vec::new(), tampered: Vec::new() }
     }
 
-    /// Chunk objects, tombstones, pins and the journal. What every answer rests on, as salts, is another test's matter.
+    /// Chunk objects, tombstones, pins and the journal. Another test covers data on which every answer
+    /// depends, such as salts.
     fn key(&self, path: &Path) -> Option<Key> {
         let key = self.layout.parse(path)?;
         let is_wanted = matches!(
@@ -73,7 +75,7 @@ impl Adversary {
         self.layout.path(key)
     }
 
-    /// What is about to be deleted may come back.
+    /// Records an object before its deletion: it may be restored.
     pub(super) async fn remember(&mut self, store: &InMemory, path: &Path) {
         let Some(bytes) = get(store, path).await.filter(|_| self.key(path).is_some()) else { return };
         if self.past.len() == PAST_MAX {

@@ -1,4 +1,4 @@
-//! What an answer may be.
+//! The allowed answers.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -21,9 +21,9 @@ pub struct Lookup<'a> {
     pub reached: bool,
     /// The hashes of the tokens.
     pub chain: &'a TokenChain,
-    /// What was looked up.
+    /// The tokens looked up.
     pub tokens: &'a [u32],
-    /// What was found.
+    /// The answer.
     pub answer: &'a LookupResponse,
 }
 
@@ -101,7 +101,8 @@ impl Model {
         Ok(())
     }
 
-    /// Whether a replica knows of a removal when it is asked: it was asked for it, has read of it, or the bound is over.
+    /// Whether a replica knows of a removal at the time of a request: it executed it, has read of it, or the
+    /// bound has passed.
     fn has_heard(&self, by: Replica, at: Interval, removal: &Removed) -> bool {
         let is_own = removal.by == by && at.begun >= removal.at.ended;
         // What ends and what begins at one moment of the simulation's clock may be in either order.
@@ -128,7 +129,8 @@ impl Model {
         self.is_not_removed(seq_hash, object, at, heard)
     }
 
-    /// An object that is offered was not removed by what the replica has `heard` of, or was stored again.
+    /// Whether an offered object was not removed by a removal that the replica has `heard` of, or was stored
+    /// again.
     fn is_not_removed(
         &mut self,
         seq_hash: SeqHash,
@@ -202,7 +204,8 @@ impl Model {
         (owed, why)
     }
 
-    /// Whether a chunk must be found by `by` (none: by whoever remembers no misses) throughout a request.
+    /// Whether a chunk must be found by `by` (`None`: by any replica without cached misses) throughout a
+    /// request.
     pub(super) fn is_owed(&self, segment: &Segment, by: Option<Replica>, at: Interval) -> bool {
         if self.is_contained(segment) {
             return false;
@@ -222,7 +225,7 @@ impl Model {
         stored && (self.is_young(segment, at) || self.pins.values().any(shows))
     }
 
-    /// What was done with a chunk, for whoever looks into a wrong answer.
+    /// The history of a chunk, for the report of a wrong answer.
     fn known_of(&self, segment: &Segment) -> String {
         let puts: Vec<&Put> = self.puts_of(&segment.seq_hash).collect();
         let removals: Vec<&Removed> = self.removals_of(&segment.seq_hash).collect();
@@ -230,7 +233,7 @@ impl Model {
         format!("puts {puts:?}, removals {removals:?}, pins {pins:?}")
     }
 
-    /// Whether no removal can have come after `put`.
+    /// Whether no removal can have happened after `put`.
     fn stays(&self, put: &Put, at: Interval) -> bool {
         let after = |removal: &&Removed| {
             let ran_beside = removal.at.begun <= put.at.ended;
@@ -262,7 +265,7 @@ impl Model {
         self.bounds.ttl.is_none_or(|ttl| first.is_some_and(|first| at.ended < first + ttl))
     }
 
-    /// Whether a pin holds the bytes of a chunk throughout a request.
+    /// Whether a pin protects the bytes of a chunk throughout a request.
     fn holds(&self, pin: &Pin, segment: &Segment, at: Interval) -> bool {
         let removed = |removal: &Removed| {
             removal.covers(&segment.seq_hash, removal.object)
@@ -276,8 +279,8 @@ impl Model {
             && self.is_sound(segment, at.begun)
     }
 
-    /// Whether the bucket lists an object, so that a removal of its chunk takes it: nobody else has taken it from there since it
-    /// was last stored.
+    /// Whether the bucket lists an object, so that a removal of its chunk removes it: nothing else has
+    /// removed it since it was last stored.
     fn is_listed(&self, seq_hash: &SeqHash, object: ObjectDigest, now: Duration) -> bool {
         self.last_damaged(seq_hash, now).is_none_or(|damaged| {
             self.puts_of(seq_hash)
@@ -285,12 +288,12 @@ impl Model {
         })
     }
 
-    /// When somebody else last changed the bytes of a chunk.
+    /// When the adversary last changed the bytes of a chunk.
     fn last_damaged(&self, seq_hash: &SeqHash, now: Duration) -> Option<Duration> {
         self.damaged.get(seq_hash).into_iter().flatten().filter(|at| **at <= now).max().copied()
     }
 
-    /// Whether a chunk was stored after the last time that somebody else changed its bytes.
+    /// Whether a chunk was stored after the adversary's last change of its bytes.
     fn is_sound(&self, segment: &Segment, now: Duration) -> bool {
         self.last_damaged(&segment.seq_hash, now).is_none_or(|damaged| {
             self.puts_of(&segment.seq_hash).any(|put| {
@@ -333,8 +336,8 @@ impl Model {
             .map_err(|wrong| format!("a read by {by} gives {wrong}"))
     }
 
-    /// Whether bytes are another object's of a chunk whose bytes somebody else has changed: where two of its objects were exchanged,
-    /// both are sound, and no part tells which of them it is of.
+    /// Whether bytes belong to another object of a chunk whose bytes the adversary changed: if two of its
+    /// objects were exchanged, both are valid, and no part shows which object it belongs to.
     fn is_of_exchanged(&self, seq_hash: &SeqHash, at: Interval, first: u64, bytes: &[u8]) -> bool {
         self.last_damaged(seq_hash, at.ended).is_some() && self.truth.has(seq_hash, first, bytes)
     }

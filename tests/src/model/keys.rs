@@ -1,4 +1,5 @@
-//! What is promised of opaque objects: a key has one value at a time, and who was told that his is the one finds it there.
+//! The promises for opaque objects: a key has one value at a time, and a client whose value was acknowledged
+//! as the current one can read it.
 //!
 //! Values are numbered; a test makes bytes of them. A key is a register that may become empty: by a removal, by the collector
 //! ([`Bounds::ttl`]), and where writers of different values met and one of them did not get to its end.
@@ -29,7 +30,7 @@ pub struct Keys {
     grace: Duration,
     puts: Vec<Put>,
     removals: Vec<Removal>,
-    /// When somebody changed an object, a tombstone or a marker of some key behind the service's back.
+    /// When the adversary changed an object, a tombstone or a marker of some key.
     tampered: Vec<Duration>,
 }
 
@@ -145,7 +146,7 @@ impl Keys {
         self.may_be_removed(put, by) || self.may_be_collected(put, by)
     }
 
-    /// A request may have removed it, or somebody behind the service's back.
+    /// Whether a request, or the adversary, may have removed it.
     fn may_be_removed(&self, put: &Put, by: Duration) -> bool {
         let is_removed = |removal: &Removal| {
             removal.key == put.key

@@ -35,7 +35,7 @@ const NOBODY: Replica = Replica::MAX;
 pub struct Interval {
     /// Before it was sent.
     pub begun: Duration,
-    /// After its answer, or after nobody waited for one any more.
+    /// After its answer, or after its client stopped waiting for one.
     pub ended: Duration,
 }
 
@@ -44,7 +44,7 @@ pub struct Interval {
 pub enum Outcome {
     /// With a success.
     Acknowledged,
-    /// With an answer that says that nothing was done.
+    /// With an answer that reports that nothing was done.
     Refused,
     /// Without an answer, or with one that leaves it open.
     Unknown,
@@ -57,11 +57,12 @@ pub struct Bounds {
     pub unknown: Duration,
     /// How long another replica may remember a miss.
     pub negative_ttl: Duration,
-    /// How long another replica may offer what a request removed; none: until it has heard ([`Model::heard`]).
+    /// How long another replica may offer data that a request removed; `None`: until it has heard
+    /// ([`Model::heard`]).
     pub removal: Option<Duration>,
     /// How long a tombstone stays at least, for fresh lookups to find it.
     pub tombstone: Duration,
-    /// Age at which the collector may take what no pin holds; none: never.
+    /// Age at which the collector may remove data without a pin; `None`: never.
     pub ttl: Option<Duration>,
 }
 
@@ -75,15 +76,16 @@ pub(crate) struct Segment {
 #[derive(Debug)]
 struct Put {
     segment: Segment,
-    /// The name, where it was acknowledged.
+    /// The name, if it was acknowledged.
     object: Option<ObjectDigest>,
-    /// What was sent.
+    /// The sent object.
     sent: ObjectDigest,
     by: Replica,
     at: Interval,
-    /// When it can take effect at the latest; for ever while it runs.
+    /// The latest time at which it can take effect; unbounded while it runs.
     settled: Duration,
-    /// It came after the removals that ran beside it and had ended by then: who knew of them offered it.
+    /// It was executed after the concurrent removals that had ended by then: a replica that knew of them
+    /// offered it.
     outlived: Duration,
 }
 
@@ -108,7 +110,7 @@ impl Removed {
 struct Pin {
     segments: Vec<Segment>,
     at: Interval,
-    /// When its end was asked for.
+    /// When its end was requested.
     until: Option<Duration>,
 }
 
@@ -128,11 +130,11 @@ pub struct Model {
     /// Which of them are of a chunk.
     of_chunk: BTreeMap<SeqHash, OfChunk>,
     pins: BTreeMap<u64, Pin>,
-    /// When somebody else changed bytes of a chunk.
+    /// When the adversary changed bytes of a chunk.
     damaged: BTreeMap<SeqHash, Vec<Duration>>,
-    /// Names that somebody else gave objects of a chunk.
+    /// Names that the adversary gave to objects of a chunk.
     planted: BTreeSet<(SeqHash, ObjectDigest)>,
-    /// Until then nobody need have heard of any removal: the journal was tampered with.
+    /// Until then no replica need have heard of any removal: the journal was tampered with.
     unheard_until: Duration,
     /// Looks at all removals that a replica brought to an end.
     heard: BTreeMap<Replica, Vec<Interval>>,
@@ -210,7 +212,7 @@ impl Model {
         }
     }
 
-    /// A removal of a chunk, or of one object of it, is asked for. Gives the number of the request.
+    /// A removal of a chunk, or of one object of it, was requested. Returns the number of the request.
     pub fn removal_begins(
         &mut self,
         by: Replica,
@@ -255,15 +257,15 @@ impl Model {
         self.pins.insert(pin, Pin { segments, at, until: None });
     }
 
-    /// The end of a pin was asked for, with whatever outcome.
+    /// The end of a pin was requested, whatever its result.
     pub fn unpin(&mut self, pin: u64, begun: Duration) {
         if let Some(pin) = self.pins.get_mut(&pin) {
             pin.until = Some(begun);
         }
     }
 
-    /// Somebody else changed, at `at`, an object or a tombstone of a chunk: from then until `until` it may be gone, and it may be
-    /// back. Bytes stay judged, and so does what is stored anew afterwards.
+    /// The adversary changed, at `at`, an object or a tombstone of a chunk: from then until `until` the
+    /// object may be missing or restored. Bytes are still judged, and so are objects stored later.
     pub fn tampered(&mut self, seq_hash: SeqHash, at: Duration, until: Duration) {
         self.count("tampered chunk");
         let removal = self.removal_begins(NOBODY, at, seq_hash, None);
@@ -276,15 +278,16 @@ impl Model {
         }
     }
 
-    /// [`Model::tampered`], of the bytes themselves: a pin that comes later holds nothing before the chunk is stored anew. No replica
-    /// need have found out, and a sound copy may have gone as the worse of two.
+    /// [`Model::tampered`], of the bytes themselves: a later pin protects nothing before the chunk is stored
+    /// again. No replica need have noticed, and a valid copy may have been removed as the worse of two.
     pub fn damaged(&mut self, seq_hash: SeqHash, at: Duration, until: Duration) {
         self.tampered(seq_hash, at, until);
         self.damaged.entry(seq_hash).or_default().push(at);
     }
 
-    /// Somebody else put an object under a name that no service gave it. Readers that find sound bytes of the chunk there may
-    /// offer them: a name is verified by whoever reads all of its object. The bytes stay judged.
+    /// The adversary stored an object under a name that no service gave it. Readers that find valid bytes of
+    /// the chunk there may offer them: only a reader of the whole object verifies the name. The bytes are
+    /// still judged.
     pub fn planted(&mut self, seq_hash: SeqHash, object: ObjectDigest) {
         if self.truth.object(&seq_hash, &object).is_none() {
             self.planted.insert((seq_hash, object));
@@ -295,8 +298,8 @@ impl Model {
         self.planted.contains(&(*seq_hash, *object))
     }
 
-    /// Somebody else changed a batch of the journal at `at`: what it said is not heard of, and what it says from then until `until`
-    /// may be about any chunk that was ever removed.
+    /// The adversary changed a batch of the journal at `at`: its original contents are not heard of, and its
+    /// contents from then until `until` may name any chunk that was ever removed.
     pub fn tampered_journal(&mut self, at: Duration, until: Duration) {
         self.count("tampered journal");
         self.unheard_until = self.unheard_until.max(until);

@@ -1,4 +1,4 @@
-//! For each promise a history that the model must refuse, and the nearest one that it must not.
+//! For each promise, a history that the model must reject, and the closest one that it must accept.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The bytes that were sent, under every name that they may have.
+//! The sent bytes, under every name that they may have.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use kvasir_types::{ObjectDigest, SeqHash};
 use super::Segment;
 use crate::chunks::Chunk;
 
-/// Names that an object is looked for under: it gets the next one where its name was removed.
+/// Names under which an object is searched: it gets the next one if its name was removed.
 const INCARNATIONS_MAX: u16 = 1_000;
 
 /// One object as it was sent.
@@ -100,7 +100,7 @@ impl Truth {
         sent.into_iter().find(|sent| sent.segment.first_token == first_token)
     }
 
-    /// Whether `bytes`, which lie behind the header, are some object's of a chunk from `first` on.
+    /// Whether `bytes`, which follow the header, belong to some object of a chunk from `first` on.
     pub(super) fn has(&self, seq_hash: &SeqHash, first: u64, bytes: &[u8]) -> bool {
         let range = first as usize..first as usize + bytes.len();
         let mut sent = self.of_chunk.get(seq_hash).into_iter().flatten().map(|digest| &self.objects[digest]);

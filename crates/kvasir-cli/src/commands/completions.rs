@@ -1,4 +1,4 @@
-//! `kvasir completions`: scripts by which shells complete the command line.
+//! `kvasir completions`: shell completion scripts.
 
 use clap::{Args, Command};
 use clap_complete::Shell;

@@ -16,7 +16,7 @@ pub(crate) struct ConfigArguments {
     settings: SettingsArguments,
 }
 
-/// Prints the configuration in force, secrets as `***`, or reports all of its mistakes.
+/// Prints the effective configuration with secrets as `***`, or reports all of its mistakes.
 pub(crate) fn run(arguments: &ConfigArguments) -> CliResult {
     if arguments.example {
         return print(Config::default().to_example().trim_end());

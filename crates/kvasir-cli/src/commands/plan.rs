@@ -1,4 +1,4 @@
-//! `kvasir plan`: how large a KV cache is, what keeping it costs, and which level fits a link and an SLO.
+//! `kvasir plan`: the size of a KV cache, the cost of keeping it, and the level that fits a link and an SLO.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ pub(crate) struct PlanArguments {
     /// Name of a well-known model (`kvasir plan --list`), or a model spec as JSON.
     #[arg(long, value_name = "NAME|FILE", required_unless_present_any = ["config", "list"])]
     model: Option<String>,
-    /// A Hugging Face config.json, or the folder that has one, in place of a model.
+    /// A Hugging Face config.json, or the folder that holds it, instead of a model.
     #[arg(long, value_name = "FILE|FOLDER", conflicts_with = "model")]
     config: Option<PathBuf>,
     /// Print the known models and GPUs, with sources.
@@ -30,22 +30,23 @@ pub(crate) struct PlanArguments {
     /// Tokens of the context.
     #[arg(long, default_value_t = 8192)]
     tokens: u64,
-    /// Bandwidths of the links in question with their units, separated by commas: 3gbit, 400MB/s.
+    /// Link bandwidths with units, separated by commas: 3gbit, 400MB/s.
     #[arg(long, value_delimiter = ',', value_parser = units::bandwidth, default_value = "3gbit")]
     bandwidth: Vec<f64>,
-    /// Time to first token to meet, with its unit: 250ms, 1s.
+    /// Target time to first token, with its unit: 250ms, 1s.
     #[arg(long, value_name = "TIME", value_parser = units::seconds)]
     slo: Option<f64>,
-    /// GPU that would compute the context otherwise.
+    /// GPU that would otherwise compute the context.
     #[arg(long, default_value = "h100")]
     gpu: String,
     /// GPUs that compute one request together.
     #[arg(long, default_value_t = 1)]
     gpus: u32,
-    /// Parameters a token passes through, in 10⁹; needed with a model spec, which does not have them.
+    /// Active parameters per token, in 10⁹. Needed with a model spec, which does not contain them.
     #[arg(long, value_name = "BILLIONS")]
     parameters: Option<f64>,
-    /// A profile whose measured levels count. Without it: the shipped one for kvasir-tiny, assumptions for others.
+    /// A profile whose measured levels are used. Default: the shipped profile for kvasir-tiny, assumed levels
+    /// for other models.
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
     /// Print as JSON.
@@ -63,7 +64,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> CliResult {
     }
     let model = model(arguments)?;
     let card = gpu(&arguments.gpu)
-        .ok_or_else(|| usage(format!("no GPU is called {}; see `kvasir plan --list`", arguments.gpu)))?;
+        .ok_or_else(|| usage(format!("no known GPU is named {}; see `kvasir plan --list`", arguments.gpu)))?;
     let answer = plan(Request {
         levels: levels(&model, arguments.profile.as_deref())?,
         model,
@@ -96,13 +97,13 @@ fn model(arguments: &PlanArguments) -> CliResult<ModelPreset> {
         return Err(usage(format!("{name} is neither a known model nor a file; see `kvasir plan --list`")));
     }
     let spec: ModelSpec = serde_json::from_slice(&read_file(path)?).map_err(|e| {
-        let advice = "A Hugging Face config.json goes to --config.";
-        CliError::new(Exit::Data, format!("{}: no model spec: {e}", path.display()), advice)
+        let advice = "Pass a Hugging Face config.json with --config.";
+        CliError::new(Exit::Data, format!("{} is not a model spec: {e}", path.display()), advice)
     })?;
     spec.validate().map_err(|e| CliError::data(path, e))?;
     let parameters = arguments
         .parameters
-        .ok_or_else(|| usage("a model spec does not say how many parameters; add --parameters"))?;
+        .ok_or_else(|| usage("a model spec does not contain the number of parameters; add --parameters"))?;
     Ok(ModelPreset::from_spec(&spec, parameters, u64::MAX))
 }
 
@@ -110,7 +111,7 @@ fn with_parameters(model: ModelPreset, given: Option<f64>) -> ModelPreset {
     ModelPreset { active_parameters: given.unwrap_or(model.active_parameters), ..model }
 }
 
-/// Levels of a profile are measured; without one they are assumed.
+/// Levels of a profile are measured; without a profile they are assumed.
 #[cfg_attr(
     not(feature = "demo"),
     allow(unused_variables, reason = "only the shipped model has a profile of its own")
@@ -169,13 +170,13 @@ fn link_rows(request: &Request, link: &LinkPlan) -> Vec<Vec<String>> {
     rows
 }
 
-/// What makes the plan one for machines or contexts that are not these.
+/// What limits the plan's validity for the given machines or context.
 fn warnings(plan: &Plan) -> String {
     let Request { model, deployment: d, tokens, .. } = &plan.request;
     let mut text = String::new();
     if plan.gpus_needed > u64::from(d.gpus) {
         text += &format!(
-            "does not fit  {} of weights ({} bits a parameter) and this KV need {} {}s of {} each, not {}: times below are \
+            "does not fit  {} of weights ({} bits per parameter) and this KV need {} {}s of {} each, not {}: times below are \
              arithmetic only\n",
             bytes(plan.weight_bytes),
             model.weight_bits,
@@ -200,10 +201,10 @@ fn text(plan: &Plan) -> String {
     let rows: Vec<_> = plan.links.iter().map(|link| columns(&link_rows(r, link))).collect();
     let reuses = plan.break_even_reuses.map_or_else(
         || "never: loading costs as much as recomputing".to_owned(),
-        |n| format!("above {n:.4} reuses a month"),
+        |n| format!("above {n:.4} reuses per month"),
     );
     format!(
-        "{} ({}), {} tokens\n{}KV a token   {}\nKV           {}\nstored       {} in all levels\n\n{}\n\n\
+        "{} ({}), {} tokens\n{}KV per token {}\nKV           {}\nstored       {} in all levels\n\n{}\n\n\
          recompute    {:.3e} FLOP, {:.4} s, ${:.6} on {} {} ({} % of {:.0} TFLOP/s, the share {})\n\
          a month      ${:.6} to keep, ${:.8} a load\nkeeping pays {reuses}\n\
          Rates: bandwidth as given; GPU-hour ${} {}; GB-month ${} {}; round trip {} s {}; decoding {:.0e} B/s {}.",

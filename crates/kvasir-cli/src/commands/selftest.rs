@@ -1,9 +1,9 @@
-//! `kvasir selftest`: does a service work from end to end, for the credential at hand?
+//! `kvasir selftest`: checks a service end to end with the given credential.
 //!
-//! One chunk of random tokens, which nobody stored before, is put, looked up, fetched, compared bit for bit and removed.
-//! Its "cache" is a function of the tokens and of a model of its own, so the command needs no engine.
-//! With several replicas behind one address each request may meet another one, so steps wait for what replicas learn of
-//! each other.
+//! Puts one chunk of random tokens that was never stored before, looks it up, fetches it, compares it bit for
+//! bit and removes it. Its "cache" is a function of the tokens and of a private model, so the command needs
+//! no engine. With several replicas behind one address, each request may reach another replica, so steps wait
+//! until the replicas have learned of each other's changes.
 
 use std::{
     sync::Arc,
@@ -31,9 +31,9 @@ use crate::{
     service::{ServiceArguments, client, client_error, connection, runtime},
 };
 
-/// Tokens of the chunk: the shortest there is.
+/// Tokens of the chunk: the shortest possible.
 const TOKENS: usize = kvasir_types::CHUNK_TOKENS_STEP;
-/// Pause between two looks at what replicas know.
+/// Interval between two checks for a change to reach a replica.
 pub(super) const PAUSE: Duration = Duration::from_millis(250);
 
 /// Arguments of `kvasir selftest`.
@@ -42,15 +42,16 @@ pub(crate) struct SelftestArguments {
     /// The service.
     #[command(flatten)]
     service: ServiceArguments,
-    /// How long to wait for readiness, and for replicas to learn of each other, in seconds.
+    /// How long to wait for readiness and for changes to reach other replicas, in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     patience: u64,
-    /// Test the S3 front at this address instead, with the access key of `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`.
+    /// Test the S3 front end at this address instead, with the access key in `AWS_ACCESS_KEY_ID` and
+    /// `AWS_SECRET_ACCESS_KEY`.
     #[arg(long, value_name = "URL", conflicts_with = "keep")]
     s3: Option<Url>,
     #[command(flatten)]
     access_key: AccessKeyArguments,
-    /// Leave the chunk there.
+    /// Keep the chunk.
     #[arg(long)]
     keep: bool,
     /// Print the result as JSON.
@@ -58,7 +59,7 @@ pub(crate) struct SelftestArguments {
     json: bool,
 }
 
-/// What is stored, and must come back bit for bit.
+/// The stored sample; it must come back bit for bit.
 struct Sample {
     spec: Arc<ModelSpec>,
     profile: Arc<Profile>,
@@ -66,7 +67,7 @@ struct Sample {
     kv: KvBuffer,
 }
 
-/// How long each step took, in its order.
+/// The duration of each step, in order.
 #[derive(Default)]
 pub(super) struct Timings(serde_json::Map<String, serde_json::Value>);
 
@@ -85,7 +86,7 @@ impl Timings {
         Ok(result)
     }
 
-    /// Prints them, and `facts` behind them.
+    /// Prints the timings, followed by `facts`.
     fn print(mut self, facts: &[(&str, u64)]) -> CliResult {
         self.0.extend(facts.iter().map(|(name, value)| ((*name).to_owned(), json!(value))));
         print_json(&self.0)
@@ -121,7 +122,7 @@ pub(crate) fn run(arguments: &SelftestArguments) -> CliResult {
         if arguments.keep {
             return tested.map(|()| bytes);
         }
-        // Removed whether it came back or not; what went wrong first is what is told.
+        // Remove it whether or not it came back; report the first error.
         let removed = timings.of("delete", delete(&kvasir, chunk)).await;
         tested.and(removed)?;
         timings.of("gone", matched(&kvasir, &sample.tokens, 0, patience)).await?;
@@ -151,7 +152,7 @@ impl Sample {
     }
 }
 
-/// The model of a selftest: two layers of two heads.
+/// The private model of the self-test: two layers of two heads.
 fn spec() -> ModelSpec {
     let layer = LayerKv { layout: KvLayout::Gqa { kv_heads: 2, head_dim: 32 }, rope: Some(0) };
     ModelSpec {
@@ -166,7 +167,7 @@ fn spec() -> ModelSpec {
     }
 }
 
-/// A value for every token and place, each of them an f16 without rounding.
+/// A value for every token and position, each exactly representable as f16.
 fn cache(spec: &ModelSpec, tokens: impl ExactSizeIterator<Item = u32>) -> KvBuffer {
     let tokens: Vec<u32> = tokens.collect();
     let mut kv = KvBuffer::new(spec, tokens.len());
@@ -198,11 +199,11 @@ async fn put(kvasir: &Kvasir, sample: &Sample) -> CliResult<(SeqHash, u64)> {
     let report = session.save_now(&sample.kv, TOKENS, |_| {}).await.map_err(client_error)?;
     match report.chunks.first() {
         Some(chunk) if report.bytes() > 0 => Ok((chunk.seq_hash, report.bytes())),
-        _ => Err(wrong("random tokens were said to be stored already")),
+        _ => Err(wrong("the service reports random tokens as already stored")),
     }
 }
 
-/// Waits until a lookup matches as many tokens as it should: other replicas may need a moment.
+/// Waits until a lookup matches the expected number of tokens: other replicas may need a moment.
 async fn matched(kvasir: &Kvasir, tokens: &[u32], expected: u64, patience: Duration) -> CliResult<Session> {
     let started = Instant::now();
     let mut session = kvasir.session(tokens).without_lookup().await;
@@ -212,7 +213,7 @@ async fn matched(kvasir: &Kvasir, tokens: &[u32], expected: u64, patience: Durat
             return Ok(session);
         }
         if started.elapsed() >= patience {
-            return Err(wrong(&format!("a lookup matches {found} tokens where {expected} are stored")));
+            return Err(wrong(&format!("a lookup matches {found} tokens, but {expected} are stored")));
         }
         tokio::time::sleep(PAUSE).await;
     }
@@ -220,7 +221,7 @@ async fn matched(kvasir: &Kvasir, tokens: &[u32], expected: u64, patience: Durat
 
 async fn get(found: &Session, sample: &Sample) -> CliResult {
     let pages = HostPages::new(&sample.spec, TOKENS, TOKENS).map_err(client_error)?;
-    // Nobody would compute this: what is loaded saves no GPU anything.
+    // Recomputing is never an option here, so its cost does not matter.
     let never = RecomputeModel::from_seconds(1e6, 1e3, 0.0).on_gpus(0);
     let options = LoadOptions { recompute: Some(never), ..LoadOptions::at_level(finest(&sample.profile)) };
     let loaded = found.load([pages.table()], options).map_err(client_error)?.finish().await;
@@ -228,7 +229,7 @@ async fn get(found: &Session, sample: &Sample) -> CliResult {
         return Err(wrong(&format!("the chunk does not load: {}", failure.error)));
     }
     let got = KvBuffer::from_source(&sample.spec, TOKENS, &*pages);
-    if got == sample.kv { Ok(()) } else { Err(wrong("what came back is not what was stored")) }
+    if got == sample.kv { Ok(()) } else { Err(wrong("the fetched data differs from the stored data")) }
 }
 
 async fn delete(kvasir: &Kvasir, chunk: SeqHash) -> CliResult {
@@ -236,5 +237,5 @@ async fn delete(kvasir: &Kvasir, chunk: SeqHash) -> CliResult {
 }
 
 pub(super) fn wrong(message: &str) -> CliError {
-    CliError::new(Exit::Data, message, "The service's log and `kvasir admin top` say more.")
+    CliError::new(Exit::Data, message, "See the service's log and `kvasir admin top`.")
 }

@@ -1,4 +1,4 @@
-//! `kvasir selftest --s3`: the same for the S3 front, as an S3 client.
+//! `kvasir selftest --s3`: the same check for the S3 front end, as an S3 client.
 
 use std::{
     fmt,
@@ -18,12 +18,12 @@ use uuid::Uuid;
 use super::selftest::{PAUSE, Timings, wrong};
 use crate::error::{CliError, CliResult, Exit};
 
-/// Bucket of the object that is stored.
+/// Bucket of the test object.
 const BUCKET: &str = "selftest";
-/// Bytes of it: more than a piece of an object, and several frames of the hot tier.
+/// Size of the test object: more than one part, and several frames of the hot tier.
 const BYTES: usize = 3 << 20;
 
-/// The access key of an S3 client, where all of them look for it.
+/// The access key of an S3 client, from the usual environment variables.
 #[derive(Args)]
 pub(super) struct AccessKeyArguments {
     #[arg(long = "s3-access-key-id", env = "AWS_ACCESS_KEY_ID", hide = true)]
@@ -38,7 +38,7 @@ impl fmt::Debug for AccessKeyArguments {
     }
 }
 
-/// Stores an object that nobody stored before, reads, lists and removes it. Gives its size.
+/// Stores a new object, then reads, lists and removes it. Returns its size in bytes.
 pub(super) async fn run(
     url: &Url,
     access_key: &AccessKeyArguments,
@@ -55,7 +55,7 @@ pub(super) async fn run(
         timings.of("list", list(&store, &path, patience)).await
     }
     .await;
-    // Removed whether it came back or not; what went wrong first is what is told.
+    // Remove it whether or not it came back; report the first error.
     let removed = timings.of("delete", async { store.delete(&path).await.map_err(|e| failed(&e)) }).await;
     tested.and(removed)?;
     timings.of("gone", gone(&store, &path, patience)).await?;
@@ -63,9 +63,9 @@ pub(super) async fn run(
 }
 
 fn client(url: &Url, access_key: &AccessKeyArguments) -> CliResult<AmazonS3> {
-    // Without these two the client would ask an address of its cloud for a minute.
+    // Without these two, the client would query its cloud's metadata address for a minute.
     let (Some(id), Some(secret)) = (&access_key.id, &access_key.secret) else {
-        let hint = "`kvasir token --s3` makes an access key; a service without authentication takes `anyone` for both.";
+        let hint = "`kvasir token --s3` makes an access key. A service without authentication accepts `anyone` for both.";
         return Err(CliError::new(
             Exit::Usage,
             "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY are not set",
@@ -85,7 +85,7 @@ async fn put(store: &AmazonS3, path: &Path, bytes: &[u8]) -> CliResult {
     match store.put(path, "other bytes".into()).await {
         Err(Error::Precondition { .. }) => Ok(()),
         Err(other) => Err(failed(&other)),
-        Ok(_) => Err(wrong("the key took other bytes")),
+        Ok(_) => Err(wrong("an overwrite with different bytes was accepted")),
     }
 }
 
@@ -97,8 +97,8 @@ async fn get(store: &AmazonS3, path: &Path, bytes: &[u8], patience: Duration) ->
     });
     match read.await? {
         Some(read) if read == bytes => Ok(()),
-        Some(_) => Err(wrong("what came back is not what was stored")),
-        None => Err(wrong("the object that was stored is not there")),
+        Some(_) => Err(wrong("the fetched data differs from the stored data")),
+        None => Err(wrong("the stored object is not found")),
     }
 }
 
@@ -113,7 +113,7 @@ async fn list(store: &AmazonS3, path: &Path, patience: Duration) -> CliResult {
         }
         Ok(None)
     });
-    listed.await?.ok_or_else(|| wrong("the object that was stored is not listed"))
+    listed.await?.ok_or_else(|| wrong("the stored object is not listed"))
 }
 
 async fn gone(store: &AmazonS3, path: &Path, patience: Duration) -> CliResult {
@@ -122,10 +122,10 @@ async fn gone(store: &AmazonS3, path: &Path, patience: Duration) -> CliResult {
         Err(Error::NotFound { .. }) => Ok(Some(())),
         Err(error) => Err(failed(&error)),
     });
-    gone.await?.ok_or_else(|| wrong("the object that was removed is still there"))
+    gone.await?.ok_or_else(|| wrong("the removed object is still readable"))
 }
 
-/// Asks until there is an answer: other replicas may need a moment.
+/// Retries until there is an answer: other replicas may need a moment.
 async fn until<T>(patience: Duration, ask: impl AsyncFn() -> CliResult<Option<T>>) -> CliResult<Option<T>> {
     let started = Instant::now();
     loop {
@@ -138,11 +138,11 @@ async fn until<T>(patience: Duration, ask: impl AsyncFn() -> CliResult<Option<T>
 
 fn failed(error: &Error) -> CliError {
     let mut message = error.to_string();
-    // The client's own words say little of what the service answered.
+    // The client's own text hides the service's answer; the innermost cause contains it.
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
         message = error.to_string();
         cause = error.source();
     }
-    CliError::new(Exit::Unavailable, message, "docs/s3.md of the service says what its answers mean.")
+    CliError::new(Exit::Unavailable, message, "The service's docs/s3.md explains its answers.")
 }

@@ -12,7 +12,7 @@ use crate::{
 /// Arguments of `kvasir serve`.
 #[derive(Debug, Args)]
 pub(crate) struct ServeArguments {
-    /// What the service is configured with.
+    /// Settings of the service.
     #[command(flatten)]
     settings: SettingsArguments,
 }

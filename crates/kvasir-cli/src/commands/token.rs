@@ -1,4 +1,4 @@
-//! `kvasir token`: a credential for the tenants file.
+//! `kvasir token`: generates a credential for the tenants file.
 
 use clap::Args;
 use kvasir_api::Role;
@@ -11,16 +11,16 @@ use crate::{error::CliResult, output};
 /// Arguments of `kvasir token`.
 #[derive(Debug, Args)]
 pub(crate) struct TokenArguments {
-    /// Whose it is.
+    /// Tenant that owns the credential.
     #[arg(long)]
     tenant: Name,
-    /// What it allows: read, write, admin or operator.
+    /// Permissions: read, write, admin or operator.
     #[arg(long)]
     role: Role,
-    /// What the audit log calls it.
+    /// Name in the audit log.
     #[arg(long, default_value = "token")]
     name: Name,
-    /// An access key for S3 clients instead of a bearer token.
+    /// Generate an access key for S3 clients instead of a bearer token.
     #[arg(long)]
     s3: bool,
     /// Print one JSON document.
@@ -28,7 +28,7 @@ pub(crate) struct TokenArguments {
     json: bool,
 }
 
-/// Makes it; nothing is written anywhere but to stdout.
+/// Generates the credential and writes it to stdout only.
 pub(crate) fn run(arguments: &TokenArguments) -> CliResult {
     let TokenArguments { tenant, role, name, s3, json } = arguments;
     if *s3 {
@@ -44,5 +44,5 @@ pub(crate) fn run(arguments: &TokenArguments) -> CliResult {
     if *json {
         return output::print_json(&json!({ "token": token, "entry": entry }));
     }
-    output::print(&format!("# The token, for whoever calls; it is kept nowhere:\n# {token}\n\n{entry}"))
+    output::print(&format!("# The token, for the caller. It is not stored anywhere:\n# {token}\n\n{entry}"))
 }

@@ -1,4 +1,5 @@
-//! What Kvasir is compared with, really run: computing the cache anew, and fetching it plain over the same link.
+//! The alternatives to Kvasir, really run: recomputing the cache, and fetching it uncompressed over the same
+//! link.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use crate::{
     shipped::engine_error,
 };
 
-/// Time to the first token when the cache is computed anew.
+/// Time to first token when the cache is recomputed.
 pub(crate) fn recompute(model: &Model, tokens: &[u32]) -> CliResult<Duration> {
     let started = Instant::now();
     let mut kv = model.new_kv().map_err(engine_error)?;
@@ -24,10 +25,10 @@ pub(crate) fn recompute(model: &Model, tokens: &[u32]) -> CliResult<Duration> {
     Ok(started.elapsed())
 }
 
-/// A plain fetch: what travelled, and when the first token was there.
+/// A plain fetch: the bytes sent, and the time to first token.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlainFetch {
-    /// Bytes that travelled.
+    /// Bytes sent over the link.
     pub(crate) bytes: u64,
     /// From the request to the first token.
     pub(crate) ttft: Duration,
@@ -62,14 +63,14 @@ pub(crate) fn fetch(
     Ok(PlainFetch { bytes: arrived.len() as u64, ttft })
 }
 
-/// The first token after `tokens`, over a cache that holds them. The last token is computed again, because no
-/// cache holds its logits.
+/// The first token after `tokens`, over a cache that holds them. The last token is computed again, because
+/// caches do not hold logits.
 pub(crate) fn first_token(model: &Model, kv: &mut PagedKv, tokens: &[u32]) -> CliResult<u32> {
     let generated = model.generate_with_kv(kv, tokens, 1, &Sampling::Greedy).map_err(engine_error)?;
     generated.first().copied().ok_or_else(|| CliError::internal("the context leaves no room for a token"))
 }
 
-/// Fills new pages with `tokens` tokens by whatever `fill` writes to its sink.
+/// Fills new pages with `tokens` tokens; `fill` writes them to its sink.
 pub fn into_pages(
     model: &Model,
     tokens: usize,

@@ -1,7 +1,7 @@
-//! `kvasir demo`: the whole path, once, on one machine, and what it is worth against the alternatives.
+//! `kvasir demo`: runs the whole path once on one machine, and compares it with the alternatives.
 //!
-//! Every figure is measured in this run: the four times to the first token over the same shaped link (or on
-//! this CPU), sizes from the stored objects, quality by teacher forcing.
+//! Every figure is measured in this run: four times to first token over the same shaped link (or on this
+//! CPU), sizes from the stored objects, quality by teacher forcing.
 
 mod baseline;
 mod outcome;
@@ -45,15 +45,15 @@ use crate::{
     shipped::{self, engine_error},
 };
 
-/// The built-in series: fast, then a tenth of it, then fast again.
+/// The built-in series: fast, then a tenth of that, then fast again.
 const SERIES: &str = "drop-recover";
-/// Mean the built-in series is scaled to, in Mbit/s. kvasir-tiny has 4 KiB of cache a token, Llama-3-8B 128 KiB:
-/// against the size of the cache this is what 100 Mbit/s are there, and it drops to a tenth before all levels
-/// of all chunks are through.
+/// Mean bandwidth of the built-in series, in Mbit/s. kvasir-tiny has 4 KiB of cache per token, Llama-3-8B 128
+/// KiB: relative to cache size, this link corresponds to 100 Mbit/s there. It drops to a tenth before all
+/// levels of all chunks have arrived.
 const LINK_MBPS: f64 = 3.0;
-/// Longest time to first token that is aimed at unless told otherwise, in milliseconds.
+/// Upper limit of the default SLO for the time to first token, in milliseconds.
 const SLO_MS_MAX: u64 = 500;
-/// One-way delay of the link: a region away.
+/// One-way delay of the link, as to another region.
 const LINK_DELAY: Duration = Duration::from_millis(5);
 /// Tokens generated over both caches.
 const GENERATED_TOKENS: usize = 48;
@@ -64,16 +64,17 @@ pub(crate) struct DemoArguments {
     /// Print the result as one JSON document on stdout.
     #[arg(long)]
     json: bool,
-    /// Afterwards go on serving the demo's data, with the console, until Ctrl-C.
+    /// Keep serving the demo's data afterwards, with the console, until Ctrl-C.
     #[arg(long, conflicts_with = "url")]
     serve: bool,
     /// Folder for the report and the figures.
     #[arg(long, value_name = "DIR", default_value = "kvasir-demo")]
     out: PathBuf,
-    /// Time to first token to aim at, in milliseconds [default: half of what recomputing takes here, at most 500].
+    /// Target time to first token, in milliseconds [default: half of the time to recompute, at most 500].
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=600_000))]
     slo_ms: Option<u64>,
-    /// Mean bandwidth the series is scaled to, in Mbit/s; recorded traces keep their own unless given.
+    /// Scale the series to this mean bandwidth, in Mbit/s. Default: 3 for the built-in series; recorded
+    /// traces as they are.
     #[arg(long, value_name = "N", value_parser = positive)]
     link_mbps: Option<f64>,
     /// Bandwidth series to replay on the link instead of the built-in one.
@@ -82,7 +83,7 @@ pub(crate) struct DemoArguments {
     /// A running service to use, http://HOST:PORT, instead of one inside this process.
     #[arg(long, value_name = "URL")]
     url: Option<Url>,
-    /// Who we are there.
+    /// The credential for that service.
     #[command(flatten)]
     credential: CredentialArguments,
 }
@@ -100,7 +101,7 @@ pub(crate) fn run(arguments: &DemoArguments) -> CliResult {
         CliError::new(
             Exit::NoOutput,
             format!("cannot make the folder {}: {error}", arguments.out.display()),
-            "Name another with --out.",
+            "Choose another folder with --out.",
         )
     })?;
     let link = LinkOptions { delay: LINK_DELAY, ..LinkOptions::down(series(arguments)?) };
@@ -149,7 +150,8 @@ fn measure(
     let step = Step::start("for comparison: recomputing");
     let recompute = baseline::recompute(&model, tokens)?;
     step.done(&format!("first token after {} ms", recompute.as_millis()));
-    // Below what recomputing takes, or recomputing would be the right answer and there would be nothing to see.
+    // Less than recomputing takes: otherwise recomputing would be the right answer and there would be nothing
+    // to show.
     let slo_ms = arguments.slo_ms.unwrap_or((recompute.as_millis() as u64 / 2).clamp(1, SLO_MS_MAX));
     let slo = Duration::from_millis(slo_ms);
 
@@ -159,7 +161,7 @@ fn measure(
     service.settle(runtime);
     step.done(&format!("{} chunks, {} new", stored.chunks.len(), bytes(stored.bytes())));
     let mut costs = Costs::measure(runtime, &engine, (&model, tokens), recompute, coder.profile.top_level())?;
-    // Only the tokens are left; the exact cache is kept aside for the comparison.
+    // Only the tokens remain; the exact cache is kept apart for the comparison.
     drop(engine);
 
     let step = Step::start("looking up, streaming back, decoding");
@@ -183,7 +185,7 @@ fn measure(
         model: &model,
         link,
         tokens: tokens.len(),
-        // Of a running service the chunks may have been there: what counts is their size, not what was sent now.
+        // A running service may have had the chunks already, so count their sizes, not the bytes sent now.
         stored_bytes: loaded.level_bytes.iter().filter_map(|chunk| chunk.last()).sum(),
         loaded,
         baselines,
@@ -193,7 +195,7 @@ fn measure(
     })
 }
 
-/// The series to replay: the built-in one at its default mean, or the first of a recorded file as it is.
+/// The series to replay: the built-in one at its default mean, or the first one of a recorded file, unscaled.
 fn series(arguments: &DemoArguments) -> CliResult<BandwidthSeries> {
     let series = match &arguments.trace {
         Some(path) => {
@@ -201,7 +203,7 @@ fn series(arguments: &DemoArguments) -> CliResult<BandwidthSeries> {
                 let exit = if matches!(error, SeriesError::Read { .. }) { Exit::NoInput } else { Exit::Data };
                 CliError::new(exit, error, "")
             })?;
-            all.into_iter().next().ok_or_else(|| CliError::data(path, "it holds no series"))?
+            all.into_iter().next().ok_or_else(|| CliError::data(path, "it contains no series"))?
         }
         None => BandwidthSeries::builtin(SERIES)
             .ok_or_else(|| CliError::internal(format!("there is no series {SERIES}")))?
@@ -256,11 +258,11 @@ fn compare(model: &Model, coder: &Coder, passages: &[Passage<'_>], loaded: &Load
         comparison.add(model, codec, *passage, &levels, streamed)?;
     }
     let quality = comparison.loaded();
-    step.done(&format!("{} positions, logit KL {:.1e} nats a token", quality.positions, quality.kl.mean));
+    step.done(&format!("{} positions, logit KL {:.1e} nats per token", quality.positions, quality.kl.mean));
     Ok(comparison)
 }
 
-/// Greedy text over a cache, which stays as it is.
+/// Greedy text over a cache, which is left unchanged.
 fn generate(model: &Model, kv: &PagedKv, tokens: &[u32]) -> CliResult<String> {
     let mut fork = kv.fork(tokens.len()).map_err(CliError::internal)?;
     let generated = model
@@ -346,7 +348,7 @@ fn chunk_events(loaded: &Loaded, looked_up: Duration) -> Vec<ChunkEvent> {
     loaded.report.chunks.iter().map(event).collect()
 }
 
-/// The series as a step function, at its changes, over the first `seconds`.
+/// The series as a step function: its changes over the first `seconds`.
 fn link_points(series: &BandwidthSeries, seconds: f64) -> Vec<(f64, f64)> {
     const RESOLUTION: Duration = Duration::from_millis(5);
     let mut points: Vec<(f64, f64)> = Vec::new();

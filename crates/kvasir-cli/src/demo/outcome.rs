@@ -1,4 +1,4 @@
-//! What the demo found: the documented JSON document, and the evidence behind it for the report.
+//! The demo's results: the documented JSON document, and the evidence behind it for the report.
 
 use std::time::Duration;
 
@@ -7,21 +7,21 @@ use serde::Serialize;
 /// The result of a demo, with exactly the documented keys.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Outcome {
-    /// Tokens of the context that was stored and streamed back.
+    /// Tokens of the stored context.
     pub(crate) tokens: u64,
-    /// Its KV cache uncompressed (f16).
+    /// Size of its uncompressed KV cache (f16).
     pub(crate) bytes_raw: u64,
-    /// The same in 8-bit integers with a scale per head and token.
+    /// Size of the cache as 8-bit integers with a scale per head and token.
     pub(crate) bytes_8bit: u64,
-    /// The stored objects, all levels.
+    /// Size of the stored objects with all levels.
     pub(crate) bytes_stored: u64,
-    /// What travelled for the load.
+    /// Bytes sent over the link for the load.
     pub(crate) bytes_fetched: u64,
-    /// The time to first token aimed at.
+    /// Target time to first token.
     pub(crate) slo_ms: u64,
-    /// Whether the measured time to first token kept it.
+    /// Whether the measured time to first token met it.
     pub(crate) slo_met: bool,
-    /// Whether greedy generation over the loaded cache gave the text of the uncompressed one.
+    /// Whether greedy generation over the loaded cache gave the same text as over the uncompressed one.
     pub(crate) same_text: bool,
     /// Share of positions at which both caches predict the same next token.
     pub(crate) top1_agreement: f64,
@@ -29,7 +29,7 @@ pub(crate) struct Outcome {
     pub(crate) perplexity: Perplexity,
     /// Times to first token on the same shaped link.
     pub(crate) ttft_ms: Ttft,
-    /// The levels as stored, coarsest first.
+    /// The stored levels, coarsest first.
     pub(crate) levels: Vec<LevelSize>,
 }
 
@@ -45,9 +45,9 @@ pub(crate) struct Perplexity {
 /// Milliseconds from the request to the first generated token.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Ttft {
-    /// Look up, stream, decode, one step of the model.
+    /// Look up, stream, decode, and run one step of the model.
     pub(crate) kvasir: f64,
-    /// Compute the cache anew.
+    /// Recompute the cache.
     pub(crate) recompute: f64,
     /// Fetch the f16 cache over the same link.
     pub(crate) raw: f64,
@@ -55,25 +55,25 @@ pub(crate) struct Ttft {
     pub(crate) int8: f64,
 }
 
-/// Size of a level, cumulative: what must travel to decode at it.
+/// Cumulative size of a level: the bytes needed to decode at it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct LevelSize {
     /// The level.
     pub(crate) level: u8,
-    /// Bits a KV element, everything in the objects counted.
+    /// Bits per KV element, including all overhead of the objects.
     pub(crate) bits_per_element: f64,
     /// Bytes over all chunks.
     pub(crate) bytes: u64,
 }
 
-/// Quality of one way to keep a cache, over every measured position.
+/// Quality of one form of the cache, over every measured position.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct QualityPoint {
-    /// What it is: a level, or a plain format.
+    /// Name of a level or of a plain format.
     pub(crate) name: String,
-    /// Bits a KV element.
+    /// Bits per KV element.
     pub(crate) bits_per_element: f64,
-    /// Logit KL against the uncompressed cache, nats a token.
+    /// Logit KL against the uncompressed cache, in nats per token.
     pub(crate) kl: f64,
     /// Share of positions with the same most probable token.
     pub(crate) top1: f64,
@@ -84,13 +84,13 @@ pub(crate) struct QualityPoint {
 /// One chunk of the load.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ChunkEvent {
-    /// Level it arrived at; `None` where it was recomputed from text.
+    /// Level at arrival; `None` if it was recomputed from text.
     pub(crate) level: Option<u8>,
-    /// Bytes that travelled.
+    /// Bytes sent over the link.
     pub(crate) bytes: u64,
-    /// When its first request was sent, since the start of the load.
+    /// Time of its first request, since the start of the load.
     pub(crate) from: Duration,
-    /// When its last byte had arrived.
+    /// Time at which its last byte had arrived.
     pub(crate) until: Duration,
 }
 
@@ -99,7 +99,7 @@ pub(crate) struct ChunkEvent {
 pub(crate) struct Evidence {
     /// Chunks of the load, in order.
     pub(crate) chunks: Vec<ChunkEvent>,
-    /// The link: `(seconds since the start, Mbit/s)`, a step function.
+    /// The link's bandwidth as a step function: `(seconds since the start, Mbit/s)`.
     pub(crate) link: Vec<(f64, f64)>,
     /// Name of the series.
     pub(crate) link_name: String,
@@ -111,14 +111,14 @@ pub(crate) struct Evidence {
     pub(crate) qualities: Vec<QualityPoint>,
     /// Teacher-forced positions behind every quality.
     pub(crate) positions: usize,
-    /// Contexts they come from.
+    /// Number of contexts that these positions come from.
     pub(crate) contexts: usize,
-    /// KL of what the load brought, nats a token.
+    /// KL of the loaded cache, in nats per token.
     pub(crate) kl: f64,
-    /// Generated over the uncompressed cache.
+    /// Text generated over the uncompressed cache.
     pub(crate) text_full: String,
-    /// Generated over the loaded cache.
+    /// Text generated over the loaded cache.
     pub(crate) text_kvasir: String,
-    /// Tokens of a chunk.
+    /// Tokens per chunk.
     pub(crate) chunk_tokens: usize,
 }

@@ -1,4 +1,4 @@
-//! The path itself: a service, a cache stored in it, and the way back over a shaped link.
+//! The path: a service, a cache stored in it, and a load over a shaped link.
 
 use std::{
     net::SocketAddr,
@@ -28,22 +28,22 @@ use crate::{
     shipped::engine_error,
 };
 
-/// The service: inside this process on a free loopback port, or one that runs anyway.
+/// The service: inside this process on a free loopback port, or one that already runs.
 #[derive(Debug)]
 pub struct Service {
-    /// Where it listens.
+    /// The address it listens on.
     pub address: SocketAddr,
     ours: Option<Running>,
 }
 
-/// What ends a service, and how it ended.
+/// The handle that stops a service, and its result.
 type Running = (oneshot::Sender<()>, JoinHandle<Result<(), RunError>>);
 
 impl Service {
-    /// Starts it with everything it keeps under `folder`.
+    /// Starts a service that keeps all its data under `folder`.
     ///
     /// # Errors
-    /// A port or a thread that cannot be had.
+    /// If a port or a thread is not available.
     pub fn start(runtime: &Runtime, folder: &Path) -> CliResult<Self> {
         let mut config = Config::embedded(folder).map_err(CliError::internal)?;
         config.server.listen = SocketAddr::from(([127, 0, 0, 1], 0));
@@ -56,10 +56,11 @@ impl Service {
         })
     }
 
-    /// One that runs at `url`. The shaped link in front of it passes bytes on, so it has to speak plain HTTP.
+    /// Uses a service that runs at `url`. The shaped link forwards bytes, so the service must speak plain
+    /// HTTP.
     ///
     /// # Errors
-    /// An address that is not a plain HTTP service.
+    /// If the address is not that of a plain HTTP service.
     pub fn running(runtime: &Runtime, url: &Url) -> CliResult<Self> {
         let unusable = |problem: String| {
             CliError::new(Exit::Data, problem, "Give the address of a service as http://HOST:PORT.")
@@ -73,21 +74,21 @@ impl Service {
         Ok(Self { address: address.ok_or_else(|| unusable(format!("{host} has no address")))?, ours: None })
     }
 
-    /// Waits until replicas that were asked before something was stored ask the store again (`negative_ttl`, 1 s).
+    /// Waits until replicas that cached a miss ask the store again (`negative_ttl`, 1 s).
     pub fn settle(&self, runtime: &Runtime) {
         if self.ours.is_none() {
-            // The timer is made inside: outside of the runtime there is none to make it of.
+            // Create the timer inside the async block: it needs the runtime.
             runtime.block_on(async { tokio::time::sleep(Duration::from_millis(1_500)).await });
         }
     }
 
-    /// Ends it and waits until it has.
+    /// Stops the service and waits until it has ended.
     ///
     /// # Errors
-    /// What ended the service before.
+    /// The error that ended the service earlier.
     pub fn stop(self, runtime: &Runtime) -> CliResult {
         let Some((stop, task)) = self.ours else { return Ok(()) };
-        // It may have ended by itself; then the task says why.
+        // It may have ended on its own; then the task has the reason.
         let _ = stop.send(());
         runtime.block_on(task).map_err(CliError::internal)?.map_err(CliError::internal)
     }
@@ -114,9 +115,9 @@ impl Coder {
     }
 }
 
-/// What an engine connects with.
+/// The login of an engine.
 pub(crate) struct Login<'a> {
-    /// Who we are.
+    /// The credential.
     pub(crate) credential: &'a CredentialArguments,
     /// The codec.
     pub(crate) coder: &'a Coder,
@@ -124,7 +125,7 @@ pub(crate) struct Login<'a> {
     pub(crate) model: &'a Model,
 }
 
-/// Connects as an engine does when it starts: model, namespace, profile.
+/// Connects as an engine does at start: model, namespace, profile.
 pub(crate) fn connect(runtime: &Runtime, address: SocketAddr, login: &Login<'_>) -> CliResult<Kvasir> {
     let Login { credential, coder, model } = login;
     let builder = Kvasir::builder(format!("http://{address}"))
@@ -150,15 +151,15 @@ pub(crate) fn store(
     runtime.block_on(save).map_err(client_error)
 }
 
-/// What an engine knows from the loads before: how fast it computes, decodes and receives.
+/// An engine's knowledge from earlier loads: how fast it computes, decodes and receives.
 pub(crate) struct Costs {
     /// Prefill.
     pub(crate) recompute: RecomputeModel,
-    /// Decoding, as measured by a first load that nothing slowed down.
+    /// Decoding time, measured by a first, unthrottled load.
     pub(crate) decode: DecodeModel,
     /// One step of the model over the whole context.
     pub(crate) step: Duration,
-    /// What the link brought in an earlier load.
+    /// The link's rate in an earlier load.
     pub(crate) rate: Option<ByteRate>,
 }
 
@@ -178,8 +179,8 @@ impl Costs {
         Ok(Self { recompute, decode: kvasir.costs().decode, step: started.elapsed(), rate: None })
     }
 
-    /// Learns what the link brings, from a load at `level` over it. The coarsest is too short to tell bandwidth from
-    /// round trips.
+    /// Measures the link's rate with a load at `level`. The coarsest level is too short to tell bandwidth
+    /// from round trips.
     pub(crate) fn learn_rate(
         &mut self,
         runtime: &Runtime,
@@ -219,17 +220,17 @@ fn load_fixed(
     Ok(kv)
 }
 
-/// A load over the link, with the time of its parts.
+/// A load over the link, with the duration of its parts.
 pub(crate) struct Loaded {
     /// The cache, in pages.
     pub(crate) kv: PagedKv,
-    /// What the fetcher did.
+    /// The fetcher's report.
     pub(crate) report: LoadReport,
     /// Sizes of the stored objects, `[chunk][level]`.
     pub(crate) level_bytes: Vec<Vec<u64>>,
     /// From the request to the first token.
     pub(crate) ttft: Duration,
-    /// Name and time of every part.
+    /// Name and duration of every part.
     pub(crate) parts: Vec<(&'static str, Duration)>,
 }
 
@@ -257,7 +258,8 @@ pub(crate) fn load(
         recompute: Some(costs.recompute.clone()),
         decode: Some(costs.decode.clone()),
         rate: costs.rate,
-        // Chunks of 256 tokens are a few kilobytes at the coarsest level: a mean over such samples measures round trips.
+        // Chunks of 256 tokens are a few kilobytes at the coarsest level: a mean over such samples would
+        // measure round trips.
         estimator: EstimatorKind::LastChunk,
         last_token: true,
         ..deadline.into()

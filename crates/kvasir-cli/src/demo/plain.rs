@@ -1,8 +1,8 @@
-//! The two plain formats that the demo compares with: the cache as it is (f16), and 8-bit integers.
+//! The two plain formats of the comparison: the cache as it is (f16), and 8-bit integers.
 //!
-//! Both hold, for every layer, plane and head in order, the rows of all tokens. 8-bit rows have a scale of
-//! their own (f16, the row's largest magnitude / 127): per-vector symmetric quantisation, as LLM serving
-//! systems use it.
+//! Both hold, for every layer, plane and head in order, the rows of all tokens. Each 8-bit row has its own
+//! scale (f16, the row's largest magnitude / 127): per-vector symmetric quantisation, as used by LLM serving
+//! systems.
 
 use half::f16;
 use kvasir_codec::{KvSink, KvSource};
@@ -19,7 +19,7 @@ pub enum Plain {
 
 /// A plain cache of the wrong length.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{found} bytes arrived, {expected} make the cache")]
+#[error("{found} bytes arrived, but the cache has {expected}")]
 pub struct WrongLength {
     expected: usize,
     found: usize,

@@ -1,7 +1,8 @@
-//! What the levels cost: the same text continued, teacher forced, over the uncompressed and the decoded cache.
+//! The loss of each level: the same text continued, teacher forced, over the uncompressed and the decoded
+//! cache.
 //!
-//! One context has room for too few positions behind it, so several are pooled: the one that is streamed and
-//! others of the same text, cut into chunks, encoded and decoded in the same way.
+//! One context leaves too few positions for its continuation, so several are pooled: the streamed one and
+//! others of the same text, split into chunks, encoded and decoded in the same way.
 
 use kvasir_codec::{ChunkDecoder, ChunkEncoder, ChunkInput, KvBuffer, KvSink, KvSource as _, Tokens};
 use kvasir_container::Head;
@@ -18,16 +19,16 @@ use crate::{
     shipped::engine_error,
 };
 
-/// A context with what follows it in the text.
+/// A context and its continuation in the text.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Passage<'a> {
-    /// What is cached.
+    /// The cached tokens.
     pub(crate) context: &'a [u32],
-    /// What comes after it.
+    /// The tokens that follow.
     pub(crate) continuation: &'a [u32],
 }
 
-/// Codec of the profile at hand.
+/// Codec of the profile in use.
 #[derive(Clone, Copy)]
 pub(crate) struct Codec<'a> {
     /// Encoder.
@@ -49,7 +50,7 @@ pub(crate) struct Comparison {
 
 impl Comparison {
     /// Adds a passage. `loaded_levels` has the level of every chunk of the load; `loaded` is the loaded cache
-    /// itself where this is the passage that was streamed.
+    /// if this passage was the streamed one.
     pub(crate) fn add(
         &mut self,
         model: &Model,
@@ -84,12 +85,12 @@ impl Comparison {
         }
     }
 
-    /// Quality of what the load brought.
+    /// Quality of the loaded cache.
     pub(crate) fn loaded(&self) -> Quality {
         self.loaded.summary()
     }
 
-    /// The levels, coarsest first, and 8-bit.
+    /// Quality of each level, coarsest first, and of 8-bit.
     pub(crate) fn points(&self, spec: &ModelSpec) -> Vec<QualityPoint> {
         let elements = (self.tokens * spec.elements_per_token()) as f64;
         let point = |name: String, (bytes, samples): &(u64, Samples)| {
@@ -156,7 +157,7 @@ fn decode(
     })
 }
 
-/// Writes a chunk's rows at its place in the context.
+/// Writes a chunk's rows at its position in the context.
 struct Shifted<'a> {
     sink: &'a mut KvBuffer,
     first: usize,

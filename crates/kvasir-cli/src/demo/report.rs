@@ -4,7 +4,7 @@ use super::outcome::{Evidence, Outcome};
 use crate::output::{bytes, columns};
 use kvasir_plot::{Axis, Bar, Bars, Figure, Guide, Mark, Page, Place, Plot, Point, Series, Side, Table};
 
-/// Distance of the bars of chunks on one level, in levels.
+/// Distance between bars of chunks on one level, in levels.
 const ASIDE: f64 = 0.2;
 
 /// The short table for the terminal.
@@ -68,7 +68,7 @@ pub(crate) fn html(outcome: &Outcome, evidence: &Evidence) -> String {
     let o = outcome;
     let lede = format!(
         "A KV cache of {} tokens went through the whole path on this machine: computed by kvasir-tiny, encoded, stored over HTTP, \
-         forgotten, found again by its tokens, streamed back over a link shaped after “{}”, decoded into paged blocks, and generated from.",
+         dropped, found again by its tokens, streamed back over a link shaped after “{}”, decoded into paged blocks, and generated from.",
         o.tokens, evidence.link_name
     );
     let mut page = Page::new("Kvasir demo", &lede);
@@ -76,12 +76,12 @@ pub(crate) fn html(outcome: &Outcome, evidence: &Evidence) -> String {
     page.heading("Level and bandwidth over time");
     page.drawing(&timeline(o, evidence).to_svg(), &timeline_caption(o, evidence));
     page.heading("Time to first token");
-    page.drawing(&ttft_bars(o).to_svg(), "All four really ran on this machine: the fetches over the same shaped link from the same moment of the series, the recomputation on its CPU. kvasir-tiny has 6 M parameters, so recomputing is far cheaper here, against the size of its cache, than for the models that Kvasir is for.");
+    page.drawing(&ttft_bars(o).to_svg(), "All four ran on this machine: the fetches over the same shaped link from the same point of the series, the recomputation on its CPU. kvasir-tiny has 6 M parameters, so recomputing is far cheaper here, relative to the size of its cache, than for the models that Kvasir is meant for.");
     let parts = evidence.parts_ms.iter().map(|(name, value)| vec![name.clone(), ms(*value)]);
     page.table(&Table { head: vec!["part of Kvasir's time".into(), "time".into()], rows: parts.collect() });
     page.heading("Size against quality");
     page.drawing(&size_quality(evidence).to_svg(), &format!(
-        "Logit KL against the uncompressed cache over {} teacher-forced positions of {} contexts; down and left is better. Each level is a prefix of the next, so storing all of them costs what the finest costs.",
+        "Logit KL against the uncompressed cache over {} teacher-forced positions of {} contexts; lower left is better. Each level is a prefix of the next, so storing all of them takes no more space than the finest.",
         evidence.positions, evidence.contexts
     ));
     page.table(&quality_table(o, evidence));
@@ -89,7 +89,7 @@ pub(crate) fn html(outcome: &Outcome, evidence: &Evidence) -> String {
     page.paragraph(if o.same_text {
         "Greedy generation over the loaded cache gave the same text as over the uncompressed one."
     } else {
-        "Greedy generation over the loaded cache differs from the uncompressed one from some token on."
+        "Greedy generation over the loaded cache diverges from the text over the uncompressed one at some token."
     });
     page.preformatted(&evidence.text_kvasir);
     if !o.same_text {
@@ -113,7 +113,7 @@ fn headline(o: &Outcome) -> Vec<Figure> {
         ),
         figure(
             format!("{:.0}×", o.bytes_raw as f64 / o.bytes_fetched.max(1) as f64),
-            "fewer bytes fetched than the f16 cache has",
+            "fewer bytes fetched than in the f16 cache",
         ),
         figure(
             format!("{:.0}×", o.bytes_8bit as f64 / o.bytes_stored.max(1) as f64),
@@ -134,7 +134,7 @@ fn timeline(o: &Outcome, evidence: &Evidence) -> Plot {
     let spans = evidence.chunks.iter().enumerate().filter_map(|(index, chunk)| {
         let label = format!("chunk {} · {}", index + 1, bytes(chunk.bytes));
         let (x, x_end) = (chunk.from.as_secs_f64(), chunk.until.as_secs_f64());
-        // Chunks on one level lie beside each other, not on top of each other.
+        // Draw chunks on one level next to each other, not on top of each other.
         let aside = (evidence.chunks.len() as f64 / 2.0 - 0.5 - index as f64) * ASIDE;
         chunk.level.map(|level| Point { x, x_end, y: f64::from(level) + aside, label })
     });
@@ -164,7 +164,7 @@ fn timeline_caption(o: &Outcome, evidence: &Evidence) -> String {
     let recomputed =
         if text > 0 { format!(" {text} chunks were recomputed from their text.") } else { String::new() };
     format!(
-        "Every bar is a chunk of at most {} tokens on its way, at the level that the fetcher chose for it from the bandwidth it had seen so far (right axis, {} is the finest).{recomputed}",
+        "Each bar is the transfer of a chunk of at most {} tokens, at the level that the fetcher chose from the bandwidth seen so far (right axis; {} is the finest).{recomputed}",
         evidence.chunk_tokens,
         o.levels.len().saturating_sub(1)
     )

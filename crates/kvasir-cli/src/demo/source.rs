@@ -1,5 +1,5 @@
-//! The plainest possible server: whoever connects gets the bytes. The baselines are fetched from it, so that
-//! they pay for nothing but the link.
+//! A minimal server that sends the same bytes to every client. The baselines are fetched from it, so that
+//! they pay only for the link.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -9,7 +9,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-/// A running source; it ends with this value.
+/// A running source; dropping it stops the server.
 #[derive(Debug)]
 pub struct BytesSource {
     address: SocketAddr,
@@ -23,7 +23,7 @@ impl BytesSource {
         let address = listener.local_addr()?;
         let task = tokio::spawn(async move {
             while let Ok((mut connection, _)) = listener.accept().await {
-                // A reader that goes away early is its own affair.
+                // A reader may disconnect early; that is no error of the source.
                 let _ = connection.write_all(&bytes).await;
                 let _ = connection.shutdown().await;
             }
@@ -31,7 +31,7 @@ impl BytesSource {
         Ok(Self { address, task })
     }
 
-    /// Where it listens.
+    /// The address it listens on.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -43,7 +43,7 @@ impl Drop for BytesSource {
     }
 }
 
-/// Reads everything that `address` sends; `expected` only sizes the buffer.
+/// Reads all bytes that `address` sends; `expected` only sizes the buffer.
 pub async fn read_all(address: SocketAddr, expected: usize) -> std::io::Result<Vec<u8>> {
     let mut connection = TcpStream::connect(address).await?;
     let mut bytes = Vec::with_capacity(expected);

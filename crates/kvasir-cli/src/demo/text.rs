@@ -1,5 +1,5 @@
-//! The demo's text, inside the program so that it runs from anywhere: a tale written for this project in the
-//! manner of the books that kvasir-tiny was trained on. Neither the model nor the profile has seen it.
+//! The demo's text, compiled into the program so that the demo runs anywhere: a tale written for this project
+//! in the style of the books in kvasir-tiny's training data. Neither the model nor the profile has seen it.
 
 use kvasir_engine::Model;
 
@@ -12,9 +12,9 @@ use crate::{
 /// The tale.
 pub const TALE: &str = include_str!("../../assets/the-storekeeper.txt");
 
-/// Tokens of the context that is cached: three and a half chunks.
+/// Tokens of the cached context: three and a half chunks.
 pub(crate) const CONTEXT_TOKENS: usize = 896;
-/// Tokens of a chunk: small enough that a model with a context of 1,024 has several.
+/// Tokens per chunk: small enough that a model with a context of 1,024 has several.
 pub(crate) const CHUNK_TOKENS: usize = 256;
 /// Contexts over which quality is pooled.
 pub(crate) const PASSAGES: usize = 4;

@@ -26,7 +26,7 @@ pub(crate) fn prompt(tokens: usize, seed: u32) -> Vec<u32> {
     (0..tokens as u32).map(|i| (i + seed * 10_007).wrapping_mul(2_654_435_761) >> 7 & 31).collect()
 }
 
-/// What the model computes.
+/// The model's computation.
 pub(crate) fn prefill(tokens: &[u32]) -> KvBuffer {
     let mut kv = KvBuffer::new(&spec(), tokens.len());
     for (i, value) in kv.as_mut_slice().iter_mut().enumerate() {

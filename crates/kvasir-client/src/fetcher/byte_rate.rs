@@ -6,11 +6,11 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
 pub struct ByteRate(f64);
 
-/// Longest time a prediction names, so that a dead link is a number and not an overflow.
+/// Longest predicted time, so that a dead link yields a number and not an overflow.
 const TIME_MAX: Duration = Duration::from_secs(86_400);
 
 impl ByteRate {
-    /// A rate of `bytes_per_second`, or `None` where that is no positive finite number.
+    /// A rate of `bytes_per_second`, or `None` if that is not positive and finite.
     pub fn new(bytes_per_second: f64) -> Option<Self> {
         (bytes_per_second.is_finite() && bytes_per_second > 0.0).then_some(Self(bytes_per_second))
     }
@@ -41,7 +41,7 @@ impl ByteRate {
         Self::new(self.0 * factor).unwrap_or(self)
     }
 
-    /// Time that `bytes` take, at most a day.
+    /// Time to transfer `bytes`, at most a day.
     pub fn time_for(self, bytes: u64) -> Duration {
         Duration::try_from_secs_f64(bytes as f64 / self.0).map_or(TIME_MAX, |t| t.min(TIME_MAX))
     }

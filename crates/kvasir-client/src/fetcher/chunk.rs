@@ -1,4 +1,4 @@
-//! One chunk of a load: its stage, its bytes, and when it passed from stage to stage.
+//! One chunk of a load: its stage, its bytes, and the times of its transitions.
 
 use std::time::Duration;
 
@@ -14,12 +14,12 @@ use kvasir_types::Level;
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ChunkStatus {
-    /// Nothing is under way; bytes of an earlier request may be there.
+    /// No request is in flight; bytes of an earlier one may have arrived.
     #[default]
     Idle,
     /// A request for the prefix of `level` is in flight.
     Fetching {
-        /// The level asked for.
+        /// The requested level.
         level: Level,
     },
     /// Handed to the decoder at `level`.
@@ -32,24 +32,25 @@ pub enum ChunkStatus {
         /// The level.
         level: Level,
     },
-    /// Being computed from text, and read at the coarsest level too. What was read is decoded where the GPU would be late.
+    /// Being computed from text, and read at the coarsest level as well. The bytes read are decoded if the
+    /// GPU would be late.
     Hedged {
         /// Whether a request is in flight.
         reading: bool,
     },
-    /// To be computed from text. `done`, which is final, once it was computed or taken over by the engine.
+    /// To be computed from text. `done` is final: the chunk was computed or taken over by the engine.
     Text {
         /// Whether it is resolved.
         done: bool,
     },
 }
 
-/// What became of a chunk of the plan so far.
+/// The state of a chunk of the plan so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ChunkFetchState {
     /// Its stage.
     pub status: ChunkStatus,
-    /// Bytes of its object's prefix that are here, wasted ones included.
+    /// Bytes of the object's prefix that have arrived, including wasted ones.
     pub have_bytes: u64,
     /// First request sent.
     pub started: Option<Duration>,
@@ -64,17 +65,17 @@ pub struct ChunkFetchState {
 }
 
 impl ChunkFetchState {
-    /// Whether its fate is decided, or out of the policy's hands but for its reading.
+    /// Whether the chunk's outcome is decided, or only its read is still up to the policy.
     pub const fn is_settled(&self) -> bool {
         !matches!(self.status, ChunkStatus::Idle | ChunkStatus::Fetching { .. })
     }
 
-    /// Whether the GPU has it, or is to have it.
+    /// Whether the GPU computes the chunk or will.
     pub const fn is_computing(&self) -> bool {
         matches!(self.status, ChunkStatus::Text { done: false } | ChunkStatus::Hedged { .. })
     }
 
-    /// Whether its KV is where the engine wants it, or was given to the engine to compute.
+    /// Whether its KV is in place, or the engine took it over to compute.
     pub const fn is_resolved(&self) -> bool {
         matches!(self.status, ChunkStatus::Ready { .. } | ChunkStatus::Text { done: true })
     }
@@ -87,7 +88,7 @@ impl ChunkFetchState {
         }
     }
 
-    /// Its KV is there, or computing it is the engine's.
+    /// Marks the chunk resolved: its KV is in place, or the engine will compute it.
     pub(super) fn resolve(&mut self, status: ChunkStatus, now: Duration) {
         self.status = status;
         self.resolved = Some(now);

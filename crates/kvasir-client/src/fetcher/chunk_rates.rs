@@ -1,4 +1,4 @@
-//! The rates of a load's transfers, and the rate to expect of transfers that stopped or have not begun.
+//! The rates of a load's transfers, and the expected rates of transfers that stopped or have not begun.
 
 use std::time::Duration;
 
@@ -10,20 +10,20 @@ use super::{
 
 /// Transfers seen within this time of each other shared the link.
 const TOGETHER: Duration = Duration::from_millis(20);
-/// Rates within this factor are alike.
+/// Rates within this factor count as equal.
 const ALIKE: f64 = 1.5;
-/// Comparisons that a transfer must have lost, and most of them, to be slow for a reason of its own: the link may change
-/// between two arrivals.
+/// Comparisons that a transfer must have lost, and most of them, to count as slow by itself: the link may
+/// change between two arrivals.
 const OUTLIER_MIN: u32 = 2;
 
 /// The rate of each chunk's transfer, and whether transfers differ (replicas, paths) or only the link varies.
 #[derive(Debug)]
 pub(super) struct ChunkRates {
-    /// The rate that a chunk's own transfer had when last seen, and when that was.
+    /// The last rate of a chunk's own transfer, and its time.
     own: Vec<Option<(ByteRate, Duration)>>,
-    /// The same, of transfers that stopped in terms of what the link does now.
+    /// The same for stopped transfers, corrected for the link's present rate.
     expected: Vec<Option<ByteRate>>,
-    /// Samples of the link that `expected` was made of.
+    /// Number of link samples that `expected` is based on.
     samples: usize,
     /// Per chunk: how its transfer compared with others at the same time.
     comparisons: Vec<RateComparison>,
@@ -53,7 +53,8 @@ impl ChunkRates {
         }
     }
 
-    /// Per chunk: what its own transfer has, or would have by now; `None` where only the link tells.
+    /// Per chunk: the rate of its own transfer, or the rate it would have now; `None` if only the link's rate
+    /// is known.
     pub(super) fn expected(&self) -> &[Option<ByteRate>] {
         &self.expected
     }
@@ -77,14 +78,16 @@ impl ChunkRates {
         self.expected[chunk] = Some(rate);
     }
 
-    /// Whether transfers at the same time were alike, so that what one of them had says nothing of itself.
+    /// Whether transfers at the same time were equally fast, so that one transfer's rate says nothing
+    /// specific about it.
     fn is_uniform(&self) -> bool {
         self.comparisons.iter().any(|c| c.alike > 0)
             && !self.comparisons.iter().any(RateComparison::is_outlier)
     }
 
-    /// What stopped while the link was slow would go at what the link does by now. Where transfers differ, less the
-    /// caution that what was not seen deserves, and not slower than it was.
+    /// Corrects transfers that stopped while the link was slow to the link's present rate. If transfers
+    /// differ, the correction is lowered by the caution for unseen transfers, but never below the rate that
+    /// was seen.
     pub(super) fn on_link_change(&mut self, meter: &Meter, fetching: impl Fn(usize) -> bool) {
         if meter.samples().len() == self.samples {
             return;
@@ -99,7 +102,8 @@ impl ChunkRates {
         }
     }
 
-    /// What to expect of a transfer that was not seen yet. On a link that is the same for all: what the link does now.
+    /// The expected rate of a transfer not yet seen. On a link that is the same for all: the link's present
+    /// rate.
     pub(super) fn expectation(
         &self,
         meter: &Meter,
@@ -116,7 +120,7 @@ impl ChunkRates {
         let seen = seen.filter_map(|(chunk, own)| own.map(|(rate, at)| (chunk, (rate, at, flows(chunk)))));
         let all = transfer_rate::expect(seen.clone().map(|(_, seen)| seen), prior, now);
         let usual = seen.filter(|(chunk, _)| !self.comparisons[*chunk].is_outlier()).map(|(_, seen)| seen);
-        // The odd ones say how far off the next one may be, not what to expect of it.
+        // Outliers show how far off the next transfer may be, not which rate to expect.
         ExpectedRate { rate: transfer_rate::expect(usual, prior, now).rate.or(all.rate), ..all }
     }
 }
@@ -128,7 +132,7 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Two transfers with rates that take turns on the link for 100 ms; then only the second goes on.
+    /// Two transfers with rates that alternate on the link for 100 ms; then only the second continues.
     fn shared(first: f64, second: f64) -> (ChunkRates, Meter) {
         let (mut rates, mut meter) = (ChunkRates::new(3), Meter::new(EstimatorKind::Harmonic));
         for t in 1..=100u32 {

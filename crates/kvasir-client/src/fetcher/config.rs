@@ -5,16 +5,16 @@ use super::{
     estimator::EstimatorKind,
 };
 
-/// Times a chunk's read is begun before the chunk is given up (what arrived stays usable).
+/// How often a chunk's read is started before the chunk is given up. Bytes that arrived remain usable.
 pub const FETCH_ATTEMPTS_MAX: u32 = 3;
 
 /// When text chunks are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum TextMode {
-    /// While other chunks are on the wire: GPU and network are two resources.
+    /// While other chunks are being transferred: GPU and network are separate resources.
     #[default]
     Overlapped,
-    /// By the engine, after the load: their time adds to the load's.
+    /// By the engine, after the load: computing adds to the load's time.
     Deferred,
 }
 

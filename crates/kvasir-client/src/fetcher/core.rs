@@ -13,23 +13,24 @@ use super::{
     state::LoadState,
 };
 
-/// A load is given up when finishing it is predicted to take longer than this times computing it.
+/// A load is given up if its predicted time exceeds this times the time to compute it.
 const GIVE_UP_RATIO: f64 = 1.1;
 
-/// A plan the core does not take.
+/// A plan that the core rejects.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "every chunk needs 1 to 8 levels of size that does not decrease, one loss per level, and to begin where the one before ends"
+    "every chunk needs 1 to 8 levels of non-decreasing size and one loss per level, and must start where the previous one ends"
 )]
 pub struct InvalidPlan;
 
 /// The sans-IO fetcher: `on(event, now) -> actions`. It holds no clock, socket or thread, so the tokio shell
-/// and the simulator run the very same decisions, and one sequence of events gives one sequence of actions.
+/// and the simulator run exactly the same decisions, and the same sequence of events gives the same sequence
+/// of actions.
 ///
-/// Guarantees, whatever the order of events and whatever the policy: every chunk is resolved exactly once
-/// (one [`FetcherAction::Decode`], or one [`FetcherAction::Recompute`] that was not withdrawn, or a failed decode followed by a recompute); at
-/// most one request per chunk is in flight; [`FetcherAction::Done`] comes last and once, and comes eventually if requests end, decodes end
-/// and recomputes end.
+/// Guarantees for any order of events and any policy: every chunk is resolved exactly once (one
+/// [`FetcherAction::Decode`], or one [`FetcherAction::Recompute`] that was not withdrawn, or a failed decode
+/// followed by a recompute); at most one request per chunk is in flight; [`FetcherAction::Done`] is sent last
+/// and once, and is eventually sent if requests, decodes and recomputes end.
 #[derive(Debug)]
 pub struct Fetcher {
     policy: Box<dyn Policy>,
@@ -44,7 +45,7 @@ impl Fetcher {
     /// A fetcher for one load.
     ///
     /// # Errors
-    /// [`InvalidPlan`] when the plan's chunks are not contiguous or their levels not increasing.
+    /// [`InvalidPlan`] if the plan's chunks are not contiguous or their levels not increasing.
     pub fn new(plan: FetchPlan, policy: Box<dyn Policy>, config: FetcherConfig) -> Result<Self, InvalidPlan> {
         if !plan.is_valid() {
             return Err(InvalidPlan);
@@ -78,8 +79,8 @@ impl Fetcher {
         actions
     }
 
-    /// A load that will miss its deadline *and* is predicted to take longer than computing is given up: open
-    /// chunks are decoded from what is here, and those without a base are computed.
+    /// Gives up a load that will miss its deadline *and* is predicted to take longer than computing: open
+    /// chunks are decoded from the bytes that have arrived, and chunks without a base are computed.
     fn give_up_if_hopeless(&mut self, now: Duration, actions: &mut Vec<FetcherAction>) {
         if !self.policy.may_give_up(self.state.config.text_mode) {
             return;
@@ -104,7 +105,8 @@ impl Fetcher {
                 now + rate.time_for(bytes) > self.state.plan.deadline()
                     && rate.time_for(bytes) > compute.mul_f64(GIVE_UP_RATIO)
             }
-            // Nothing measured: wait no longer than computing everything takes, or than the deadline where bytes came.
+            // Nothing measured: wait no longer than computing everything takes, or until the deadline if
+            // bytes arrived.
             None => {
                 let heard = self.state.chunks.iter().any(|c| c.have_bytes > 0);
                 let patience = if heard { compute.max(self.state.plan.deadline()) } else { compute };
@@ -120,7 +122,8 @@ impl Fetcher {
     }
 
     fn follow_policy(&mut self, now: Duration, actions: &mut Vec<FetcherAction>) {
-        // Each step settles a chunk or sends a request, so a well-behaved policy waits within this many.
+        // Each step settles a chunk or sends a request, so a well-behaved policy waits after at most this
+        // many.
         let overlapped = self.state.config.text_mode == TextMode::Overlapped;
         let steps_max = self.state.chunks.len() * (kvasir_types::LEVELS_MAX + 2) + 1;
         for _ in 0..steps_max {
@@ -195,7 +198,7 @@ impl Fetcher {
     fn wait(&mut self, until: Option<Duration>, now: Duration, actions: &mut Vec<FetcherAction>) {
         let until = until.filter(|&t| t > now);
         if self.state.requests.is_empty() && until.is_none() {
-            // Nothing will happen by itself for the open chunks: settle them now.
+            // No further event will come for the open chunks: settle them now.
             let open: Vec<usize> = self.state.view(now).open().map(|(i, ..)| i).collect();
             for chunk in open {
                 self.state.settle_with_what_is_here(chunk, now, actions);
@@ -209,14 +212,14 @@ impl Fetcher {
         }
     }
 
-    /// When to look again whether the link has died: silence sends no events.
+    /// When to check again whether the link has died: a silent link sends no events.
     fn stall_check(&self, now: Duration) -> Option<Duration> {
         let step = (self.state.plan.slo / 8).clamp(Duration::from_millis(20), Duration::from_secs(1));
         (!self.state.requests.is_empty() && self.policy.may_give_up(self.state.config.text_mode))
             .then(|| now + step)
     }
 
-    /// What became of each chunk so far.
+    /// The state of each chunk so far.
     pub fn chunks(&self) -> &[ChunkFetchState] {
         &self.state.chunks
     }
@@ -236,17 +239,18 @@ impl Fetcher {
         self.state.meter.samples()
     }
 
-    /// Token ranges that are computed from text, neighbours joined.
+    /// Token ranges computed from text, adjacent ones joined.
     pub fn text_ranges(&self) -> Vec<TokenRange> {
         self.state.text_ranges()
     }
 
-    /// Bytes of bases that the load still misses: what its [`Neighbours`](super::Neighbours) wait for before they refine.
+    /// Bytes of bases that the load still lacks. Its [`Neighbours`](super::Neighbours) wait for them before
+    /// they refine.
     pub fn missing_bytes(&self) -> u64 {
         self.state.missing_bytes()
     }
 
-    /// Whether the load was given up because computing the rest was predicted to be sooner.
+    /// Whether the load was given up because computing the rest was predicted to be faster.
     pub fn gave_up(&self) -> bool {
         self.gave_up
     }

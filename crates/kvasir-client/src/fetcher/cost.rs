@@ -1,4 +1,4 @@
-//! What computing costs: prefill from text, and decoding.
+//! Cost models of computation: prefill from text, and decoding.
 
 use std::time::Duration;
 
@@ -6,17 +6,18 @@ use kvasir_types::TokenRange;
 
 /// Coefficients of prefill time over a prior: per request, per token, per token pair.
 const FEATURES: usize = 3;
-/// How much an observation is trusted against the prior: the prior weighs as much as this many.
+/// Weight of the prior, in observations.
 const PRIOR_WEIGHT: f64 = 1.0;
-/// Variance of what the three terms are wrong by together: that a GPU is slower than believed is more likely than that one term is.
+/// Prior variance of an error common to all three terms: a GPU that is slower overall is more likely than an
+/// error in one term.
 const PRIOR_COMMON: f64 = 36.0;
-/// Spread of an engine's prefill times that nobody has measured: standard deviation of their logarithm.
+/// Assumed spread of an unmeasured engine's prefill times: standard deviation of their logarithm.
 const SPREAD_PRIOR: f64 = 0.3;
-/// Share of the spread seen so far that each new observation leaves in force.
+/// Share of the observed spread that remains after each new observation.
 const SPREAD_KEEP: f64 = 0.7;
-/// Standard deviations above the expected time that 99 of 100 prefills stay below.
+/// Standard deviations above the expected time that cover 99 of 100 prefills.
 const RISK_DEVIATIONS: f64 = 2.33;
-/// Share of the past that each new observation leaves in force, so that the fit follows a GPU's load.
+/// Share of the past that remains after each new observation, so that the fit follows a GPU's load.
 const FORGETTING: f64 = 0.98;
 
 /// Prefill time of a token range behind a prefix, superlinear in context: with `n` tokens behind `c`,
@@ -37,7 +38,7 @@ pub struct RecomputeModel {
 }
 
 impl RecomputeModel {
-    /// From seconds per request, per token, and per pair of tokens.
+    /// From seconds per request, per token, and per token pair.
     pub fn from_seconds(per_request: f64, per_token: f64, per_pair: f64) -> Self {
         let mut covariance = [[PRIOR_COMMON; FEATURES]; FEATURES];
         for (i, row) in covariance.iter_mut().enumerate() {
@@ -54,7 +55,7 @@ impl RecomputeModel {
         }
     }
 
-    /// From the model and the device: `2 × parameters` FLOPs a token, `4 × layers × hidden` a token pair
+    /// From the model and the device: `2 × parameters` FLOPs per token, `4 × layers × hidden` per token pair
     /// (QK and PV products), at `flops_per_second` *sustained* (peak times utilisation).
     pub fn from_flops(parameters: f64, layers: usize, hidden: usize, flops_per_second: f64) -> Self {
         let pair = 4.0 * layers as f64 * hidden as f64;
@@ -76,8 +77,8 @@ impl RecomputeModel {
         self
     }
 
-    /// This model of an engine whose GPUs compute one request together, `gpus` of them. It changes no prediction of time,
-    /// only what a load is said to have saved; 0 where nothing would be computed.
+    /// This model for an engine whose GPUs compute one request together, `gpus` of them. It changes no
+    /// predicted time, only the reported savings of a load; 0 if nothing would be computed.
     #[must_use]
     pub fn on_gpus(mut self, gpus: u32) -> Self {
         self.gpus = gpus;
@@ -104,8 +105,9 @@ impl RecomputeModel {
         Duration::try_from_secs_f64(seconds.clamp(0.0, 86_400.0)).unwrap_or_default()
     }
 
-    /// How many times longer than [`predict`](Self::predict) says a prefill may take (at least 1): 99 of 100 take no longer, by
-    /// the spread of the errors so far, later ones counting more; by an assumed spread before there are any.
+    /// The factor by which a prefill may exceed [`predict`](Self::predict) (at least 1): 99 of 100 stay
+    /// within it, by the spread of the errors so far, weighted towards recent ones; by an assumed spread
+    /// before the first.
     pub fn caution(&self) -> f64 {
         (RISK_DEVIATIONS * self.spread.sqrt()).exp()
     }
@@ -118,7 +120,7 @@ impl RecomputeModel {
         }
         let before = self.predict(tokens);
         self.fit(tokens, seconds);
-        // The first one tells how fast the GPU is, those after it how evenly it computes.
+        // The first observation shows the GPU's speed, later ones its variation.
         let expected = if self.observed { before } else { self.predict(tokens) };
         self.observed = true;
         let error = (seconds / expected.as_secs_f64().max(1e-9)).ln().clamp(-3.0, 3.0);
@@ -140,14 +142,14 @@ impl RecomputeModel {
         for ((factor, row), p) in self.factors.iter_mut().zip(&mut self.covariance).zip(px) {
             *factor = (*factor + p / denominator * error).clamp(0.02, 50.0);
             for (entry, q) in row.iter_mut().zip(px) {
-                // Capped: directions that are never observed must not blow up under forgetting.
+                // Capped: unobserved directions must not grow without bound under forgetting.
                 *entry = ((*entry - p * q / denominator) / FORGETTING).clamp(-10.0, 10.0);
             }
         }
     }
 }
 
-/// Time of verifying and decoding a chunk: per chunk, per token, per compressed byte; follows what is observed.
+/// Time to verify and decode a chunk: per chunk, per token, per compressed byte, corrected by observations.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecodeModel {
     per_token: f64,

@@ -1,21 +1,21 @@
-//! Throughput estimators. They see samples of the link, cut from byte arrivals by [`super::meter::Meter`]; time
-//! to first byte is modelled apart.
+//! Throughput estimators. Their input is samples of the link that [`super::meter::Meter`] cuts from byte
+//! arrivals; time to first byte is modelled separately.
 
 use std::{collections::VecDeque, time::Duration};
 
 use super::byte_rate::ByteRate;
 
-/// Samples that the harmonic mean and the quantile look back on (seed B, after FESTIVE).
+/// Number of samples in the window of the harmonic mean and the quantile (seed B, after FESTIVE).
 pub const WINDOW_SAMPLES: usize = 20;
-/// Flow time that is looked back on: a window by time too, so that many short samples of a fast link are not
-/// crowded out, nor one fast moment of long ago remembered.
+/// Transfer time in the window. It is limited by time as well, so that many short samples of a fast link do
+/// not push out others, and an old fast moment is not remembered.
 const WINDOW_TIME: Duration = Duration::from_secs(2);
 /// Half-life of the exponentially weighted mean, in seconds of transfer.
 const EWMA_HALF_LIFE: f64 = 0.5;
 /// The conservative estimate: this quantile of the window.
 const QUANTILE: f64 = 0.25;
 
-/// Bytes and the time that they took.
+/// Bytes and their transfer time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TimedBytes {
     /// How many.
@@ -36,7 +36,7 @@ impl TimedBytes {
 pub enum ThroughputSample {
     /// A short window of the link, whichever transfers shared it.
     Window(TimedBytes),
-    /// A whole request, what came with its first byte left out.
+    /// A whole request, without the bytes that came with the first one.
     Transfer(TimedBytes),
 }
 
@@ -50,7 +50,7 @@ pub enum EstimatorKind {
     Harmonic,
     /// Mean whose weight halves with every half second of transfer.
     Ewma,
-    /// Lower quartile of the last 20 samples, and never above their harmonic mean.
+    /// Lower quartile of the last 20 samples, but never above their harmonic mean.
     Conservative,
 }
 
@@ -70,7 +70,7 @@ impl Estimator {
         Self { kind, window, last_transfer: None, mean: None }
     }
 
-    /// Takes one sample in; an empty one says nothing.
+    /// Adds one sample; an empty one is ignored.
     pub fn observe(&mut self, sample: ThroughputSample) {
         match sample {
             ThroughputSample::Transfer(stretch) => {

@@ -30,7 +30,7 @@ proptest! {
         prop_assert!(below * 4 <= last.len());
     }
 
-    /// What lies further back than two seconds of flow is forgotten, however few samples that are.
+    /// Samples older than two seconds of transfer are forgotten, however few they are.
     #[test]
     fn the_window_is_one_of_time_too(old in 1e6f64..1e9, new in 1e6f64..1e9) {
         let long = |rate: f64| ThroughputSample::Window(TimedBytes { bytes: (rate * 2.0) as u64, took: Duration::from_secs(2) });

@@ -1,4 +1,4 @@
-//! What goes into the core and what comes out.
+//! The core's inputs and outputs.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use kvasir_types::Level;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
-/// Who else is at work: loads of one node share its link and its GPU.
+/// Other active loads: loads of one node share its link and its GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Neighbours {
-    /// Loads beside this one.
+    /// Number of other loads.
     pub loads: u32,
-    /// Bytes of bases that they still miss: nobody refines where another has not the coarsest yet.
+    /// Bytes of bases that they still lack: no load refines while another lacks a base.
     pub missing_bytes: u64,
-    /// Those of them that loads with an earlier deadline miss: who has slack lets them go first.
+    /// Those bytes that belong to loads with an earlier deadline: a load with slack lets them go first.
     pub urgent_bytes: u64,
 }
 
@@ -28,54 +28,57 @@ pub enum FetcherEvent {
     Bytes {
         /// The request.
         request: RequestId,
-        /// How many arrived.
+        /// Number of bytes that arrived.
         bytes: u64,
     },
-    /// `bytes` more of a request were here already: another load had brought them. They say nothing of the link.
+    /// `bytes` more of a request were already here, brought by another load. They are no evidence about the
+    /// link.
     Found {
         /// The request.
         request: RequestId,
-        /// How many.
+        /// Number of bytes.
         bytes: u64,
     },
-    /// A request is over. Only the bytes reported by [`FetcherEvent::Bytes`] count: a short answer is a failure.
+    /// A request ended. Only the bytes reported by [`FetcherEvent::Bytes`] count: a short response is a
+    /// failure.
     Completed {
         /// The request.
         request: RequestId,
     },
-    /// A request failed; `permanent` when asking again cannot help (a 404, a corrupt object).
+    /// A request failed; `permanent` if a retry cannot help (a 404, a corrupt object).
     Failed {
         /// The request.
         request: RequestId,
-        /// Whether asking again is pointless.
+        /// Whether a retry is pointless.
         permanent: bool,
     },
     /// A chunk was verified, decoded and handed over.
     Decoded {
         /// Index of the chunk in the plan.
         chunk: usize,
-        /// How long verifying and decoding took, without waiting for its turn.
+        /// Time to verify and decode, without the time in the queue.
         took: Duration,
     },
-    /// A chunk's bytes were no valid chunk.
+    /// A chunk's bytes did not form a valid chunk.
     DecodeFailed {
         /// Index of the chunk in the plan.
         chunk: usize,
     },
-    /// A text chunk is done, or (`took` absent) was taken over by an engine that computes it after the load.
+    /// A text chunk was computed, or (`took` absent) taken over by an engine that computes it after the load.
     Recomputed {
         /// Index of the chunk in the plan.
         chunk: usize,
-        /// How long computing it took.
+        /// Time to compute it.
         took: Option<Duration>,
     },
-    /// Other loads share this one's link and GPU, or no longer do. Without it a load believes itself alone.
+    /// Other loads share this one's link and GPU, or no longer do. Without this event a load assumes that it
+    /// is alone.
     Neighbours(Neighbours),
     /// Time passed: the answer to [`FetcherAction::WakeAt`].
     Tick,
 }
 
-/// Something to do.
+/// An instruction to the shell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FetcherAction {
     /// Read bytes `start..end` of a chunk's object.
@@ -89,17 +92,17 @@ pub enum FetcherAction {
         /// One past the last byte.
         end: u64,
     },
-    /// Stop a request; later events of it are ignored. Bytes that arrived stay usable.
+    /// Stop a request; its later events are ignored. Bytes that arrived remain usable.
     Cancel {
         /// The request.
         request: RequestId,
     },
-    /// Verify and decode the chunk's prefix that belongs to `level`, hand it over, report
-    /// [`FetcherEvent::Decoded`] or [`FetcherEvent::DecodeFailed`].
+    /// Verify and decode the chunk's prefix for `level`, hand it over, and report [`FetcherEvent::Decoded`]
+    /// or [`FetcherEvent::DecodeFailed`].
     Decode {
         /// Index of the chunk in the plan.
         chunk: usize,
-        /// The level its bytes suffice for.
+        /// The level that its bytes suffice for.
         level: Level,
     },
     /// Compute the chunk's KV from its tokens, as soon as every chunk before it is resolved.
@@ -107,7 +110,7 @@ pub enum FetcherAction {
         /// Index of the chunk in the plan.
         chunk: usize,
     },
-    /// The KV of a chunk that is being computed came over the link first: computing it may stop, and
+    /// The link delivered the KV of a chunk that is being computed: computing it may stop, and
     /// [`FetcherEvent::Recomputed`] need not be sent. Its [`FetcherAction::Decode`] follows.
     Withdraw {
         /// Index of the chunk in the plan.

@@ -1,4 +1,4 @@
-//! From byte arrivals to samples, and time to first byte.
+//! Converts byte arrivals to throughput samples, and measures time to first byte.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -8,47 +8,47 @@ use super::{
     transfer_rate::{ExpectedRate, caution},
 };
 
-/// Shortest sample: below, timer and socket-buffer granularity is what one measures.
+/// Shortest sample: anything shorter measures the granularity of timers and socket buffers.
 const SAMPLE_TIME_MIN: Duration = Duration::from_millis(10);
 /// Fewest bytes of a sample, for the same reason.
 const SAMPLE_BYTES_MIN: u64 = 16 << 10;
-/// Pauses up to this are how links deliver (bursts, shapers, schedulers).
+/// Pauses up to this length are normal delivery (bursts, shapers, schedulers).
 const SILENCE_MIN: Duration = Duration::from_millis(50);
-/// What the link does now is measured over this time.
+/// Window for the link's present rate.
 const RECENT: Duration = Duration::from_millis(50);
 /// Samples kept for the report.
 const SAMPLES_MAX: usize = 4096;
-/// Time to first byte before any was seen: a warm connection within a region.
+/// Time to first byte before the first measurement: a warm connection within a region.
 const FIRST_BYTE_PRIOR: Duration = Duration::from_millis(5);
-/// Longest time to first byte that is believed.
+/// Longest plausible time to first byte.
 const FIRST_BYTE_MAX: Duration = Duration::from_secs(60);
 
-/// What is known of a request when it ends.
+/// A request's figures when it ends.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Transfer {
     /// When it was sent.
     pub(super) sent: Duration,
-    /// When its first bytes came, and how many came with them.
+    /// Time of its first bytes, and their number.
     pub(super) first: Option<(Duration, u64)>,
     /// All its bytes.
     pub(super) bytes: u64,
 }
 
-/// Turns byte arrivals into samples, and measures time to first byte.
+/// Converts byte arrivals to samples, and measures time to first byte.
 ///
-/// The time before an arrival belongs to that arrival's bytes, except where nothing was flowing: there it was
-/// waiting. So a sample opens at an arrival, with the bytes after it, and an answer that comes in one piece
-/// has no rate at all: small reads say what a round trip costs and nothing about bandwidth.
+/// The time before an arrival counts for that arrival's bytes, unless nothing was in transfer: then it was
+/// waiting time. So a sample opens at an arrival and contains the bytes after it, and a response that arrives
+/// in one piece has no rate: small reads measure a round trip, not bandwidth.
 #[derive(Debug, Clone)]
 pub(super) struct Meter {
     estimator: Estimator,
     open: Option<(Duration, u64)>,
     last_arrival: Duration,
     first_byte: Option<Duration>,
-    /// A lower bound of the rate, from answers too short to measure; used while nothing better is known.
+    /// A lower bound of the rate, from responses too short to measure; used until there is a better one.
     floor: Option<ByteRate>,
     samples: Vec<(Duration, ByteRate)>,
-    /// The last of them, as they were measured.
+    /// The most recent samples, as measured.
     recent: VecDeque<TimedBytes>,
 }
 
@@ -65,8 +65,8 @@ impl Meter {
         }
     }
 
-    /// A request's first `bytes` came `waited` after it was sent; `alone` when nothing else was flowing (then
-    /// the wait is latency, and not queueing behind other bytes).
+    /// A request's first `bytes` came `waited` after it was sent; `alone` if no other transfer was active
+    /// (then the wait is latency, not queueing behind other bytes).
     pub(super) fn on_first_byte(&mut self, waited: Duration, bytes: u64, alone: bool) {
         if !alone {
             return;
@@ -107,7 +107,7 @@ impl Meter {
         }
     }
 
-    /// Nothing is in flight any more: a gap is no evidence of a slow link.
+    /// No request is in flight: a gap is no evidence of a slow link.
     pub(super) fn on_idle(&mut self, now: Duration) {
         self.close_sample(now);
     }
@@ -133,14 +133,14 @@ impl Meter {
         }
     }
 
-    /// The estimate after bytes that are due have been missing for `silent`: silence is evidence too, so
-    /// beyond `SILENCE_MIN` the estimate (or the prior) falls as the inverse of its length.
+    /// The estimate after due bytes have been missing for `silent`. Silence is evidence too: beyond
+    /// `SILENCE_MIN` the estimate (or the prior) falls with the inverse of its length.
     pub(super) fn rate(&self, silent: Duration, prior: Option<ByteRate>) -> Option<ByteRate> {
         Some(after_silence(self.estimator.rate().or(prior).or(self.floor)?, silent))
     }
 
-    /// What to expect of the link by itself: the bytes of the last moments over their time, and by how much its samples
-    /// vary. `None` before the first sample.
+    /// The expected rate of the link by itself: recent bytes over their time, and the variation of its
+    /// samples. `None` before the first sample.
     pub(super) fn expectation(&self) -> Option<ExpectedRate> {
         let (mut bytes, mut took) = (0.0, Duration::ZERO);
         if let Some((since, so_far)) = self.open {
@@ -158,9 +158,9 @@ impl Meter {
         (!self.recent.is_empty()).then(|| ExpectedRate { rate: Some(rate), caution: caution(times) })
     }
 
-    /// A rate that was seen at `at`, times by how much the link has become quicker since.
+    /// A rate seen at `at`, scaled by the change of the link's rate since then.
     pub(super) fn since(&self, rate: ByteRate, at: Duration) -> ByteRate {
-        // The sample that was open then, or the one before.
+        // The sample that was open then, or the previous one.
         let ended = self.samples.partition_point(|(end, _)| *end <= at + SAMPLE_TIME_MIN);
         match (self.samples.get(ended.saturating_sub(1)), self.samples.last()) {
             (Some((_, then)), Some((_, now))) if now > then => {
@@ -183,7 +183,7 @@ impl Meter {
     }
 }
 
-/// What is left of an estimate after bytes that are due have been missing for `silent`.
+/// The estimate that remains after due bytes have been missing for `silent`.
 pub(super) fn after_silence(rate: ByteRate, silent: Duration) -> ByteRate {
     if silent <= SILENCE_MIN { rate } else { rate.scaled(SILENCE_MIN.as_secs_f64() / silent.as_secs_f64()) }
 }

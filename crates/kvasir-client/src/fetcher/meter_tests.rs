@@ -6,7 +6,7 @@ fn ms(t: u64) -> Duration {
     Duration::from_millis(t)
 }
 
-/// One request over a link of `rate` bytes a second behind `latency`, delivered in batches of `batch` bytes.
+/// One request over a link of `rate` bytes per second with `latency`, delivered in batches of `batch` bytes.
 fn deliver(
     meter: &mut Meter,
     start: Duration,
@@ -42,7 +42,7 @@ fn silence_lowers_the_estimate() {
 }
 
 proptest! {
-    /// Latency and rate are told apart, whatever the batches are, once a transfer is long enough to be measured.
+    /// Latency and rate are separated, for any batch size, once a transfer is long enough to measure.
     #[test]
     fn a_steady_link_is_measured_whatever_the_batches(
         rate in 1e6f64..1e9, latency in 1u64..200, batch in 1_000u64..300_000, kind in 0usize..4,
@@ -60,7 +60,7 @@ proptest! {
         prop_assert!(waited <= true_wait * 1.05 + batch as f64 / rate + 1e-3 && waited >= true_wait * 0.95, "{waited} of {true_wait}");
     }
 
-    /// Small reads say what a round trip costs, and never that the link is slow: they neither make nor move an
+    /// Small reads measure a round trip, and never show a slow link: they neither create nor change an
     /// estimate.
     #[test]
     fn small_reads_do_not_move_the_rate(rate in 1e7f64..1e9, latency in 5u64..300, small in 1u64..16_000) {
@@ -81,8 +81,8 @@ proptest! {
     }
 }
 
-/// A transfer that stopped while the link was slow is judged by what the link does since; one beside which the link was as
-/// quick as now is not.
+/// A transfer that stopped while the link was slow is scaled to the link's present rate; one that stopped
+/// while the link was as fast as now is not.
 #[test]
 fn rates_follow_a_link_that_recovers() {
     let ms = Duration::from_millis;
@@ -95,7 +95,7 @@ fn rates_follow_a_link_that_recovers() {
     let scaled = meter.since(rate, ms(100)).bytes_per_second() / 5e5;
     assert!((7.0..9.0).contains(&scaled), "{scaled}");
     assert_eq!(meter.since(rate, ms(395)), rate);
-    // It never makes a rate worse: that is for the transfer itself to show.
+    // Scaling never lowers a rate: only the transfer itself can show that.
     (1..=40).for_each(|i| meter.on_bytes(ms(400 + i * 5), 5_000));
     assert_eq!(meter.since(rate, ms(395)), rate);
 }

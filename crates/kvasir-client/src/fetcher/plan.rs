@@ -1,4 +1,4 @@
-//! What a load has to bring, and by when.
+//! The contents and the deadline of a load.
 
 use std::time::Duration;
 
@@ -6,27 +6,27 @@ use kvasir_types::{Level, TokenRange};
 
 use super::byte_rate::ByteRate;
 
-/// One chunk of a load: the sizes of its byte prefixes and what each level is worth.
+/// One chunk of a load: the sizes of its byte prefixes and the loss of each level.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlannedChunk {
-    /// Tokens of the context that this chunk brings (a last chunk may be used in part).
+    /// Tokens of the context that this chunk covers (a last chunk may be used in part).
     pub tokens: TokenRange,
     /// `level_bytes[l]`: length of the object's prefix that decodes to level `l`; not decreasing (a level may add nothing), not empty, not zero.
     pub level_bytes: Vec<u64>,
-    /// `loss[l]`: predicted quality loss of the chunk's tokens at level `l` (logit KL, nats a token);
-    /// as long as `level_bytes`, not increasing. Text has loss 0.
+    /// `loss[l]`: predicted quality loss of the chunk's tokens at level `l` (logit KL, nats per token); as
+    /// long as `level_bytes`, not increasing. Text has loss 0.
     pub loss: Vec<f64>,
 }
 
 impl PlannedChunk {
-    /// A chunk whose losses are not known: each level is taken to divide the step by three, and a rung to be
-    /// worth about a factor of three in KL (bitstream design, section 3).
+    /// A chunk with unknown losses: each level is assumed to divide the step by three, which changes the KL
+    /// by a factor of about three (bitstream design, section 3).
     pub fn with_default_loss(tokens: TokenRange, level_bytes: Vec<u64>) -> Self {
         let loss = Self::default_loss(level_bytes.len());
         Self { tokens, level_bytes, loss }
     }
 
-    /// Losses of so many levels, where the profile does not say.
+    /// Losses of `levels` levels, if the profile does not contain them.
     pub(crate) fn default_loss(levels: usize) -> Vec<f64> {
         (1..=levels).rev().map(|from_top| 3e-4 * 3f64.powi(from_top as i32 - 1)).collect()
     }
@@ -65,7 +65,7 @@ impl PlannedChunk {
 pub struct FetchPlan {
     /// The chunks, in context order, contiguous.
     pub chunks: Vec<PlannedChunk>,
-    /// Time to first token that is asked for, from the start of the load.
+    /// Target time to first token, from the start of the load.
     pub slo: Duration,
     /// Time the engine needs from the last resolved chunk to the first token (the suffix's prefill).
     pub suffix_time: Duration,
@@ -74,12 +74,12 @@ pub struct FetchPlan {
 }
 
 impl FetchPlan {
-    /// When the last chunk must be resolved for the SLO to be met.
+    /// When the last chunk must be resolved to meet the SLO.
     pub fn deadline(&self) -> Duration {
         self.slo.saturating_sub(self.suffix_time)
     }
 
-    /// Whether every chunk has at least one level, sizes that do not decrease, and as many losses.
+    /// Whether every chunk has at least one level, non-decreasing sizes, and as many losses.
     pub fn is_valid(&self) -> bool {
         self.chunks.iter().all(PlannedChunk::is_valid)
             && self.chunks.iter().zip(self.chunks.iter().skip(1)).all(|(a, b)| a.tokens.end == b.tokens.start)

@@ -1,4 +1,4 @@
-//! The state of a load and its transitions; [`super::core`] makes the decisions.
+//! The state of a load and its transitions. [`super::core`] makes the decisions.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -13,16 +13,16 @@ use super::{
     meter::{Meter, after_silence},
 };
 
-/// What an overdue text chunk is taken to need still.
+/// Assumed remaining time of an overdue text chunk.
 const OVERDUE_MIN: Duration = Duration::from_millis(2);
-/// From this multiple of its predicted time on a prefill is overdue.
+/// A prefill is overdue from this multiple of its predicted time.
 const OVERDUE_FROM: f64 = 1.05;
-/// What an overdue prefill is taken to need still, as a share of what it took so far, where its quantile is over.
+/// Assumed remaining time of an overdue prefill beyond its quantile, as a share of its time so far.
 const OVERDUE_MORE: f64 = 0.25;
-/// Share of the lateness seen that the next wake-up leaves in force.
+/// Share of the observed timer delay that remains after the next wake-up.
 const JITTER_KEEP: f64 = 0.9;
 
-/// The state of a load, apart from its policy.
+/// The state of a load, without its policy.
 #[derive(Debug)]
 pub(super) struct LoadState {
     pub(super) plan: FetchPlan,
@@ -33,7 +33,7 @@ pub(super) struct LoadState {
     pub(super) rates: ChunkRates,
     pub(super) next_request: u64,
     text_started: Duration,
-    /// The latest wake-up's lateness, or what is left of an earlier one's.
+    /// The latest wake-up's delay, or the remainder of an earlier one's.
     jitter: Duration,
     deferred: Duration,
     neighbours: Neighbours,
@@ -123,7 +123,7 @@ impl LoadState {
         self.compute(chunk, ChunkStatus::Text { done: false }, now, actions);
     }
 
-    /// Computes a chunk whose base is not here, and reads it, too.
+    /// Computes a chunk whose base has not arrived, and reads it as well.
     pub(super) fn hedge(&mut self, chunk: usize, now: Duration, actions: &mut Vec<FetcherAction>) {
         if self.chunks[chunk].is_computing() {
             self.chunks[chunk].status = ChunkStatus::Hedged { reading: false };
@@ -147,14 +147,14 @@ impl LoadState {
         actions.push(FetcherAction::Recompute { chunk });
     }
 
-    /// Decodes a hedged chunk whose base is here, where the GPU is expected to be done with it too late.
+    /// Decodes a hedged chunk whose base has arrived if the GPU is expected to finish too late.
     pub(super) fn withdraw_if_late(&mut self, chunk: usize, now: Duration, actions: &mut Vec<FetcherAction>) {
         if now + self.text_backlog(now) > self.plan.deadline() {
             self.withdraw(chunk, now, actions);
         }
     }
 
-    /// Decodes a hedged chunk whose base is here: the GPU is not waited for any longer.
+    /// Decodes a hedged chunk whose base has arrived, without waiting for the GPU.
     pub(super) fn withdraw(&mut self, chunk: usize, now: Duration, actions: &mut Vec<FetcherAction>) {
         if let Some(level) = self.held(chunk)
             && matches!(self.chunks[chunk].status, ChunkStatus::Hedged { .. })
@@ -206,7 +206,7 @@ impl LoadState {
             return self.deferred + total;
         }
         let running = now.saturating_sub(self.text_started);
-        // What is overdue may need all that one in a hundred needs, and where that is over, more than a little.
+        // An overdue prefill may need the time of the slowest in a hundred; beyond that, more than a little.
         let total = if self.overdue(now) > 1.0 {
             total.mul_f64(self.config.recompute.caution()).max(running.mul_f64(1.0 + OVERDUE_MORE))
         } else {
@@ -215,7 +215,8 @@ impl LoadState {
         self.deferred + total.saturating_sub(running).max(total.min(OVERDUE_MIN))
     }
 
-    /// How many times longer than predicted the GPU takes already for what it computes now, beyond what is told apart.
+    /// Factor by which the GPU's present computation already exceeds its prediction, beyond the detection
+    /// threshold.
     fn overdue(&self, now: Duration) -> f64 {
         let mut pairs = self.chunks.iter().zip(&self.plan.chunks);
         let Some((_, first)) = pairs.find(|(c, _)| c.is_computing()) else { return 1.0 };
@@ -225,18 +226,18 @@ impl LoadState {
         if runs && ratio > OVERDUE_FROM { ratio } else { 1.0 }
     }
 
-    /// A wake-up came so much later than it was asked for.
+    /// A wake-up was late by this much.
     pub(super) fn on_late_wake(&mut self, late: Duration) {
         self.jitter = late.max(self.jitter.mul_f64(JITTER_KEEP));
     }
 
-    /// Bytes of bases that are not here yet.
+    /// Bytes of bases that have not arrived yet.
     pub(super) fn missing_bytes(&self) -> u64 {
         let open = self.chunks.iter().zip(&self.plan.chunks).filter(|(state, _)| !state.is_settled());
         open.map(|(state, plan)| plan.bytes_at(Level::BASE).saturating_sub(state.have_bytes)).sum()
     }
 
-    /// Token ranges that are computed from text, neighbours joined.
+    /// Token ranges computed from text, adjacent ones joined.
     pub(super) fn text_ranges(&self) -> Vec<TokenRange> {
         let mut ranges: Vec<TokenRange> = Vec::new();
         for (state, plan) in self.chunks.iter().zip(&self.plan.chunks) {

@@ -1,16 +1,16 @@
-//! The rate of one transfer, and the rate to expect of transfers that have not begun.
+//! The rate of one transfer, and the expected rate of transfers that have not begun.
 
 use std::time::Duration;
 
 use super::byte_rate::ByteRate;
 
-/// Link time that a transfer's own rate looks back on: when it is full, half of it is forgotten.
+/// Link time in the window of a transfer's own rate: when it is full, half of it is forgotten.
 const OWN_TIME: Duration = Duration::from_millis(100);
-/// Own rates older than this say nothing about the next transfer, as long as younger ones are there.
+/// Own rates older than this say nothing about the next transfer if there are younger ones.
 const AGE_MAX: Duration = Duration::from_secs(2);
 /// Standard deviations above the mean time per byte at which deadlines are planned.
 const CAUTION: f64 = 1.0;
-/// What is assumed of the spread of the time per byte before it was seen: as much as its mean ...
+/// Assumed spread of the time per byte before the first measurement: as much as its mean ...
 const SPREAD_PRIOR: f64 = 1.0;
 /// ... with the weight of this many transfers.
 const SPREAD_PRIOR_WEIGHT: f64 = 2.0;
@@ -19,17 +19,18 @@ const SPREAD_PRIOR_WEIGHT: f64 = 2.0;
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct TransferProgress {
     bytes: u64,
-    /// Time on the link that its bytes took, as far as arrivals tell: since the arrival before, whoever's.
+    /// Time on the link that its bytes took, as far as arrivals show: since the previous arrival of any
+    /// transfer.
     on_link: Duration,
     /// Time since its first byte, each stretch divided by the transfers that shared the link then.
     fair: Duration,
-    /// Transfers that shared the link when its last bytes came.
+    /// Number of transfers on the link when its last bytes came.
     sharing: u32,
 }
 
 impl TransferProgress {
-    /// `bytes` came `since_any` after the last arrival of any transfer and `since_own` after this one's last, with
-    /// `sharing` transfers on the link now.
+    /// `bytes` came `since_any` after the last arrival of any transfer and `since_own` after this one's last;
+    /// `sharing` transfers use the link now.
     pub(super) fn add(&mut self, bytes: u64, since_any: Duration, since_own: Duration, sharing: u32) {
         if self.on_link > OWN_TIME || self.fair > OWN_TIME {
             (self.bytes, self.on_link, self.fair) = (self.bytes / 2, self.on_link / 2, self.fair / 2);
@@ -40,8 +41,8 @@ impl TransferProgress {
         self.sharing = sharing;
     }
 
-    /// What it would have if it had the link to itself: the smaller of what its bytes took on the link and what
-    /// it got where it had a fair share. A slow peer shows in the second, a slow link in both.
+    /// Its rate if it had the link to itself: the smaller of its bytes over their link time and its rate at a
+    /// fair share. A slow peer shows in the second, a slow link in both.
     pub(super) fn rate(&self) -> Option<ByteRate> {
         let on_link = ByteRate::of(self.bytes, self.on_link)?;
         let got = ByteRate::of(self.bytes, self.fair)?;
@@ -52,15 +53,15 @@ impl TransferProgress {
 /// The rate to expect of a transfer that has not begun, and its uncertainty.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct ExpectedRate {
-    /// Harmonic mean over the chunks seen lately, and not more than the best one that flows now: where chunks
-    /// differ (replicas, paths) the mean counts, where the link fell they all did.
+    /// Harmonic mean over recently seen chunks, but at most the best active one's rate: if chunks differ
+    /// (replicas, paths), the mean counts; if the link slowed down, all did.
     pub(super) rate: Option<ByteRate>,
-    /// How many times longer than at `rate` a transfer may well take: one standard deviation. The spread is
-    /// what was seen, shrunk towards what is assumed as long as few transfers were.
+    /// Factor by which a transfer may exceed its time at `rate`: one standard deviation. The spread is the
+    /// observed one, shrunk towards an assumed one while there are few transfers.
     pub(super) caution: f64,
 }
 
-/// From each chunk's own rate, when it was seen, and whether it flows at `now`.
+/// From each chunk's own rate, its time, and whether it is active at `now`.
 pub(super) fn expect(
     seen: impl Iterator<Item = (ByteRate, Duration, bool)> + Clone,
     prior: Option<ByteRate>,
@@ -85,7 +86,7 @@ pub(super) fn expect(
     ExpectedRate { rate, caution: caution(inverse.into_iter()) }
 }
 
-/// By how much longer a transfer may well take than by the mean of these times a byte.
+/// Factor by which a transfer may exceed the mean of these times per byte.
 pub(super) fn caution(inverse: impl Iterator<Item = f64> + Clone) -> f64 {
     let count = inverse.clone().count() as f64;
     let mean = inverse.clone().sum::<f64>() / count.max(1.0);
@@ -111,7 +112,7 @@ mod tests {
     }
 
     proptest! {
-        /// Caution is never below the mean, grows with what varies, and falls with steady evidence.
+        /// Caution is never below the mean, grows with variation, and falls with steady evidence.
         #[test]
         fn caution_follows_the_spread(rate in 1e6f64..1e9, spread in 3.0f64..50.0) {
             let caution = |pair: [f64; 2], count: usize| {
@@ -122,8 +123,8 @@ mod tests {
             prop_assert!(caution([rate, rate * spread], 20) > steady);
         }
 
-        /// The mean is harmonic; a link that fell under every flowing transfer lowers it at once; what is old
-        /// is forgotten.
+        /// The mean is harmonic; a link that slowed down under every active transfer lowers it at once; old
+        /// samples are forgotten.
         #[test]
         fn the_rate_is_the_mean_unless_the_link_fell(rates in prop::collection::vec(1e6f64..1e9, 1..12), fall in 2.0f64..100.0) {
             let harmonic = rates.len() as f64 / rates.iter().map(|r| r.recip()).sum::<f64>();
@@ -154,7 +155,7 @@ mod tests {
         }
         assert!((fast.rate().unwrap().bytes_per_second() / 1e8 - 1.0).abs() < 0.01);
         assert!((slow.rate().unwrap().bytes_per_second() / 1e6 - 1.0).abs() < 0.01);
-        // Its bytes come quickly one after the other's, but seldom: the time between counts.
+        // Its bytes come quickly after the other's, but rarely: the time in between counts.
         let mut seldom = TransferProgress::default();
         for _ in 0..20 {
             seldom.add(1_000, Duration::from_micros(10), ms(10), 2);

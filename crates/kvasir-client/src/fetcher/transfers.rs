@@ -48,7 +48,7 @@ impl LoadState {
         self.withdraw_if_late(chunk, now, actions);
     }
 
-    /// Bytes were here already.
+    /// Bytes were already here.
     pub(super) fn on_found(
         &mut self,
         id: RequestId,
@@ -75,11 +75,11 @@ impl LoadState {
         self.meter_transfer(&request, now);
         let chunk = request.chunk;
         match self.chunks[chunk].status {
-            // Here, and held against the GPU's being late.
+            // The base has arrived, and is held in case the GPU is late.
             ChunkStatus::Hedged { .. } if self.held(chunk).is_some() => {
                 self.chunks[chunk].status = ChunkStatus::Hedged { reading: false };
             }
-            // The GPU has it anyway.
+            // The GPU computes it anyway.
             ChunkStatus::Hedged { .. } => self.chunks[chunk].status = ChunkStatus::Text { done: false },
             ChunkStatus::Fetching { level } => {
                 self.chunks[chunk].status = ChunkStatus::Idle;
@@ -106,7 +106,7 @@ impl LoadState {
         }
     }
 
-    /// Stops a chunk's request; what arrived stays.
+    /// Stops a chunk's request; bytes that arrived are kept.
     pub(super) fn pause(&mut self, chunk: usize, now: Duration, actions: &mut Vec<FetcherAction>) {
         self.cancel_request_of(chunk, now, actions);
         let hedged = matches!(self.chunks[chunk].status, ChunkStatus::Hedged { .. });
@@ -148,7 +148,8 @@ impl LoadState {
         actions.push(FetcherAction::Fetch { request: id, chunk, start, end });
     }
 
-    /// Begins to read what is missing of `level`; asked for by the policy, so attempts count afresh.
+    /// Starts reading the missing part of `level`. The policy asked for it, so attempts are counted from
+    /// zero.
     pub(super) fn start_fetch(
         &mut self,
         chunk: usize,
@@ -160,9 +161,9 @@ impl LoadState {
         self.fetch(chunk, level, now, actions);
     }
 
-    /// For how long bytes that are due have been missing.
+    /// For how long due bytes have been missing.
     pub(super) fn silent(&self, now: Duration) -> Duration {
-        // Bytes are due at once on a flowing request, after some patience on one that was just sent.
+        // Bytes are due at once on an active request, and after a grace period on one that was just sent.
         let patience = 4 * self.meter.first_byte() + Duration::from_millis(50);
         let due = |r: &InFlightRequest| match r.transfer.first {
             Some(_) => self.meter.last_arrival(),

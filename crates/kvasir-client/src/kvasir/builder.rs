@@ -1,4 +1,4 @@
-//! How a connection is described.
+//! The builder of a connection.
 
 use std::{
     collections::VecDeque,
@@ -20,7 +20,7 @@ use crate::{
     save::{QueueConfig, SaveQueue},
 };
 
-/// Describes a [`Kvasir`]; [`connect`](Self::connect) opens it. Only [`model`](Self::model) has to be called.
+/// Describes a [`Kvasir`]; [`connect`](Self::connect) opens it. Only [`model`](Self::model) is required.
 #[derive(Debug)]
 #[must_use = "nothing is connected before `connect`"]
 pub struct Builder {
@@ -53,27 +53,27 @@ impl Builder {
             quality: QualityFloor::default(),
             chunk_tokens: CHUNK_TOKENS_DEFAULT,
             direct_reads: false,
-            // Until a prefill was seen: a 7 B model at 60 TFLOPS.
+            // Until the first prefill is observed: a 7 B model at 60 TFLOPS.
             recompute: RecomputeModel::from_flops(7.2e9, 32, 4096, 6e13),
             saves: QueueConfig::default(),
         }
     }
 
-    /// The model. What its caches are encoded with makes itself unless [`profile`](Self::profile) is called: the profile that is
-    /// in force at the service, which is the newest that is five minutes old; where there is none, one is made of the first
-    /// cache that is saved.
+    /// The model. Without [`profile`](Self::profile), caches are encoded with the profile in force at the
+    /// service: the newest that is at least five minutes old. If the service has none, the client makes one
+    /// from the first cache saved.
     pub fn model(mut self, spec: impl Into<Arc<ModelSpec>>) -> Self {
         self.model = Some(spec.into());
         self
     }
 
-    /// The profile that caches are encoded with.
+    /// The profile to encode caches with.
     pub fn profile(mut self, profile: impl Into<Arc<Profile>>) -> Self {
         self.profile = Some(profile.into());
         self
     }
 
-    /// Namespace: caches of different namespaces never match. `default` unless said.
+    /// Namespace: caches of different namespaces never match. Default: `default`.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = namespace.into();
         self
@@ -91,54 +91,56 @@ impl Builder {
         self
     }
 
-    /// The worst quality that loads may bring; whatever the deadline allows unless said.
+    /// The lowest quality that loads may bring. Default: whatever the deadline allows.
     pub fn quality(mut self, quality: impl Into<QualityFloor>) -> Self {
         self.quality = quality.into();
         self
     }
 
-    /// Tokens of a stored chunk: a multiple of 256 up to 16,384; 1,536 unless said.
+    /// Tokens of a stored chunk: a multiple of 256 up to 16,384. Default: 1,536.
     pub const fn chunk_tokens(mut self, tokens: usize) -> Self {
         self.chunk_tokens = tokens;
         self
     }
 
-    /// Reads objects straight from the store where the service can presign URLs, and through the service otherwise or where
-    /// a direct read fails. Past the service's hot tier, so for stores that are nearer or wider than the service.
+    /// Reads objects directly from the store if the service can presign URLs; otherwise, or if a direct read
+    /// fails, through the service. Direct reads bypass the service's hot tier, so use them for stores that
+    /// are closer or have more bandwidth than the service.
     pub const fn direct_reads(mut self, direct: bool) -> Self {
         self.direct_reads = direct;
         self
     }
 
-    /// The engine's prefill times to start from; loads and [`Kvasir::observe_prefill`] fit them further. A 7 B model at
-    /// 60 TFLOPS unless said.
+    /// The engine's initial prefill times; loads and [`Kvasir::observe_prefill`] refine them. Default: a 7 B
+    /// model at 60 TFLOPS.
     pub fn recompute_model(mut self, recompute: RecomputeModel) -> Self {
         self.recompute = recompute;
         self
     }
 
-    /// What the save queue takes, and its bounds.
+    /// Admission and limits of the save queue.
     pub fn save_queue(mut self, config: QueueConfig) -> Self {
         self.saves = config;
         self
     }
 
-    /// Connects: registers the model and asks for the namespace's root.
+    /// Connects: registers the model and fetches the namespace's root.
     ///
     /// # Errors
-    /// [`Error::Config`] for a description that cannot work, [`Error::Profile`] for a profile of another model,
-    /// [`Error::Spec`] for an impossible model; those of [`Client::register_model`] and [`Client::namespace_root`].
+    /// [`Error::Config`] for an invalid description, [`Error::Profile`] for a profile of another model,
+    /// [`Error::Spec`] for an invalid model spec; those of [`Client::register_model`] and
+    /// [`Client::namespace_root`].
     pub async fn connect(self) -> Result<Kvasir, Error> {
         let spec =
             self.model.ok_or_else(|| config_error("no model is given: call `model` before `connect`"))?;
         let tokens = self.chunk_tokens;
         if tokens == 0 || tokens > CHUNK_TOKENS_MAX || !tokens.is_multiple_of(CHUNK_TOKENS_STEP) {
             return Err(config_error(format!(
-                "chunks of {tokens} tokens are not possible: use a multiple of {CHUNK_TOKENS_STEP} up to {CHUNK_TOKENS_MAX}"
+                "chunks cannot have {tokens} tokens: use a multiple of {CHUNK_TOKENS_STEP} up to {CHUNK_TOKENS_MAX}"
             )));
         }
         let url = self.url.parse().map_err(|error| {
-            config_error(format!("{} is no address of a service ({error}): use http://host:port", self.url))
+            config_error(format!("{} is not a service address ({error}): use http://host:port", self.url))
         })?;
         let namespace =
             self.namespace.parse().map_err(|error| config_error(format!("namespace: {error}")))?;

@@ -1,4 +1,4 @@
-//! What an engine's log hears of lookups: an outage, or a service that comes and goes, is one line a minute, not one a request.
+//! Log lines about lookups. An outage, or a service that flaps, is logged once a minute, not once a request.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
@@ -9,19 +9,19 @@ use tokio::time::Instant;
 
 use crate::Error;
 
-/// How often failures are told at most.
+/// Minimum interval between two log lines about failures.
 const EVERY: Duration = Duration::from_secs(60);
 
-/// Whether lookups fail at the moment.
+/// Whether lookups currently fail.
 #[derive(Debug, Default)]
 pub(crate) struct LookupLog(Mutex<Failures>);
 
 #[derive(Debug, Default)]
 struct Failures {
-    /// Not told yet.
+    /// Failures not logged yet.
     count: u64,
     told: Option<Instant>,
-    /// Whether the log says that lookups fail.
+    /// Whether the log's last line says that lookups fail.
     is_open: bool,
 }
 
@@ -34,10 +34,10 @@ impl LookupLog {
         }
     }
 
-    /// A lookup was answered.
+    /// A lookup succeeded.
     pub(crate) fn answered(&self) {
         if self.failures().answer() {
-            tracing::info!("lookups are answered again");
+            tracing::info!("lookups succeed again");
         }
     }
 
@@ -47,7 +47,7 @@ impl LookupLog {
 }
 
 impl Failures {
-    /// How many failed since it was told last, where it is to be told now.
+    /// The number of failures since the last log line, if it is time for the next.
     fn fail(&mut self, now: Instant) -> Option<u64> {
         self.count += 1;
         let is_due = self.told.is_none_or(|told| now.duration_since(told) >= EVERY);
@@ -57,7 +57,7 @@ impl Failures {
         })
     }
 
-    /// Whether the end of failures is to be told.
+    /// Whether to log the end of the failures.
     fn answer(&mut self) -> bool {
         std::mem::take(&mut self.is_open)
     }
@@ -67,7 +67,8 @@ impl Failures {
 mod tests {
     use super::*;
 
-    /// What is told of five lookups a second over two minutes: failures with their counts, and ends of failures.
+    /// The log lines for five lookups a second over two minutes: failures with their counts, and ends of
+    /// failures.
     fn told(is_answered: fn(u32) -> bool) -> (Vec<u64>, usize) {
         let (mut failures, start) = (Failures::default(), Instant::now());
         let (mut warned, mut ended) = (Vec::new(), 0);

@@ -30,16 +30,17 @@ use crate::{
     save::{QueueStats, SaveQueue},
 };
 
-/// A connection to a Kvasir service for one model: open one for each process, and a [`Session`](crate::Session) for each
-/// request. Cheap to clone, `Send + Sync`; clones share connections, the save queue, and what loads have taught about costs.
+/// A connection to a Kvasir service for one model. Open one per process, and a [`Session`](crate::Session)
+/// per request. Cheap to clone, `Send + Sync`; clones share HTTP connections, the save queue, and the fitted
+/// cost models.
 ///
-/// Dropping the last clone drops what waits to be saved; [`drain`](Self::drain) first to keep it.
+/// Dropping the last clone drops saves that are still queued; call [`drain`](Self::drain) first to keep them.
 #[derive(Clone)]
 pub struct Kvasir {
     shared: Arc<Shared>,
 }
 
-/// What says apart the caches of one model: an adapter, and a secret that several users do not share.
+/// Separates the caches of one model: an adapter, and a secret that keeps users apart.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct BindingKey {
     pub(crate) adapter: Option<String>,
@@ -49,7 +50,7 @@ pub(crate) struct BindingKey {
 struct Shared {
     client: Client,
     own: Arc<Binding>,
-    /// Bindings of other adapters and salts, the one used last in front; at most [`BINDINGS_MAX`].
+    /// Bindings of other adapters and salts, most recently used first; at most [`BINDINGS_MAX`].
     others: Mutex<VecDeque<(BindingKey, Arc<Binding>)>>,
     direct_reads: bool,
     quality: QualityFloor,
@@ -74,7 +75,7 @@ impl Kvasir {
         Builder::new(url.into())
     }
 
-    /// Tells what a prefill of `range`, behind everything before it, took: what a load is weighed against.
+    /// Reports how long a prefill of `range`, over everything before it, took. Loads are compared with it.
     pub fn observe_prefill(&self, range: TokenRange, took: Duration) {
         self.shared.learned.observe_prefill(range, took);
     }
@@ -84,21 +85,22 @@ impl Kvasir {
         self.shared.learned.models()
     }
 
-    /// Fetches the model's profiles that the service has, at most 16. Otherwise each is fetched in the background when a lookup
-    /// first meets it, and that lookup ends before the chunks that need it.
+    /// Fetches the model's profiles from the service, at most 16. Otherwise each is fetched in the background
+    /// when a lookup first needs it, and that lookup ends before the chunks that need it.
     ///
     /// # Errors
-    /// Those of [`Client::list_profiles`] and [`Client::get_profile`]. A profile that cannot be used is passed over.
+    /// Those of [`Client::list_profiles`] and [`Client::get_profile`]. A profile that cannot be used is
+    /// skipped.
     pub async fn preload_profiles(&self) -> Result<(), Error> {
         self.shared.own.codec.preload(&self.shared.client).await
     }
 
-    /// Waits until everything that was saved in the background is stored or has failed: for a shutdown.
+    /// Waits until every background save is stored or has failed. Call it before shutdown.
     pub async fn drain(&self) {
         self.shared.saves.drain().await;
     }
 
-    /// What the save queue has done so far.
+    /// Statistics of the save queue.
     pub fn saves(&self) -> QueueStats {
         self.shared.saves.stats()
     }
@@ -118,7 +120,7 @@ impl Kvasir {
         self.shared.own.codec.model_id
     }
 
-    /// The profile that caches are encoded with; `None` before the first save where it makes itself.
+    /// The profile to encode caches with; `None` before the first save if it is chosen automatically.
     pub fn profile(&self) -> Option<Arc<Profile>> {
         self.shared.own.codec.writer().map(|writer| Arc::clone(writer.profile()))
     }
@@ -160,7 +162,7 @@ impl Kvasir {
         f(&mut self.shared.others.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The binding of an adapter and salt. The first use of each asks the service.
+    /// The binding of an adapter and salt. The first use of each queries the service.
     pub(crate) async fn binding(&self, key: &BindingKey) -> Result<Arc<Binding>, Error> {
         if *key == BindingKey::default() {
             return Ok(Arc::clone(&self.shared.own));
@@ -203,7 +205,7 @@ impl Kvasir {
     }
 }
 
-/// The namespace of a salt: the service derives an unguessable root for it, as for every namespace.
+/// The namespace of a salt. The service derives an unguessable root for it, as for every namespace.
 fn salted(namespace: &Name, salt: &[u8]) -> Result<Name, Error> {
     let mut hash = Sha256::new_with_prefix(b"kvasir session salt\0");
     hash.update(salt);

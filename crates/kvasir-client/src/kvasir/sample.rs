@@ -1,4 +1,4 @@
-//! A sample of what is stored, for programs that train a profile.
+//! A sample of the stored chunks, for programs that train a profile.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::{
     model::Writer,
 };
 
-/// KV that is stored, decoded at its finest level.
+/// Stored KV, decoded at its finest level.
 #[derive(Debug, Clone)]
 pub struct StoredKv {
     /// The tokens.
@@ -26,13 +26,14 @@ pub struct StoredKv {
 }
 
 impl Kvasir {
-    /// Reads and decodes at most `chunks` chunks of the model, a uniform sample over all namespaces, and of each at most 512 tokens,
-    /// fewer where all of them would need more than 8 GiB.
-    /// Chunks that were computed over lossy KV, and those whose finest level is below [`Quality::Transparent`], are left out: what
-    /// they lost is not the model's. The credential needs the role `admin`.
+    /// Reads and decodes a uniform sample of at most `chunks` chunks of the model over all namespaces, at
+    /// most 512 tokens of each; fewer if together they would need more than 8 GiB. Excludes chunks that were
+    /// computed over lossy KV, and those whose finest level is below [`Quality::Transparent`], because their
+    /// errors are not the model's. The credential needs the role `admin`.
     ///
     /// # Errors
-    /// `forbidden`, `unknown_model`; of a chunk or profile that cannot be read or decoded. One that is removed meanwhile is left out.
+    /// `forbidden`, `unknown_model`; those of a chunk or profile that cannot be read or decoded. A chunk that
+    /// is removed in the meantime is skipped.
     pub async fn sample(&self, chunks: usize) -> Result<Vec<StoredKv>, Error> {
         let client = self.rest();
         let sample = client.sample_chunks(&self.model_id(), chunks).await?;
@@ -69,7 +70,7 @@ impl Kvasir {
         Ok(Some(StoredKv { tokens, first_position, kv }))
     }
 
-    /// The profile that clients of the model encode with now; `None` where the service has none.
+    /// The profile that clients of the model now encode with; `None` if the service has none.
     ///
     /// # Errors
     /// Those of [`Client::list_profiles`](crate::rest::Client::list_profiles) and

@@ -13,15 +13,15 @@ use crate::{Error, fetcher::RequestId};
 pub(super) enum ReadId {
     /// Asked for by the core.
     Request(RequestId),
-    /// Of damaged bytes, beside the core; numbered over the load.
+    /// A repair of damaged bytes, unknown to the core; numbered per load.
     Repair(u64),
 }
 
 /// A message to the load's task, from its reads or from the engine.
 pub(super) enum Arrival {
-    /// Bytes of a read; not from the link where another load had brought them.
+    /// Bytes of a read; not from the link if another load had brought them.
     Bytes { read: ReadId, at: Instant, offset: u64, bytes: Bytes, from_link: bool },
-    /// A read is over.
+    /// A read ended.
     Ended { read: ReadId, at: Instant, result: Result<(), Error> },
     /// The engine computed tokens from text.
     Computed { range: TokenRange, took: Duration },

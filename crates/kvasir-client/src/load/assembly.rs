@@ -9,7 +9,7 @@ use kvasir_types::{Level, SPAN_TOKENS, TokenChain};
 
 use super::byte_ranges::RangeSet;
 
-/// The tokens of a load. Every object is checked against them, whatever the service says.
+/// The tokens of a load. Every object is checked against them; the service is not trusted.
 #[derive(Debug, Clone)]
 pub(super) struct ExpectedTokens {
     pub(super) tokens: Arc<Vec<u32>>,
@@ -17,21 +17,21 @@ pub(super) struct ExpectedTokens {
 }
 
 impl ExpectedTokens {
-    /// The object must hold these very tokens behind this very prefix.
+    /// The object must contain exactly these tokens, after exactly this prefix.
     fn check(&self, object: &ChunkMatch, head: &Head) -> Result<(), String> {
         let first = object.first_token as usize;
         let matched = object.matched_tokens as usize;
         let ours = self.tokens.get(first..first + matched);
         let wrong = if ours.is_none() || head.tokens.get(..matched) != ours {
-            "it holds other tokens"
+            "it contains other tokens"
         } else if self.chain.link(first) != Some(head.header.link()) {
             "it continues another prefix"
         } else if head.header.first_position != object.first_token {
-            "its KV is of other positions"
+            "its KV belongs to other positions"
         } else if head.header.profile_hash != object.profile_hash {
-            "it is of another profile than the lookup said"
+            "its profile is not the one that the lookup named"
         } else if head.header.object_bytes() != object.bytes {
-            "it is of another size than the lookup said"
+            "its size is not the one that the lookup named"
         } else {
             return head.verify_chain().map_err(|e| e.to_string());
         };
@@ -65,12 +65,12 @@ enum HeadState {
     Valid(Arc<Head>),
 }
 
-/// One object of a load. Bytes may arrive in any order. Each piece is checked against its CRC as soon as it is complete,
-/// while later ones are on the wire.
+/// One object of a load. Bytes may arrive in any order. Each piece is checked against its CRC as soon as it
+/// is complete, while later ones are in transfer.
 #[derive(Debug)]
 pub(super) struct ObjectAssembly {
     object: ChunkMatch,
-    /// The coarsest level that a span may be decoded at.
+    /// The coarsest level at which a span may be decoded.
     floor: Level,
     bytes: Vec<u8>,
     arrived: RangeSet,
@@ -79,21 +79,21 @@ pub(super) struct ObjectAssembly {
     pieces: Vec<ObjectPiece>,
 }
 
-/// What is wrong with bytes that arrived.
+/// A defect in bytes that arrived.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Defect {
-    /// The object is not the one that was asked for, or its head is damaged: without a good head nothing is of use.
+    /// The object is not the requested one, or its head is damaged: without a valid head nothing is usable.
     Head {
-        /// Where the head lies.
+        /// The position of the head.
         range: Range<u64>,
         /// What is wrong.
         what: String,
     },
     /// A piece, or several in a row, failed their checksums.
     Piece {
-        /// Where they lie.
+        /// Their position.
         range: Range<u64>,
-        /// What failed first.
+        /// The first failure.
         what: String,
     },
 }
@@ -103,7 +103,8 @@ pub(super) enum Defect {
 pub(super) struct VerifiedChunk {
     pub(super) head: Arc<Head>,
     pub(super) bytes: Bytes,
-    /// Tokens of the chunk, and the level they can be decoded at; `None`: not at all. In order, neighbours joined.
+    /// Tokens of the chunk and the level at which they can be decoded; `None` if they cannot. In order,
+    /// adjacent ones joined.
     pub(super) runs: Vec<(Range<usize>, Option<Level>)>,
 }
 
@@ -123,12 +124,13 @@ impl ObjectAssembly {
         &self.object
     }
 
-    /// What of `0..end` has not arrived.
+    /// The parts of `0..end` that have not arrived.
     pub(super) fn missing(&self, end: u64) -> Vec<Range<u64>> {
         self.arrived.missing(end)
     }
 
-    /// Inserts bytes at `offset` and checks the pieces that they complete. Returns how many bytes were new, and the defects.
+    /// Inserts bytes at `offset` and checks the pieces that they complete. Returns the number of new bytes,
+    /// and the defects.
     pub(super) fn insert(
         &mut self,
         offset: u64,
@@ -147,13 +149,13 @@ impl ObjectAssembly {
         let head = self.head_range();
         match &self.head {
             HeadState::Valid(_) => self.check_pieces(&whole, &range, &mut defects),
-            // Only once all of it was written anew.
+            // Only after all of it was overwritten.
             HeadState::Corrupt if range.start >= head.end || range.end < head.end => {}
             _ if !self.arrived.contains(&head) => {}
             HeadState::Pending | HeadState::Corrupt => match self.read_head(&head, expected) {
                 Ok(head) => {
                     self.set_head(head);
-                    // Everything that came before the head could be read.
+                    // All bytes that came before the head can now be checked.
                     for whole in self.arrived.iter().cloned().collect::<Vec<_>>() {
                         self.check_pieces(&whole, &(0..u64::MAX), &mut defects);
                     }
@@ -190,7 +192,7 @@ impl ObjectAssembly {
         self.head = HeadState::Valid(Arc::new(head));
     }
 
-    /// Checks the pieces that lie in `whole` (all of it arrived) and have bytes in `fresh`.
+    /// Checks the pieces that are within `whole` (all of it arrived) and have bytes in `fresh`.
     fn check_pieces(&mut self, whole: &Range<u64>, fresh: &Range<u64>, defects: &mut Vec<Defect>) {
         let HeadState::Valid(head) = &self.head else { return };
         let first = self.pieces.partition_point(|p| p.range.end <= fresh.start.max(whole.start));
@@ -207,7 +209,7 @@ impl ObjectAssembly {
                 Err(error) => {
                     piece.status = PieceStatus::Corrupt;
                     match defects.last_mut() {
-                        // Of a whole answer that was wrong: one read mends it.
+                        // Of a whole response that was wrong: one read repairs it.
                         Some(Defect::Piece { range, .. }) if range.end == piece.range.start => {
                             range.end = piece.range.end;
                         }
@@ -221,8 +223,8 @@ impl ObjectAssembly {
         }
     }
 
-    /// Everything verified so far, each span at the best level that its pieces allow, `level` at most. Takes the
-    /// bytes: nothing arrives for this chunk any more.
+    /// Everything verified so far, each span at the best level that its pieces allow, but at most `level`. Takes the
+    /// bytes: no more can arrive for this chunk.
     pub(super) fn finish(&mut self, level: Level) -> Option<VerifiedChunk> {
         let HeadState::Valid(head) = &self.head else { return None };
         let head = Arc::clone(head);

@@ -21,30 +21,31 @@ use crate::{
     rest::{BlockLookup, Client, Routes},
 };
 
-/// The levels of a stored chunk that are good enough, and what each is worth.
+/// The levels of a stored chunk that are good enough, and the loss of each.
 #[derive(Debug)]
 pub(crate) struct PlannedLevels {
-    /// Predicted KL of each level, in nats a token, coarsest first; `None` where it is not known.
+    /// Predicted KL of each level, in nats per token, coarsest first; `None` if unknown.
     kl: Option<Vec<f64>>,
     /// The coarsest level that may be used.
     pub(super) floor: Level,
 }
 
 impl PlannedLevels {
-    /// All levels of a chunk whose KL nobody knows.
+    /// All levels of a chunk of unknown KL.
     #[cfg(test)]
     pub(super) const fn all() -> Self {
         Self { kl: None, floor: Level(0) }
     }
 
-    /// What KV of the chunk has lost that was decoded at a level.
+    /// Loss of the chunk's KV when decoded at a level.
     pub(super) fn loss_of(&self, chunk: &ChunkMatch, level: Level) -> Loss {
         let kl = self.kl.as_ref().and_then(|kl| kl.get(level.index()));
-        // What is not known adds nothing here; the error and the hops say that there is something.
+        // An unknown KL adds nothing here; the error and the hops still record the loss.
         chunk.loss_at(level, kl.copied().unwrap_or(0.0))
     }
 
-    /// Of a chunk that may be as bad as `floor`, with what lies beneath it; `None` when no level is that good.
+    /// The levels of a chunk at `floor` or better, including the loss beneath it; `None` if no level is good
+    /// enough.
     pub(crate) fn new(chunk: &ChunkMatch, decoder: &dyn ChunkDecoder, floor: QualityFloor) -> Option<Self> {
         let count = chunk.level_bytes.len();
         let kl = decoder.level_kl().filter(|kl| kl.len() == count);
@@ -59,7 +60,7 @@ impl PlannedLevels {
         Some(Self { kl, floor })
     }
 
-    /// The chunk for the fetcher. Levels below the floor cost what the floor costs.
+    /// The chunk for the fetcher. Levels below the floor have the size of the floor.
     fn plan(&self, chunk: &ChunkMatch) -> PlannedChunk {
         let floor = self.floor.index();
         let mut level_bytes = chunk.level_bytes.clone();
@@ -74,16 +75,16 @@ impl PlannedLevels {
     }
 }
 
-/// What a session loads.
+/// The parameters of a session's load.
 pub(crate) struct LoadTask<'a> {
     pub(crate) client: &'a Client,
     pub(crate) binding: &'a Binding,
     pub(crate) runtime: &'a Handle,
     pub(crate) learned: &'a Arc<LearnedCosts>,
-    /// Worst quality that may be loaded.
+    /// Lowest quality to load.
     pub(crate) floor: QualityFloor,
     pub(crate) tokens: &'a Arc<Vec<u32>>,
-    /// What was asked: asking again renews presigned URLs.
+    /// The lookup; repeating it renews presigned URLs.
     pub(crate) lookup: BlockLookup,
     pub(crate) matched: Matched,
     pub(crate) beneath: &'a Arc<Beneath>,
@@ -93,7 +94,7 @@ impl LoadTask<'_> {
     /// Starts the load.
     ///
     /// # Errors
-    /// [`Error::Config`] when a table is too short, or the model's caches cannot be written into pages.
+    /// [`Error::Config`] if a table is too short, or the model's caches cannot be written into pages.
     pub(crate) fn begin(
         mut self,
         tables: Vec<BlockTable>,
@@ -118,7 +119,7 @@ impl LoadTask<'_> {
         let found = self.matched.tokens();
         if let Some(table) = tables.iter().find(|table| table.tokens() < found) {
             let what = format!(
-                "a block table has room for {} tokens, the load brings {found}: reserve pages for all of them",
+                "a block table has room for {} tokens, but the load has {found}: reserve pages for all of them",
                 table.tokens()
             );
             return Err(Error::Config { what });
@@ -182,8 +183,9 @@ impl LoadTask<'_> {
         let gate = Arc::<WriteGate>::default();
         let context = DecodeContext { spec: Arc::clone(&codec.spec), tables, gate: Arc::clone(&gate) };
         let decodes = DecodeQueue::new(context, decoders);
-        let fetcher = Fetcher::new(plan, options.policy, config)
-            .map_err(|error| Error::protocol(format!("the lookup's chunks make no plan: {error}")))?;
+        let fetcher = Fetcher::new(plan, options.policy, config).map_err(|error| {
+            Error::protocol(format!("the lookup's chunks do not form a valid plan: {error}"))
+        })?;
         let driver = LoadDriver::new(
             Instant::now(),
             fetcher,

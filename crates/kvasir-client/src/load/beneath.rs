@@ -1,19 +1,19 @@
-//! What a session's KV was computed over.
+//! The loss of the KV that a session's KV was computed over.
 
 use std::sync::{Mutex, PoisonError};
 
 use kvasir_types::Loss;
 
-/// What the KV has lost that lies beneath whatever the engine computes in a session. Loads note it by themselves, so that
-/// what is saved over them carries it and errors cannot grow over turns unseen.
+/// The loss of the KV beneath everything that the engine computes in a session. Loads record it themselves,
+/// so that saves carry it and errors cannot accumulate unseen over turns.
 #[derive(Debug)]
 pub(crate) struct Beneath(Mutex<Losses>);
 
 #[derive(Debug, Clone, Copy)]
 struct Losses {
-    /// Of loads that are over, and of what the engine had.
+    /// Of loads that have ended, and of KV that the engine already had.
     settled: Loss,
-    /// Of layers that were handed over by a load that has not ended: the engine may have begun on them.
+    /// Of layers that an unfinished load handed over: the engine may have started on them.
     under_way: Loss,
 }
 
@@ -28,17 +28,17 @@ impl Beneath {
         f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Layers that have lost this were handed over.
+    /// Layers with this loss were handed over.
     pub(crate) fn handed_over(&self, loss: Loss) {
         self.with(|this| this.under_way = this.under_way.worst(loss));
     }
 
-    /// A load has ended; of what it handed over, what stays in use has lost this.
+    /// A load has ended; the part of it that stays in use has this loss.
     pub(crate) fn settle(&self, loss: Loss) {
         self.with(|this| *this = Losses { settled: this.settled.worst(loss), under_way: Loss::NONE });
     }
 
-    /// The worst so far.
+    /// The largest loss so far.
     pub(crate) fn loss(&self) -> Loss {
         self.with(|this| this.settled.worst(this.under_way))
     }

@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 
-/// A set of bytes as disjoint, sorted, non-adjacent ranges. Reads bring few, long ones, so a vector is enough.
+/// A set of bytes as disjoint, sorted, non-adjacent ranges. Reads yield few, long ranges, so a vector is
+/// enough.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct RangeSet(Vec<Range<u64>>);
 
 impl RangeSet {
-    /// Adds a range and returns the one it has become part of, and how many of its bytes are new.
+    /// Adds a range. Returns the range that it became part of, and how many of its bytes are new.
     pub(super) fn insert(&mut self, added: Range<u64>) -> (Range<u64>, u64) {
         if added.is_empty() {
             return (added, 0);
@@ -28,13 +29,13 @@ impl RangeSet {
         self.0.iter()
     }
 
-    /// Whether all of `range` is there.
+    /// Whether all of `range` is present.
     pub(super) fn contains(&self, range: &Range<u64>) -> bool {
         let after = self.0.partition_point(|r| r.start <= range.start);
         range.is_empty() || after.checked_sub(1).is_some_and(|i| self.0[i].end >= range.end)
     }
 
-    /// What of `0..end` is not there.
+    /// The parts of `0..end` that are missing.
     pub(super) fn missing(&self, end: u64) -> Vec<Range<u64>> {
         let mut gaps = Vec::new();
         let mut next = 0;

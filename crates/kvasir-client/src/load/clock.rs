@@ -1,10 +1,10 @@
-//! Time since a load began, and when its core wants to be woken.
+//! Time since a load began, and its core's next wake-up.
 
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-/// The clock of one load. It never goes back, though events are handled in another order than they happened.
+/// The clock of one load. It never runs backwards, although events may be handled out of order.
 #[derive(Debug)]
 pub(super) struct LoadClock {
     started: Instant,
@@ -17,12 +17,12 @@ impl LoadClock {
         Self { started, now: Duration::ZERO, wake: None }
     }
 
-    /// Time since the load began, as far as events have told.
+    /// Time since the load began, as of the latest event.
     pub(super) const fn now(&self) -> Duration {
         self.now
     }
 
-    /// Something happened at `at`.
+    /// An event happened at `at`.
     pub(super) fn advance(&mut self, at: Instant) {
         self.now = self.now.max(at.saturating_duration_since(self.started));
     }
@@ -32,7 +32,7 @@ impl LoadClock {
         self.wake = Some(self.started + at);
     }
 
-    /// Waits for the wake-up and clears it; forever where there is none. Cancel-safe.
+    /// Waits for the wake-up and clears it; forever if none is set. Cancel-safe.
     pub(super) async fn wake(&mut self) {
         match self.wake {
             Some(at) => sleep_until(at).await,

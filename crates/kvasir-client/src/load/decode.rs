@@ -9,10 +9,10 @@ use tokio::time::Instant;
 use super::{LoadError, assembly::VerifiedChunk, token_ranges::context_range};
 use crate::pages::{BlockTable, WriteGate};
 
-/// What all decode units of a load share.
+/// Context shared by all decode units of a load.
 pub(super) struct DecodeContext {
     pub(super) spec: Arc<ModelSpec>,
-    /// Where rows go, straight from the decoding thread; one table a rank.
+    /// The decoding thread writes rows here directly; one table per rank.
     pub(super) tables: Vec<BlockTable>,
     pub(super) gate: Arc<WriteGate>,
 }
@@ -34,30 +34,30 @@ pub(super) struct DecodeUnit {
     pub(super) decoder: Arc<dyn ChunkDecoder>,
 }
 
-/// What a decode unit is of.
+/// The scope of a decode unit.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct UnitScope {
     pub(super) chunk: usize,
     pub(super) rank: usize,
     pub(super) layers: Range<usize>,
-    /// Of the context.
+    /// In the context.
     pub(super) tokens: TokenRange,
     pub(super) level: Level,
 }
 
-/// How a decode unit ended.
+/// The result of a decode unit.
 pub(super) struct DecodeOutcome {
     pub(super) scope: UnitScope,
     pub(super) took: Duration,
     /// When it ended.
     pub(super) at: Instant,
-    /// The rows are in their pages, except so many whose page was reassigned.
+    /// The number of rows not written because their page was reassigned; all others are in their pages.
     pub(super) result: Result<usize, LoadError>,
 }
 
 impl DecodeUnit {
-    /// What to decode first: early layers of everything before later layers of anything, so that an engine can start
-    /// on the suffix; then the order of tokens.
+    /// Decoding order: early layers of all chunks before later layers of any, so that an engine can start on
+    /// the suffix; then by tokens.
     pub(super) fn key(&self) -> (usize, usize, usize, usize) {
         (self.layers.start, self.chunk, self.tokens.start, self.rank)
     }
@@ -94,7 +94,8 @@ impl DecodeUnit {
     }
 }
 
-/// The decode units of a verified chunk: every run of tokens, every group of layers, every rank that holds part of it.
+/// The decode units of a verified chunk, one for every run of tokens, group of layers, and rank that holds
+/// part of it.
 pub(super) fn decode_units(
     (chunk, first_token): (usize, u64),
     verified: &VerifiedChunk,
@@ -126,7 +127,7 @@ pub(super) fn decode_units(
             for group in groups {
                 let scopes = group.scopes.iter().filter(|scope| {
                     meets(&scope.layers, &shard.layers)
-                        // Planes with fewer heads than ranks are everyone's.
+                        // Planes with fewer heads than ranks belong to all ranks.
                         && (meets(&scope.heads, &shard.heads) || scope.heads.end <= shard.heads.start)
                 });
                 let layers = group.layers.clone();

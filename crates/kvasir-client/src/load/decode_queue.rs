@@ -21,23 +21,23 @@ use crate::limits::DECODE_CONCURRENCY;
 /// The decodes of a load.
 pub(super) struct DecodeQueue {
     context: Arc<DecodeContext>,
-    /// One a chunk of the load.
+    /// One per chunk of the load.
     decoders: Vec<Arc<dyn ChunkDecoder>>,
     /// In the order of [`DecodeUnit::key`].
     waiting: BinaryHeap<Reverse<QueuedUnit>>,
     /// At most [`DECODE_CONCURRENCY`]. Dropped with the load.
     running: JoinSet<DecodeOutcome>,
-    /// Chunks of which units wait or run.
+    /// Chunks with waiting or running units.
     chunks: BTreeMap<usize, ChunkDecode>,
 }
 
-/// What decoding a chunk came to, so far or in all.
+/// The outcome of decoding a chunk, so far or in total.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct ChunkDecode {
     units_left: usize,
     /// Time on decoding threads.
     pub(super) took: Duration,
-    /// Tokens whose decode failed. They may be computed once no unit writes to this chunk's pages any more.
+    /// Tokens whose decode failed. They may be computed once no unit writes to this chunk's pages.
     pub(super) undecodable: Vec<TokenRange>,
 }
 
@@ -47,8 +47,8 @@ impl DecodeQueue {
         Self { context: Arc::new(context), decoders, waiting, running, chunks }
     }
 
-    /// Queues a chunk whose first token is the context's `first_token`. Returns the tokens that no level can be
-    /// decoded of; `None` when that is all of them, and nothing is queued.
+    /// Queues a chunk whose first token is the context's `first_token`. Returns the tokens that cannot be
+    /// decoded at any level; `None` if that is all of them and nothing was queued.
     pub(super) fn push(
         &mut self,
         chunk: usize,
@@ -66,8 +66,8 @@ impl DecodeQueue {
         Some(damaged.map(|(tokens, _)| context_range(first_token, tokens)).collect())
     }
 
-    /// Waits for the next unit to end. With the last one of a chunk comes what decoding the chunk came to.
-    /// Cancel-safe; for ever where nothing is queued.
+    /// Waits for the next unit to end. The last unit of a chunk also returns the chunk's outcome.
+    /// Cancel-safe; waits forever if nothing is queued.
     pub(super) async fn next(&mut self) -> (DecodeOutcome, Option<ChunkDecode>) {
         loop {
             match self.running.join_next().await {
@@ -90,7 +90,7 @@ impl DecodeQueue {
         }
     }
 
-    /// Counts a unit that ended; the chunk's result with its last one.
+    /// Counts a finished unit; returns the chunk's outcome with its last one.
     fn count(&mut self, outcome: &DecodeOutcome) -> Option<ChunkDecode> {
         let chunk = self.chunks.get_mut(&outcome.scope.chunk)?;
         chunk.took += outcome.took;
@@ -135,7 +135,7 @@ mod tests {
     use super::{super::sample::SampleChunk, *};
     use crate::pages::HostPages;
 
-    /// Decodes nothing; fails where a run begins at one of these tokens.
+    /// Decodes nothing; fails if a run begins at one of these tokens.
     struct FailingAt(Vec<usize>);
 
     impl ChunkDecoder for FailingAt {
@@ -171,7 +171,7 @@ mod tests {
         DecodeQueue::new(context, failing.iter().map(decoder).collect())
     }
 
-    /// A chunk of one span a run, at these levels.
+    /// A chunk with one span per run, at these levels.
     fn verified(levels: &[Option<u8>]) -> VerifiedChunk {
         let SampleChunk { head, bytes, .. } = SampleChunk::new();
         let run =

@@ -1,4 +1,4 @@
-//! The task of a load: executes the actions of the fetcher core and feeds it the events of the load's parts.
+//! The task of a load: executes the actions of the fetcher core and passes it the events of the load's parts.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -50,17 +50,17 @@ impl LoadDriver {
         Self { fetcher, network, decodes, progress, recorder, clock, events, learned, active }
     }
 
-    /// Loads, and reports; `tail` is what the plan does not hold.
+    /// Runs the load and reports; `tail` is the part that the plan does not cover.
     pub(super) async fn run(mut self, mut arrivals: mpsc::Receiver<Arrival>, tail: TokenRange) {
         if !tail.is_empty() {
             self.send(DriverEvent::Recompute { range: tail, cause: RecomputeCause::NotStored });
         }
         self.dispatch(FetcherEvent::Start);
-        // Rows whose pages are another's: the request is gone, and there is nobody to load for.
+        // Stale rows mean that the pages belong to another request: this one is gone, so the load can stop.
         while !self.fetcher.is_done() && !self.recorder.has_stale_rows() {
             self.active.set_missing_bytes(self.fetcher.missing_bytes());
             tokio::select! {
-                // The network holds a sender itself, so the channel never closes.
+                // The network itself holds a sender, so the channel never closes.
                 Some(arrival) = arrivals.recv() => self.on_arrival(arrival),
                 (outcome, chunk) = self.decodes.next() => self.on_decoded(outcome, chunk),
                 neighbours = self.active.neighbours() => {
@@ -78,15 +78,16 @@ impl LoadDriver {
         let reads = self.network.finish();
         let report = self.recorder.report(&self.fetcher, self.progress, reads, self.clock.now());
         self.learned.learn(&report);
-        // What operators see of SLOs comes from here. Nobody waits for it, and one that is lost is no loss.
+        // Operators' SLO figures come from this report. It is best effort: nothing waits for it.
         let record = report.record(slo);
         tokio::spawn(async move { client.report_load(&record).await });
-        // A load that was dropped has no use for it.
+        // If the load was dropped, the receiver is gone; ignore that.
         let _ = self.events.send(DriverEvent::Done { report: Box::new(report) });
     }
 
     fn send(&self, event: DriverEvent) {
-        // Bounded by the plan: a few events a chunk. A load that was dropped has no use for them.
+        // Bounded by the plan: a few events per chunk. If the load was dropped, the receiver is gone; ignore
+        // that.
         let _ = self.events.send(event);
     }
 
@@ -130,7 +131,7 @@ impl LoadDriver {
         }
     }
 
-    /// Passes an event to the core and executes its actions.
+    /// Passes an event to the core and executes the resulting actions.
     fn dispatch(&mut self, event: FetcherEvent) {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
@@ -199,25 +200,25 @@ impl LoadDriver {
         self.send(ready);
     }
 
-    /// Reports tokens that the engine must compute, once.
+    /// Reports, once, tokens that the engine must compute.
     fn return_for_recompute(&mut self, range: TokenRange, cause: RecomputeCause) {
         if let Some(event) = self.progress.recompute(range, cause) {
             self.send(event);
         }
     }
 
-    /// Has the engine compute a chunk, during the load or after it.
+    /// Hands a chunk to the engine to compute, during or after the load.
     fn choose_recompute(&mut self, chunk: usize) -> Option<FetcherEvent> {
         let failed = self.recorder.has_failed(chunk);
         let cause = if failed { RecomputeCause::Failed } else { RecomputeCause::Text };
         self.return_for_recompute(self.tokens(chunk), cause);
-        // Deferred, the engine computes it after the load.
+        // In deferred mode, the engine computes it after the load.
         (self.fetcher.text_mode() == TextMode::Deferred)
             .then_some(FetcherEvent::Recomputed { chunk, took: None })
     }
 
-    /// The engine computed a range, in `took`: chunks of it that it was given, or something else that the cost model
-    /// learns from.
+    /// The engine computed a range in `took`: chunks handed to it, or other tokens that the cost model learns
+    /// from.
     fn on_computed(&mut self, range: TokenRange, took: Duration) {
         let mut within = false;
         for chunk in 0..self.fetcher.chunks().len() {

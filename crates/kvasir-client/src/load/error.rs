@@ -1,21 +1,21 @@
-//! Why reads and decodes of a load fail.
+//! Errors of reads and decodes of a load.
 
 use std::time::Duration;
 
 use crate::Error;
 
-/// A request or decode that failed.
+/// A failed request or decode.
 #[derive(Debug)]
 pub struct LoadFailure {
     /// Index of the chunk.
     pub chunk: usize,
-    /// When, since the load began.
+    /// Time since the load began.
     pub at: Duration,
-    /// Why.
+    /// The cause.
     pub error: LoadError,
 }
 
-/// Why a chunk's read or decode failed.
+/// The cause of a failed read or decode of a chunk.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
@@ -29,7 +29,7 @@ pub enum LoadError {
         start: u64,
         /// One past its last byte.
         end: u64,
-        /// What failed.
+        /// The first failed check.
         what: String,
     },
     /// The bytes are not the chunk's: wrong, corrupt, or of other tokens.

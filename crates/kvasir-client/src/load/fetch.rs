@@ -16,9 +16,9 @@ use crate::{
 
 /// Part size and number of parallel part reads of a range.
 ///
-/// A part is what the link brings in [`PART_TIME`], so that its own round trip is a small share of it. While one part
-/// waits for its first byte, others must keep the link busy (the bandwidth-delay product): one part more than fit into
-/// the time to first byte.
+/// A part is what the link transfers in [`PART_TIME`], so that its own round trip is a small share of that.
+/// While one part waits for its first byte, others must keep the link busy (the bandwidth-delay product): one
+/// more part than fits into the time to first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PartSizing {
     pub(super) part_bytes: u64,
@@ -26,7 +26,7 @@ pub(super) struct PartSizing {
 }
 
 impl PartSizing {
-    /// For a link of `rate` whose answers begin after `first_byte`.
+    /// For a link of `rate` whose responses begin after `first_byte`.
     pub(super) fn new(rate: Option<ByteRate>, first_byte: Option<Duration>) -> Self {
         let rate = rate.map_or(PART_BYTES_MIN as f64 / PART_TIME.as_secs_f64(), ByteRate::bytes_per_second);
         let part_bytes = ((rate * PART_TIME.as_secs_f64()) as u64).clamp(PART_BYTES_MIN, PART_BYTES_MAX);
@@ -35,7 +35,8 @@ impl PartSizing {
         Self { part_bytes, concurrency: (1 + waiting.ceil() as usize).min(PARTS_AT_ONCE_MAX) }
     }
 
-    /// Splits ranges into parts, in order. The last of each may be up to half a part longer, rather than leave a crumb.
+    /// Splits ranges into parts, in order. The last part of each may be up to half a part longer, to avoid a
+    /// tiny remainder.
     pub(super) fn split(&self, ranges: &[Range<u64>]) -> Vec<Range<u64>> {
         let mut parts = Vec::new();
         for range in ranges {
@@ -59,24 +60,24 @@ pub(super) struct FetchTask {
     pub(super) request: RequestId,
     pub(super) parts: Vec<Range<u64>>,
     pub(super) concurrency: usize,
-    /// Requests of this chunk that failed before.
+    /// Earlier failed requests of this chunk.
     pub(super) failures: u32,
 }
 
 impl FetchTask {
-    /// Reads the parts and reports bytes and end. A request after a failure waits (full jitter), spends the client's
-    /// retry budget, and goes through the service.
+    /// Reads the parts and reports their bytes and the end. A request after a failure waits (full jitter),
+    /// takes from the client's retry budget, and uses the service.
     pub(super) async fn run(self, arrivals: mpsc::Sender<Arrival>) {
         let result = self.read(&arrivals).await;
         let end = Arrival::Ended { read: ReadId::Request(self.request), at: Instant::now(), result };
-        // Nobody listens any more when the load was dropped.
+        // If the load was dropped, the receiver is gone; ignore that.
         let _ = arrivals.send(end).await;
     }
 
     async fn read(&self, arrivals: &mpsc::Sender<Arrival>) -> Result<(), Error> {
         if self.failures > 0 {
             if !self.routes.client().take_retry() {
-                return Err(Error::protocol("the retry budget is spent"));
+                return Err(Error::protocol("the retry budget is exhausted"));
             }
             tokio::time::sleep(backoff(self.failures, None).unwrap_or_default()).await;
         }
@@ -91,9 +92,9 @@ impl FetchTask {
         while let Some(part) = reads.next().await {
             match part {
                 Ok(()) => {}
-                // Asking for the rest is pointless.
+                // Requesting the rest is pointless.
                 Err(error) if !error.is_retryable() => return Err(error),
-                // The other parts go on: what they bring need not be read again.
+                // Keep the other parts running: their bytes need not be read again.
                 Err(error) => result = Err(error),
             }
         }
@@ -101,7 +102,7 @@ impl FetchTask {
     }
 }
 
-/// Sends bytes that arrive to the load's task.
+/// Passes arriving bytes to the load's task.
 pub(super) struct ArrivalSink {
     pub(super) read: ReadId,
     pub(super) arrivals: mpsc::Sender<Arrival>,
@@ -111,7 +112,7 @@ impl ArrivalSink {
     async fn send(&self, offset: u64, bytes: Bytes, from_link: bool) {
         let at = Instant::now();
         let arrival = Arrival::Bytes { read: self.read, at, offset, bytes, from_link };
-        // Nobody listens any more when the load was dropped.
+        // If the load was dropped, the receiver is gone; ignore that.
         let _ = self.arrivals.send(arrival).await;
     }
 }
@@ -137,7 +138,7 @@ mod tests {
         let sizing = |mbps, ms| PartSizing::new(ByteRate::from_mbps(mbps), Some(Duration::from_millis(ms)));
         assert_eq!(sizing(1000.0, 1), PartSizing { part_bytes: 5_000_000, concurrency: 2 });
         assert_eq!(sizing(1000.0, 100), PartSizing { part_bytes: 5_000_000, concurrency: 4 });
-        // Slow links: one part is enough for many round trips.
+        // Slow link: one part covers many round trips.
         assert_eq!(sizing(1.0, 20), PartSizing { part_bytes: PART_BYTES_MIN, concurrency: 2 });
         assert_eq!(sizing(100_000.0, 500).concurrency, PARTS_AT_ONCE_MAX);
         assert_eq!(PartSizing::new(None, None), PartSizing { part_bytes: PART_BYTES_MIN, concurrency: 1 });

@@ -1,4 +1,5 @@
-//! Cost models that loads fit for later loads: the engine's prefill times, this node's decode times, the link's throughput.
+//! Cost models that loads fit for later loads: the engine's prefill times, this node's decode times, the
+//! link's throughput.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -17,11 +18,11 @@ pub(crate) struct LearnedCosts(Mutex<CostModels>);
 /// Cost models as fitted so far.
 #[derive(Debug, Clone)]
 pub struct CostModels {
-    /// What computing from text costs on this engine.
+    /// Cost of computing from text on this engine.
     pub recompute: RecomputeModel,
-    /// What decoding costs here.
+    /// Cost of decoding on this node.
     pub decode: DecodeModel,
-    /// What the link brought in the last load; `None` before the first.
+    /// Throughput of the last load; `None` before the first.
     pub rate: Option<ByteRate>,
 }
 
@@ -39,7 +40,7 @@ impl LearnedCosts {
         self.with(|models| models.clone())
     }
 
-    /// Takes over what a load has fitted. Of two loads at a time, the later end counts.
+    /// Takes over the models that a load has fitted. Of two concurrent loads, the one that ends later counts.
     pub(crate) fn learn(&self, report: &LoadReport) {
         self.with(|models| {
             models.recompute = report.recompute_model.clone();

@@ -1,4 +1,4 @@
-//! Loads as an engine sees them.
+//! Loads as the engine uses them.
 
 use std::time::Duration;
 
@@ -6,14 +6,14 @@ use kvasir_types::{Loss, TokenRange};
 
 use super::{DriverEvent, LayerReady, LoadReport, Running, token_ranges::remove_range};
 
-/// A load under way, which goes on by itself. Dropping it cancels it: its requests are given up at once, and when `drop` returns
-/// nothing is written to the tables any more, even if their pages are the next request's in the same moment. Every await point may
-/// be left for good.
+/// A running load. It proceeds without being polled. Dropping it cancels it: its requests are abandoned at
+/// once, and after `drop` returns nothing writes to the tables, even if their pages already belong to the
+/// next request. Every await point is cancel-safe.
 #[derive(Debug)]
 #[must_use = "dropping a load cancels it"]
 pub struct Load {
     running: Running,
-    /// Whether nothing of what is matched has to be computed so far.
+    /// Whether no matched token has had to be computed so far.
     is_whole: bool,
 }
 
@@ -22,9 +22,10 @@ impl Load {
         Self { running, is_whole: true }
     }
 
-    /// The next layers that are in their pages; `None` when the load is over. For engines that start a suffix on the first layers
-    /// while later ones are decoded; others wait for [`finish`](Self::finish) alone. As soon as a part of what is matched has to
-    /// be computed, no layer is complete any more: [`Loaded::missing`] says which, and a suffix that was begun is begun again.
+    /// The next layers that are in their pages; `None` when the load has ended. For engines that start a
+    /// suffix on the first layers while later ones are decoded; others only wait for
+    /// [`finish`](Self::finish). Once a part of the match has to be computed, no further layer counts as
+    /// complete: [`Loaded::missing`] lists the part, and a suffix already started must be started again.
     pub async fn next_layers(&mut self) -> Option<LayerReady> {
         loop {
             match self.running.next().await? {
@@ -35,23 +36,23 @@ impl Load {
                 DriverEvent::Recompute { range, .. } => {
                     self.is_whole &= range.start >= self.running.matched_tokens();
                 }
-                // Nothing is computed while the load goes on, so nothing is withdrawn.
+                // Nothing is computed during the load, so nothing is withdrawn.
                 DriverEvent::Withdrawn { .. } | DriverEvent::Done { .. } => {}
             }
         }
     }
 
-    /// Waits for the end.
+    /// Waits for the load to end.
     pub async fn finish(self) -> Loaded {
         self.running.finish().await
     }
 }
 
-/// What a load left in the pages.
+/// The result of a load.
 #[derive(Debug)]
-#[must_use = "what is `missing` has to be computed"]
+#[must_use = "the engine must compute the `missing` tokens"]
 pub struct Loaded {
-    /// Leading tokens that the engine had.
+    /// Leading tokens that the engine already had.
     present: u64,
     tokens: u64,
     missing: Vec<TokenRange>,
@@ -69,30 +70,31 @@ impl Loaded {
         Self { present, tokens, missing, lossy, report }
     }
 
-    /// Every token of the session that is not in place, in order, neighbours joined: not stored, failed, too coarse, cheaper to
-    /// compute, or in pages that were reassigned meanwhile. The last token of a prompt is always missing, because no cache holds
-    /// its logits.
+    /// Every token of the session that is not in place, in order, adjacent ranges joined: not stored, failed,
+    /// too coarse, cheaper to compute, or in pages that were reassigned. The last token of a prompt is always
+    /// missing, because no cache holds its logits.
     pub fn missing(&self) -> &[TokenRange] {
         &self.missing
     }
 
-    /// Tokens that were loaded and are in place; those that the engine [had](crate::tuning::LoadOptions::present) are left out.
+    /// Tokens that were loaded and are in place, without those that the engine [already
+    /// had](crate::tuning::LoadOptions::present).
     pub fn loaded_tokens(&self) -> u64 {
         self.tokens - self.present - self.missing.iter().map(|range| range.len()).sum::<u64>()
     }
 
-    /// Leading tokens that are in place, those that the engine had among them.
+    /// Leading tokens that are in place, including those that the engine already had.
     pub fn prefix_tokens(&self) -> u64 {
         self.missing.first().map_or(self.tokens, |range| range.start)
     }
 
-    /// The worst of what is in place has lost this. The session knows it: what it saves carries it.
+    /// The largest loss of any part in place. The session records it, and its saves carry it.
     pub fn loss(&self) -> Loss {
         self.losses().map(|(_, loss)| loss).fold(Loss::NONE, Loss::worst)
     }
 
-    /// Leading tokens up to the first whose predicted KL is above `kl_max` nats a token: as many as an engine may share with
-    /// other requests that ask for this quality. Tokens that are [missing](Self::missing) count as exact.
+    /// Leading tokens up to the first whose predicted KL is above `kl_max` nats per token: an engine may
+    /// share these with other requests for this quality. [Missing](Self::missing) tokens count as exact.
     pub fn tokens_within(&self, kl_max: f64) -> u64 {
         self.losses()
             .filter(|(_, loss)| loss.kl > kl_max)
@@ -101,8 +103,8 @@ impl Loaded {
             .unwrap_or(self.tokens)
     }
 
-    /// Ranges in place that are not exact, and what they have lost. An engine that keeps pages for other requests keeps this with
-    /// them, for [`Session::reused`](crate::Session::reused).
+    /// Ranges in place that are not exact, and their loss. An engine that keeps pages for other requests
+    /// stores this with them, for [`Session::reused`](crate::Session::reused).
     pub fn losses(&self) -> impl Iterator<Item = (TokenRange, Loss)> {
         self.lossy.iter().flat_map(|(range, loss)| {
             let mut left = vec![*range];
@@ -113,17 +115,17 @@ impl Loaded {
         })
     }
 
-    /// How long the load took; zero for a miss.
+    /// Duration of the load; zero for a miss.
     pub fn elapsed(&self) -> Duration {
         self.report.as_ref().map_or(Duration::ZERO, |report| report.elapsed)
     }
 
-    /// What the load did, in detail; `None` for a miss.
+    /// A detailed report of the load; `None` for a miss.
     pub fn report(&self) -> Option<&LoadReport> {
         self.report.as_deref()
     }
 
-    /// As [`report`](Self::report), to keep.
+    /// Like [`report`](Self::report), but owned.
     pub fn into_report(self) -> Option<LoadReport> {
         self.report.map(|report| *report)
     }

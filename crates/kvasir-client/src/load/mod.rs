@@ -8,7 +8,7 @@
 //!                  └─► LoadRecorder ─► LoadReport in Done
 //! ```
 //!
-//! Each part has its own state; the driver passes on what one of them gives.
+//! Each part has separate state; the driver passes results between them.
 
 mod arrival;
 mod assembly;

@@ -1,4 +1,4 @@
-//! The network of a load: reads go out, verified chunks come back.
+//! The network of a load: sends reads and returns verified chunks.
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc, time::Duration};
 
@@ -30,7 +30,7 @@ pub(super) struct Network {
     model_id: ModelId,
     expected: ExpectedTokens,
     chunks: Vec<ChunkRead>,
-    /// Reads under way. What others still say is of no interest: they were cancelled.
+    /// Active reads. Messages of other reads are ignored: those were cancelled.
     reads: BTreeMap<ReadId, ActiveRead>,
     repairs: u64,
     /// Dropped with the load, which aborts them.
@@ -38,16 +38,16 @@ pub(super) struct Network {
     arrivals: mpsc::Sender<Arrival>,
 }
 
-/// A chunk while it is read.
+/// A chunk that is being read.
 struct ChunkRead {
     assembly: ObjectAssembly,
     levels: PlannedLevels,
-    /// What other loads of this client have of it.
+    /// The bytes of it that other loads of this client have.
     shared: Arc<SharedObject>,
     /// Requests that failed.
     failures: u32,
     repairs: u32,
-    /// The level at which it is to be decoded as soon as its repairs are over.
+    /// The level to decode it at once its repairs have ended.
     awaited: Option<Level>,
 }
 
@@ -56,15 +56,15 @@ struct ActiveRead {
     task: AbortHandle,
 }
 
-/// What bytes of a read brought.
+/// The result of a read's bytes.
 pub(super) struct ReceivedBytes {
     pub(super) chunk: usize,
-    /// Bytes of a request of the core that were not there before, if any.
+    /// Bytes of a core request that were not present before, if any.
     pub(super) fresh: Option<(RequestId, u64)>,
     pub(super) defects: Vec<LoadError>,
 }
 
-/// How a read ended.
+/// The end of a read.
 #[derive(Debug)]
 pub(super) enum ReadEnd {
     Completed {
@@ -75,20 +75,20 @@ pub(super) enum ReadEnd {
         chunk: usize,
         error: Error,
     },
-    /// The last repair that the chunk's decode waited for is over.
+    /// The last repair that the chunk's decode waited for has ended.
     Repaired {
         chunk: usize,
         level: Level,
     },
 }
 
-/// What there is of a chunk that is to be decoded.
+/// The available bytes of a chunk to decode.
 #[derive(Debug)]
 pub(super) enum ChunkBytes {
     Verified(VerifiedChunk),
-    /// Repairs are under way; [`ReadEnd::Repaired`] follows.
+    /// Repairs are running; [`ReadEnd::Repaired`] follows.
     Repairing,
-    /// Not even a head.
+    /// Not even the head arrived.
     Unusable,
 }
 
@@ -125,15 +125,15 @@ impl Network {
         self.routes.client()
     }
 
-    /// What KV of a chunk has lost that was decoded at a level.
+    /// Loss of a chunk's KV when decoded at a level.
     pub(super) fn loss_of(&self, chunk: usize, level: Level) -> Loss {
         let ChunkRead { assembly, levels, .. } = &self.chunks[chunk];
         levels.loss_of(assembly.object(), level)
     }
 
-    /// Reads what is missing of `0..end` of a chunk, in parts as a link of `rate` takes them.
+    /// Reads the missing parts of `0..end` of a chunk, in part sizes for a link of `rate`.
     pub(super) fn fetch(&mut self, request: RequestId, chunk: usize, end: u64, rate: Option<ByteRate>) {
-        // What the core counts is how many bytes of the prefix are here; which ones, is the assembly's affair.
+        // The core only counts the bytes of the prefix that have arrived; the assembly knows which.
         let missing = self.chunks[chunk].assembly.missing(end);
         let sizing = PartSizing::new(rate, self.client().first_byte_latencies.quantile(0.5));
         let task = FetchTask {
@@ -149,14 +149,15 @@ impl Network {
         self.spawn(ReadId::Request(request), chunk, read);
     }
 
-    /// Stops a request. What it still says is ignored: the core does not count it, so those bytes are read again.
+    /// Stops a request. Its later messages are ignored: the core does not count those bytes, so they are read
+    /// again.
     pub(super) fn cancel(&mut self, request: RequestId) {
         if let Some(read) = self.reads.remove(&ReadId::Request(request)) {
             read.task.abort();
         }
     }
 
-    /// Takes bytes of a read. Damaged ones are read once more, within `left`; `None` for a read that was cancelled.
+    /// Accepts bytes of a read. Damaged ones are read once more, within `left`. `None` for a cancelled read.
     pub(super) fn on_bytes(
         &mut self,
         read: ReadId,
@@ -174,7 +175,7 @@ impl Network {
         Some(ReceivedBytes { chunk, fresh, defects })
     }
 
-    /// A read is over. `None` where nothing follows from it.
+    /// A read ended. `None` if nothing follows from it.
     pub(super) fn on_ended(&mut self, read: ReadId, result: Result<(), Error>) -> Option<ReadEnd> {
         let chunk = self.reads.remove(&read)?.chunk;
         match (read, result) {
@@ -183,7 +184,7 @@ impl Network {
                 self.chunks[chunk].failures += 1;
                 Some(ReadEnd::Failed { request, chunk, error })
             }
-            // An error leaves the bytes damaged, which is all there is to know.
+            // After an error the bytes stay damaged; nothing else to do.
             (ReadId::Repair(_), _) if self.is_repairing(chunk) => None,
             (ReadId::Repair(_), _) => {
                 self.chunks[chunk].awaited.take().map(|level| ReadEnd::Repaired { chunk, level })
@@ -191,8 +192,8 @@ impl Network {
         }
     }
 
-    /// The verified bytes of a chunk, each span at the best level that its pieces allow, `level` at most. Nothing more
-    /// is read of it.
+    /// The verified bytes of a chunk, each span at the best level that its pieces allow, but at most `level`.
+    /// The chunk is not read further.
     pub(super) fn take_verified(&mut self, chunk: usize, level: Level) -> ChunkBytes {
         if self.is_repairing(chunk) {
             self.chunks[chunk].awaited = Some(level);
@@ -201,7 +202,7 @@ impl Network {
         self.chunks[chunk].assembly.finish(level).map_or(ChunkBytes::Unusable, ChunkBytes::Verified)
     }
 
-    /// Stops all reads, and says how the bytes came.
+    /// Stops all reads and reports how the bytes arrived.
     pub(super) fn finish(mut self) -> ReadReport {
         self.tasks.abort_all();
         ReadReport { repairs: self.repairs, ..self.routes.counters.report() }
@@ -211,8 +212,8 @@ impl Network {
         self.reads.iter().any(|(id, read)| matches!(id, ReadId::Repair(_)) && read.chunk == chunk)
     }
 
-    /// Damaged bytes are read once more, through the service, beside the core: their quality is at stake, not the
-    /// plan. What stays damaged is decoded at a lower level or computed.
+    /// Reads damaged bytes once more, through the service and unknown to the core: their quality is at stake,
+    /// not the plan. Parts that stay damaged are decoded at a lower level or computed.
     fn repair(&mut self, chunk: usize, defect: Defect, left: Duration) -> LoadError {
         let (range, error) = match defect {
             Defect::Head { range, what } => (range, LoadError::Object(what)),
@@ -236,7 +237,7 @@ impl Network {
             let mut sink = ArrivalSink { read, arrivals: arrivals.clone() };
             let bytes = routes.read(&object, range, true, &mut sink);
             let result = tokio::time::timeout(time, bytes).await;
-            let result = result.unwrap_or_else(|_| Err(Error::protocol("the repair took too long")));
+            let result = result.unwrap_or_else(|_| Err(Error::protocol("the repair timed out")));
             let _ = arrivals.send(Arrival::Ended { read, at: Instant::now(), result }).await;
         });
     }
@@ -261,7 +262,7 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const FIRST: ReadId = ReadId::Request(RequestId(0));
 
-    /// A network whose tasks do not run: nobody awaits them, and the test says what they bring.
+    /// A network whose tasks never run: nothing awaits them, and the test supplies their results.
     fn network(sample: &SampleChunk) -> Network {
         let client = Client::new("http://127.0.0.1:9".parse().unwrap(), ClientConfig::default()).unwrap();
         let routes = Routes::new(client, None, &[], Instant::now());

@@ -1,4 +1,4 @@
-//! How a load is to be done.
+//! Options of a load.
 
 use std::time::Duration;
 
@@ -9,32 +9,34 @@ use crate::{
     fetcher::{ByteRate, DecodeModel, EstimatorKind, Fixed, Policy, Progressive, RecomputeModel},
 };
 
-/// How a load is to be done. A [`Deadline`] becomes one with [`Progressive`] and what the client has learned so far of the
-/// engine's prefill, of decoding, and of the network.
+/// Options of a load. A [`Deadline`] converts into options with [`Progressive`] and the client's fitted costs
+/// of the engine's prefill, of decoding, and of the network.
 #[derive(Debug)]
 pub struct LoadOptions {
     /// When the first token is due.
     pub deadline: Deadline,
-    /// Which levels to read when.
+    /// Decides which levels to read when.
     pub policy: Box<dyn Policy>,
     /// Throughput estimator.
     pub estimator: EstimatorKind,
-    /// Time the engine needs after the load; the predicted prefill of what is not stored when absent.
+    /// Time the engine needs after the load. Default: the predicted prefill of the tokens that are not
+    /// stored.
     pub suffix_time: Option<Duration>,
-    /// What computing from text costs on this engine; as learned when absent.
+    /// Cost of computing from text on this engine. Default: as fitted.
     pub recompute: Option<RecomputeModel>,
-    /// What decoding costs here; as learned when absent.
+    /// Cost of decoding on this node. Default: as fitted.
     pub decode: Option<DecodeModel>,
-    /// What the link brings; as learned when absent.
+    /// Throughput of the link. Default: as fitted.
     pub rate: Option<ByteRate>,
-    /// Whether the session's last token is loaded, too. An engine computes it anyway, for its logits.
+    /// Whether to load the session's last token too. An engine computes it anyway, for its logits.
     pub last_token: bool,
-    /// Leading tokens that the engine has in place already. A chunk that holds no others is not loaded.
+    /// Leading tokens that the engine already has in place. A chunk with no other tokens is not loaded.
     pub present: u64,
 }
 
 impl LoadOptions {
-    /// Everything that is stored at one level, the last token included, however long it takes: for tools, which cannot compute.
+    /// All stored tokens at one level, including the last token, without a deadline: for tools, which cannot
+    /// compute.
     pub fn at_level(level: Level) -> Self {
         let policy = Box::new(Fixed::new(level).without_giving_up());
         Self { policy, last_token: true, ..Self::from(Deadline::none()) }

@@ -1,4 +1,4 @@
-//! What the engine was handed of a load: layers that are in place, and tokens that it computes.
+//! The part of a load handed to the engine: layers in place, and tokens for it to compute.
 
 use std::ops::Range;
 
@@ -10,22 +10,22 @@ use super::{
     token_ranges::{covers, insert_range, remove_range},
 };
 
-/// What the engine was told of a load. Each change is the event to tell it.
+/// The state of a load as the engine knows it. Each change returns the event to send.
 #[derive(Debug)]
 pub(super) struct LoadProgress {
     layers: LayerProgress,
-    /// Given to the engine to compute. Sorted, disjoint.
+    /// Tokens for the engine to compute. Sorted, disjoint.
     recompute: Vec<TokenRange>,
 }
 
 impl LoadProgress {
-    /// A load of `tokens`, for ranks that hold the layers `held` of a model with so many `layers`.
+    /// A load of `tokens`, for ranks that hold the layers `held` of a model with `layers` layers.
     pub(super) fn new(held: Vec<Range<usize>>, layers: usize, tokens: TokenRange) -> Self {
         let layers = LayerProgress::new(held, layers, tokens);
         Self { layers, recompute: Vec::new() }
     }
 
-    /// Layers of some tokens are in place, and have lost this, with what lies beneath.
+    /// Layers of some tokens are in place, with this loss (including the loss beneath).
     pub(super) fn layers_ready(&mut self, scope: UnitScope, loss: Loss) -> DriverEvent {
         let UnitScope { rank, layers, tokens: token_range, level, .. } = scope;
         self.layers.add(rank, layers.clone(), token_range);
@@ -33,7 +33,7 @@ impl LoadProgress {
         DriverEvent::Ready(LayerReady { rank, layers, token_range, level, loss, layers_complete })
     }
 
-    /// Gives tokens to the engine to compute; `None` where it has them already.
+    /// Gives tokens to the engine to compute; `None` if it already has them.
     pub(super) fn recompute(&mut self, range: TokenRange, cause: RecomputeCause) -> Option<DriverEvent> {
         if self.is_recomputed(range) {
             return None;
@@ -43,7 +43,7 @@ impl LoadProgress {
         Some(DriverEvent::Recompute { range, cause })
     }
 
-    /// Takes tokens back from the engine: they are loaded after all.
+    /// Takes tokens back from the engine: they were loaded after all.
     pub(super) fn withdraw(&mut self, range: TokenRange) -> DriverEvent {
         remove_range(&mut self.recompute, range);
         self.layers.include(range);
@@ -55,13 +55,13 @@ impl LoadProgress {
         covers(&self.recompute, range)
     }
 
-    /// All that the engine computes.
+    /// All token ranges that the engine computes.
     pub(super) fn into_recompute(self) -> Vec<TokenRange> {
         self.recompute
     }
 }
 
-/// Keeps, for every rank and layer, the tokens that need not be waited for any more.
+/// For every rank and layer, the tokens that need not be waited for.
 #[derive(Debug)]
 struct LayerProgress {
     /// `[rank][layer]`: in place, or given to the engine to compute. Sorted, disjoint.
@@ -83,7 +83,7 @@ impl LayerProgress {
         self.settled.iter_mut().flatten().for_each(|layer| insert_range(layer, tokens));
     }
 
-    /// Includes tokens again that the engine was to compute: they are loaded after all.
+    /// Includes tokens again that the engine was going to compute: they were loaded after all.
     fn include(&mut self, tokens: TokenRange) {
         self.settled.iter_mut().flatten().for_each(|layer| remove_range(layer, tokens));
     }
@@ -94,7 +94,7 @@ impl LayerProgress {
         layers.into_iter().flatten().for_each(|layer| insert_range(layer, tokens));
     }
 
-    /// Layers, from the first that the rank holds, for which no token of the load is missing.
+    /// Number of layers, from the rank's first, with no token of the load missing.
     fn complete(&self, rank: usize) -> usize {
         let (Some(layers), Some(held)) = (self.settled.get(rank), self.held.get(rank)) else { return 0 };
         let whole = |layer: &&Vec<TokenRange>| match layer.as_slice() {
@@ -134,7 +134,7 @@ mod tests {
         assert!(progress.recompute(tokens(60, 90), RecomputeCause::Failed).is_none());
         assert!(progress.is_recomputed(tokens(60, 100)) && !progress.is_recomputed(tokens(40, 60)));
         assert_eq!(ready(&mut progress, tokens(0, 50), 0.0).layers_complete, 2);
-        // What is withdrawn is waited for, and may be given back once more.
+        // Withdrawn tokens are waited for, and may be returned once more.
         progress.withdraw(tokens(50, 100));
         assert_eq!(ready(&mut progress, tokens(50, 80), 0.0).layers_complete, 0);
         assert!(progress.recompute(tokens(80, 100), RecomputeCause::Failed).is_some());
@@ -149,12 +149,12 @@ mod tests {
         assert_eq!(progress.complete(0), 0);
         progress.add(0, 0..1, tokens(60, 100));
         assert_eq!(progress.complete(0), 1);
-        // What failed after some of its layers were in place counts once.
+        // A failure after some layers were in place counts once.
         progress.exclude(tokens(0, 60));
         assert_eq!(progress.complete(0), 1);
         progress.exclude(tokens(60, 100));
         assert_eq!((progress.complete(0), progress.complete(1)), (4, 2));
-        // What is loaded after all is waited for again.
+        // Tokens loaded after all are waited for again.
         progress.include(tokens(20, 60));
         assert_eq!(progress.complete(0), 0);
         progress.add(0, 0..2, tokens(20, 60));

@@ -1,4 +1,4 @@
-//! Collects what a load's report says.
+//! Collects the data of a load's report.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ use crate::{
     rest::ReadReport,
 };
 
-/// What happened in a load, beside what its fetcher and its progress know.
+/// Data about a load that its fetcher and its progress do not have.
 #[derive(Debug)]
 pub(super) struct LoadRecorder {
     failures: Vec<LoadFailure>,
-    /// Prefills of the engine that were not of this load's chunks.
+    /// Prefills of the engine outside this load's chunks.
     prefills: Vec<(TokenRange, Duration)>,
-    /// `[chunk]`: worst predicted KL of what was handed over, with what lies beneath.
+    /// `[chunk]`: largest predicted KL of the parts handed over, including the loss beneath.
     chunk_loss: Vec<Loss>,
     stale_rows: usize,
 }
@@ -55,7 +55,7 @@ impl LoadRecorder {
         }
     }
 
-    /// Rows were not written because their pages are another's.
+    /// Rows were not written because their pages belong to another request.
     pub(super) fn record_stale_rows(&mut self, rows: usize) {
         self.stale_rows += rows;
     }
@@ -64,7 +64,7 @@ impl LoadRecorder {
         self.stale_rows > 0
     }
 
-    /// The report of a load that is over after `elapsed`.
+    /// The report of a load that ended after `elapsed`.
     pub(super) fn report(
         self,
         fetcher: &Fetcher,
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn the_report_counts_what_was_loaded() {
         let mut recorder = LoadRecorder::new(2);
-        // Part of the second chunk was handed over before it turned out to be of no use.
+        // Part of the second chunk was handed over before it turned out to be unusable.
         for (chunk, kl) in [(0, 0.2), (0, 0.3), (0, 0.1), (1, 0.9)] {
             recorder.record_loss(chunk, Loss { kl, ..Loss::NONE });
         }

@@ -1,4 +1,4 @@
-//! What a load did.
+//! The report of a load.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -14,12 +14,12 @@ use crate::{
 /// One chunk of a load.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChunkReport {
-    /// Tokens of the context that it brought, or that are to be computed.
+    /// Tokens of the context that it loaded, or that must be computed.
     pub tokens: TokenRange,
-    /// The level it was decoded at (single spans may be at a lower one, or to be computed, where pieces were
-    /// damaged); `None` when its tokens are to be computed.
+    /// The level at which it was decoded (spans with damaged pieces may be at a lower one, or must be
+    /// computed); `None` if its tokens must be computed.
     pub level: Option<Level>,
-    /// Predicted loss (logit KL, nats a token); 0 for text.
+    /// Predicted loss (logit KL, nats per token); 0 for text.
     pub loss: f64,
     /// Bytes that arrived for it.
     pub bytes: u64,
@@ -27,20 +27,21 @@ pub struct ChunkReport {
     pub started: Option<Duration>,
     /// Last byte arrived, since the load began.
     pub fetched: Option<Duration>,
-    /// Decoded and handed over, or given back as text, since the load began.
+    /// Decoded and handed over, or returned as text, since the load began.
     pub resolved: Option<Duration>,
     /// Requests sent for it.
     pub requests: u32,
 }
 
-/// What a load did: enough to draw its timeline and to plan the next one.
+/// The report of a load: enough to draw its timeline and to plan the next one.
 #[derive(Debug)]
 pub struct LoadReport {
     /// Name of the policy.
     pub policy: &'static str,
     /// One entry per chunk of the plan.
     pub chunks: Vec<ChunkReport>,
-    /// Tokens of the chunks that the engine computes: failed, too coarse, or cheaper as text. Neighbours are joined.
+    /// Tokens of the chunks that the engine computes: failed, too coarse, or cheaper as text. Adjacent ranges
+    /// are joined.
     pub recompute: Vec<TokenRange>,
     /// Throughput samples: when, and how much.
     pub samples: Vec<(Duration, ByteRate)>,
@@ -48,16 +49,17 @@ pub struct LoadReport {
     pub elapsed: Duration,
     /// Bytes that arrived.
     pub bytes: u64,
-    /// Whether the load was given up because computing was predicted to be sooner.
+    /// Whether the load was given up because computing was predicted to be faster.
     pub gave_up: bool,
-    /// What failed on the way.
+    /// Failures during the load.
     pub failures: Vec<LoadFailure>,
-    /// How the bytes came.
+    /// How the bytes arrived.
     pub reads: ReadReport,
-    /// What the prefix has lost that whatever is computed over it lies on: the worst of its chunks, with what lies beneath them.
+    /// The loss beneath everything computed over the prefix: the largest of its chunks, including the loss
+    /// beneath them.
     pub loss: Loss,
-    /// Rows that were not written because their pages were another request's by then. Above 0, nothing of this load
-    /// may be used.
+    /// Rows not written because their pages belonged to another request by then. If above 0, do not use any
+    /// part of this load.
     pub stale_rows: usize,
     /// Prefill times as fitted so far, for the next load.
     pub recompute_model: RecomputeModel,
@@ -72,7 +74,7 @@ impl LoadReport {
         chunks - self.recompute.iter().map(|range| range.len()).sum::<u64>()
     }
 
-    /// GPU-seconds that computing what was loaded would have taken, as the engine's own model predicts.
+    /// GPU-seconds saved by loading, as predicted by the engine's own model.
     pub fn saved_gpu_seconds(&self) -> f64 {
         let (Some(first), Some(last)) = (self.chunks.first(), self.chunks.last()) else { return 0.0 };
         let all = TokenRange { start: first.tokens.start, end: last.tokens.end };
@@ -80,7 +82,7 @@ impl LoadReport {
         (self.recompute_model.gpu_seconds(all) - computed).max(0.0)
     }
 
-    /// What the service is told of this load, which had `slo` to take.
+    /// The record of this load for the service; `slo` is the time it was allowed.
     pub(super) fn record(&self, slo: Duration) -> LoadRecord {
         let (mut bytes_by_level, mut tokens_by_level) = (BTreeMap::new(), BTreeMap::new());
         for chunk in &self.chunks {
@@ -102,7 +104,7 @@ impl LoadReport {
         }
     }
 
-    /// Throughput to expect of the next load: the harmonic mean of the last samples.
+    /// Expected throughput of the next load: the harmonic mean of the last samples.
     pub fn rate(&self) -> Option<ByteRate> {
         let last = self.samples.iter().rev().take(crate::fetcher::WINDOW_SAMPLES);
         let (count, inverse) =

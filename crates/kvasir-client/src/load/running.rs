@@ -1,4 +1,4 @@
-//! A load under way, as its owner holds it.
+//! A running load, as its owner holds it.
 
 use std::{ops::Range, sync::Arc, time::Duration};
 
@@ -23,34 +23,34 @@ pub struct LayerReady {
     pub token_range: TokenRange,
     /// The level it was decoded at.
     pub level: Level,
-    /// What the KV has lost, with what lies beneath the chunk.
+    /// Loss of the KV, including the loss beneath the chunk.
     pub loss: Loss,
-    /// Leading layers that are in place now for *all* tokens of the load (those to be computed apart), on this rank. The suffix
-    /// may be started on these.
+    /// Leading layers now in place on this rank for *all* tokens of the load, except those to be computed.
+    /// The suffix may start on these.
     pub layers_complete: usize,
 }
 
-/// Why tokens are to be computed.
+/// Why the engine has to compute tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RecomputeCause {
     /// They are not stored, or are the last token, whose logits no cache holds.
     NotStored,
-    /// Computing was predicted to be sooner than fetching, or to be no worse within the time there is.
+    /// Computing was predicted to be faster than fetching, or no worse within the available time.
     Text,
-    /// Reading failed, or what was read is damaged.
+    /// The read failed, or its data is damaged.
     Failed,
 }
 
-/// What the load's task tells its owner, in the order in which it happened.
+/// Events of the load's task for its owner, in order.
 #[derive(Debug)]
 pub(crate) enum DriverEvent {
     /// Layers of some tokens are in their pages.
     Ready(LayerReady),
-    /// These tokens are to be computed. Supersedes a `Ready` for some of their layers.
+    /// The engine must compute these tokens. Supersedes a `Ready` for some of their layers.
     Recompute { range: TokenRange, cause: RecomputeCause },
-    /// These tokens, given to be computed before, are decoded into their pages after all.
+    /// Tokens given to the engine to compute are decoded into their pages after all.
     Withdrawn { range: TokenRange },
-    /// The load is over. Comes once, last.
+    /// The load has ended. Sent once, last.
     Done { report: Box<LoadReport> },
 }
 
@@ -71,26 +71,26 @@ impl Drop for Task {
     }
 }
 
-/// A load under way. It goes on by itself, whether or not it is polled. Dropping it cancels it: its requests are given up at
-/// once, and when `drop` returns nothing is written to the tables any more.
+/// A running load. It proceeds whether or not it is polled. Dropping it cancels it: its requests are
+/// abandoned at once, and after `drop` returns nothing writes to the tables.
 #[derive(Debug)]
 pub(crate) struct Running {
     /// None for a miss.
     task: Option<Task>,
     beneath: Arc<Beneath>,
-    /// Tokens of the session; leading ones that the engine had in place, and up to where the load is.
+    /// Tokens of the session; leading ones that the engine already had; end of the load.
     tokens: u64,
     present: u64,
     matched: u64,
-    /// Ranges that were handed over at a quality below the exact one, with what they have lost.
+    /// Ranges handed over below exact quality, with their loss.
     lossy: Vec<(TokenRange, Loss)>,
-    /// What the engine said that it has computed.
+    /// Ranges that the engine reported as computed.
     computed: Vec<TokenRange>,
     report: Option<Box<LoadReport>>,
 }
 
 impl Running {
-    /// A load of nothing, of so many `tokens`: all is to be computed that is not `present`.
+    /// An empty load over `tokens` tokens: all of them must be computed except the `present` ones.
     pub(crate) fn miss(present: u64, tokens: u64, beneath: &Arc<Beneath>) -> Self {
         Self {
             task: None,
@@ -115,17 +115,17 @@ impl Running {
         Self { task: Some(Task { events, commands, handle, gate }), matched, ..self }
     }
 
-    /// Up to which token the load is.
+    /// The end of the load, as a token.
     pub(crate) const fn matched_tokens(&self) -> u64 {
         self.matched
     }
 
-    /// The next event but `Done`; `None` when the load is over. May be dropped and called again.
+    /// The next event except `Done`; `None` when the load has ended. Cancel-safe.
     pub(crate) async fn next(&mut self) -> Option<DriverEvent> {
         match self.task.as_mut()?.events.recv().await? {
             DriverEvent::Ready(ready) => {
                 if ready.loss != Loss::NONE {
-                    // Layers come apart; what tokens have lost is the worst of their layers.
+                    // Layers arrive separately; the loss of a token is the largest of its layers.
                     match self.lossy.iter_mut().find(|(range, _)| *range == ready.token_range) {
                         Some((_, loss)) => *loss = loss.worst(ready.loss),
                         None => self.lossy.push((ready.token_range, ready.loss)),
@@ -146,7 +146,7 @@ impl Running {
     pub(crate) async fn computed(&mut self, range: TokenRange, took: Duration) {
         insert_range(&mut self.computed, range);
         if let Some(task) = &self.task {
-            // A load that is over has no use for it.
+            // If the load has ended, the receiver is gone; ignore that.
             let _ = task.commands.send(Arrival::Computed { range, took }).await;
         }
     }

@@ -1,4 +1,4 @@
-//! The course of a load in few parts, for the service's console.
+//! A condensed timeline of a load, for the service's console.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use kvasir_api::{BandwidthSample, LOAD_TIMELINE_MAX, LoadTimeline, LoadedChunk};
 use super::{ChunkReport, LoadReport};
 use crate::fetcher::ByteRate;
 
-/// The course of the load that `report` is of.
+/// The timeline of the load in `report`.
 pub(super) fn timeline(report: &LoadReport) -> LoadTimeline {
     LoadTimeline { chunks: joined(&report.chunks, chunk), bandwidth: joined(&report.samples, bandwidth) }
 }
 
-/// As many parts as a timeline may have, of neighbours.
+/// Joins neighbouring items until there are no more parts than a timeline may have.
 fn joined<T, R>(items: &[T], part: impl Fn(&[T]) -> R) -> Vec<R> {
     items.chunks(items.len().div_ceil(LOAD_TIMELINE_MAX).max(1)).map(part).collect()
 }

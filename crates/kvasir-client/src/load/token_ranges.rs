@@ -36,7 +36,7 @@ pub(super) fn context_range(first_token: u64, tokens: &Range<usize>) -> TokenRan
     TokenRange { start: first_token + tokens.start as u64, end: first_token + tokens.end as u64 }
 }
 
-/// Whether sorted, disjoint, joined ranges hold all of `range`.
+/// Whether sorted, disjoint, joined ranges cover all of `range`.
 pub(super) fn covers(ranges: &[TokenRange], range: TokenRange) -> bool {
     ranges.iter().any(|r| r.start <= range.start && range.end <= r.end)
 }

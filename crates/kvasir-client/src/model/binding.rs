@@ -12,7 +12,7 @@ use crate::{
     rest::{BlockLookup, Client},
 };
 
-/// The root of a namespace, and when the service was last asked for it.
+/// The root of a namespace, and when it was last fetched.
 #[derive(Debug, Clone, Copy)]
 struct Root {
     hash: RootHash,
@@ -33,7 +33,7 @@ impl std::fmt::Debug for Binding {
 }
 
 impl Binding {
-    /// Registers the model and asks for the namespace's root.
+    /// Registers the model and fetches the namespace's root.
     pub(crate) async fn open(client: &Client, codec: Arc<Codec>, namespace: Name) -> Result<Self, Error> {
         client.register_model(&codec.spec).await?;
         let hash = client.namespace_root(codec.model_id, &namespace).await?;
@@ -49,8 +49,8 @@ impl Binding {
         f(&mut self.root.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The root as last heard. Where that is longer ago than [`ROOT_FRESH`], the service is asked in the background: an
-    /// administrator may have rotated the namespace's salt.
+    /// The root as last fetched. If that is longer ago than [`ROOT_FRESH`], it is fetched again in the
+    /// background: an administrator may have rotated the namespace's salt.
     pub(crate) fn root(self: &Arc<Self>, client: &Client, runtime: &Handle) -> RootHash {
         let (hash, is_stale) = self.with_root(|root| {
             let is_stale = root.asked_at.elapsed() >= ROOT_FRESH;
@@ -64,14 +64,14 @@ impl Binding {
             runtime.spawn(async move {
                 client.learn_members().await;
                 if let Err(error) = this.ask_for_root(&client).await {
-                    tracing::debug!(%error, "the root of a namespace could not be asked for again");
+                    tracing::debug!(%error, "the root of a namespace could not be refreshed");
                 }
             });
         }
         hash
     }
 
-    /// Asks for the root, and gives it.
+    /// Fetches the root and returns it.
     pub(crate) async fn ask_for_root(&self, client: &Client) -> Result<RootHash, Error> {
         let hash = client.namespace_root(self.codec.model_id, &self.namespace).await?;
         self.with_root(|root| *root = Root { hash, asked_at: Instant::now() });

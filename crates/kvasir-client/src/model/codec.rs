@@ -21,7 +21,7 @@ use crate::{
 enum DecoderState {
     Ready(Arc<dyn ChunkDecoder>),
     Fetching,
-    /// Could not be fetched, or is not usable; asked for again after [`PROFILE_RETRY`].
+    /// The profile could not be fetched or is not usable; retried after [`PROFILE_RETRY`].
     Failed(Instant),
 }
 
@@ -29,7 +29,7 @@ impl DecoderState {
     fn of(profile: ProfileHash, fetched: Result<Arc<dyn ChunkDecoder>, Error>) -> Self {
         fetched.map_or_else(
             |error| {
-                tracing::warn!(%error, %profile, "a profile could not be loaded: what is encoded with it is a miss");
+                tracing::warn!(%error, %profile, "a profile could not be loaded; chunks encoded with it count as misses");
                 Self::Failed(Instant::now())
             },
             Self::Ready,
@@ -41,20 +41,20 @@ impl DecoderState {
 pub(crate) struct Codec {
     pub(crate) spec: Arc<ModelSpec>,
     pub(crate) model_id: ModelId,
-    /// None before the first save of a model whose profile makes itself.
+    /// `None` before the first save of a model with an automatic profile.
     writer: Mutex<Option<Arc<Writer>>>,
-    /// For chunks that the writer's profile does not fit; none before the first.
+    /// For chunks that the writer's profile does not fit; `None` before the first.
     starter: Mutex<Option<Arc<Writer>>>,
-    /// Held while the service is asked for a profile or one is made.
+    /// Held while a profile is fetched or made.
     choosing: tokio::sync::Mutex<()>,
     decoders: Mutex<BTreeMap<ProfileHash, DecoderState>>,
 }
 
 impl Codec {
-    /// Of a model whose profile is given, or makes itself.
+    /// The codec of a model with a given or an automatic profile.
     ///
     /// # Errors
-    /// [`Error::Profile`] when the profile is of another model, [`Error::Spec`] for an impossible model.
+    /// [`Error::Profile`] if the profile is of another model, [`Error::Spec`] for an invalid model spec.
     pub(crate) fn new(spec: Arc<ModelSpec>, profile: Option<Arc<Profile>>) -> Result<Self, Error> {
         spec.validate()?;
         let codec = Self {
@@ -71,8 +71,8 @@ impl Codec {
         Ok(codec)
     }
 
-    /// The codec of the model with an adapter: with the same profile where one is given, which is another file because it names the
-    /// model.
+    /// The codec of the model with an adapter. A given profile is used for it too, under another hash because
+    /// it names the model.
     pub(crate) fn with_adapter(&self, adapter: &str) -> Result<Self, Error> {
         let spec = ModelSpec { adapter: Some(adapter.to_owned()), ..ModelSpec::clone(&self.spec) };
         let model_id = spec.model_id();
@@ -83,12 +83,13 @@ impl Codec {
         Self::new(Arc::new(spec), profile)
     }
 
-    /// What chunks are encoded with, if that is known already.
+    /// The writer for chunks, if it is already known.
     pub(crate) fn writer(&self) -> Option<Arc<Writer>> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// What chunks are encoded with: found at the service, or made of a sample. The service has its profile.
+    /// The writer for chunks: found at the service, or made from a sample. Its profile is published at the
+    /// service.
     pub(crate) async fn writer_for(&self, client: &Client, sample: Sample<'_>) -> Result<Arc<Writer>, Error> {
         let settled = || self.writer().filter(|writer| !writer.is_stale());
         if let Some(writer) = settled() {
@@ -102,7 +103,7 @@ impl Codec {
         self.take(Writer::choose(client, &self.spec, self.writer().as_deref(), sample).await?)
     }
 
-    /// What a chunk is encoded with that the writer's profile does not fit.
+    /// The writer for a chunk that the writer's profile does not fit.
     pub(crate) async fn starter_for(
         &self,
         client: &Client,
@@ -122,7 +123,7 @@ impl Codec {
         Ok(found)
     }
 
-    /// Encodes with `writer` from now on.
+    /// Uses `writer` from now on.
     fn take(&self, writer: Writer) -> Result<Arc<Writer>, Error> {
         let writer = Arc::new(writer);
         self.prepare_decoder(&writer)?;
@@ -139,8 +140,8 @@ impl Codec {
         Ok(())
     }
 
-    /// Most predicted KL beneath what is stored, unless the queue's admission says otherwise: twice the finest level's. `None`
-    /// where that is not known.
+    /// Default for the largest predicted KL beneath stored KV, if the queue's admission policy sets none:
+    /// twice the finest level's. `None` if that is unknown.
     pub(crate) fn kl_beneath_max(&self) -> Option<f64> {
         let own = self.writer().and_then(|writer| self.decoder(&writer.profile().hash()));
         let own = own.and_then(|decoder| decoder.level_kl());
@@ -151,7 +152,7 @@ impl Codec {
         f(&mut self.decoders.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The decoder of a profile, if it is there.
+    /// The decoder of a profile, if it is present.
     pub(crate) fn decoder(&self, profile: &ProfileHash) -> Option<Arc<dyn ChunkDecoder>> {
         self.with_decoders(|decoders| match decoders.get(profile) {
             Some(DecoderState::Ready(decoder)) => Some(Arc::clone(decoder)),
@@ -159,7 +160,7 @@ impl Codec {
         })
     }
 
-    /// Fetches a profile in the background, so that the next lookup can use what is stored with it.
+    /// Fetches a profile in the background, so that the next lookup can use chunks stored with it.
     pub(crate) fn fetch_in_background(
         self: &Arc<Self>,
         client: &Client,
@@ -186,13 +187,14 @@ impl Codec {
         }
     }
 
-    /// The decoder of a profile, fetched where it is not there; nothing where it cannot be had, and for [`PROFILE_RETRY`] after that.
+    /// The decoder of a profile, fetched if necessary; `None` if it is not available, and for
+    /// [`PROFILE_RETRY`] after that.
     pub(crate) async fn decoder_for(
         &self,
         client: &Client,
         profile: ProfileHash,
     ) -> Option<Arc<dyn ChunkDecoder>> {
-        // Several that ask at the same time wait for one who fetches.
+        // Concurrent callers wait for the one that fetches.
         let _choosing = self.choosing.lock().await;
         let known = self.with_decoders(|decoders| match decoders.get(&profile) {
             Some(DecoderState::Ready(decoder)) => Some(Some(Arc::clone(decoder))),
@@ -220,8 +222,8 @@ impl Codec {
         Ok(Arc::new(CpuDecoder::new(Arc::clone(&self.spec), Arc::new(profile))?))
     }
 
-    /// Fetches the profiles of the model that the service has and this client has not, at most [`PROFILES_MAX`]. One that is of
-    /// no use is passed over.
+    /// Fetches the model's profiles that the service has and this client lacks, at most [`PROFILES_MAX`].
+    /// Skips unusable ones.
     pub(crate) async fn preload(&self, client: &Client) -> Result<(), Error> {
         let listed = client.list_profiles(&self.model_id).await?.profiles;
         for info in listed.into_iter().take(PROFILES_MAX) {

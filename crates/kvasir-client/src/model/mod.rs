@@ -1,4 +1,4 @@
-//! A model as the service knows it: its codec, and the namespaces that its token chains begin in.
+//! A model at the service: its codec, and the namespaces in which its token chains begin.
 
 mod binding;
 mod codec;

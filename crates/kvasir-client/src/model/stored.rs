@@ -1,4 +1,4 @@
-//! The profiles that a service has of a model, and what clients make of them.
+//! A model's profiles at a service, and how clients use them.
 
 use std::time::SystemTime;
 
@@ -13,31 +13,31 @@ use crate::{
     rest::Client,
 };
 
-/// What clients that are given no profile do with one that the service has.
+/// How clients without a given profile use one that the service has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProfileState {
     /// They encode with it.
     InForce,
-    /// They will encode with it when it is five minutes old: readers have it by then.
+    /// They will encode with it once it is five minutes old: by then readers have it.
     Announced,
-    /// They read what is stored with it.
+    /// They only read chunks stored with it.
     Earlier,
-    /// They never encode with it, because it loses too much or is none of the model.
+    /// They never encode with it, because its loss is too large or it is of another model.
     PassedOver,
 }
 
-/// A profile that a service has.
+/// A profile at a service.
 #[derive(Debug, Clone)]
 pub struct StoredProfile {
-    /// What the service says of it.
+    /// The service's information about it.
     pub info: ProfileInfo,
-    /// What clients do with it.
+    /// How clients use it.
     pub state: ProfileState,
-    /// What is in it; `None` where this version cannot read it.
+    /// Its contents; `None` if this version cannot read it.
     pub profile: Option<Profile>,
 }
 
-/// The profiles of a model that the service has, at most 16: the one in force, then the others as they would follow it.
+/// A model's profiles at the service, at most 16: the one in force, then the others in order of succession.
 ///
 /// # Errors
 /// Those of [`Client::list_profiles`] and [`Client::get_profile`].
@@ -65,7 +65,7 @@ pub async fn stored_profiles(client: &Client, spec: &ModelSpec) -> Result<Vec<St
         };
         found.push(StoredProfile { info: info.clone(), state, profile });
     }
-    // One that nobody encodes with may come before it.
+    // A profile that clients do not encode with may precede it.
     found.sort_by_key(|of| of.state != ProfileState::InForce);
     Ok(found)
 }

@@ -1,4 +1,4 @@
-//! What a model's caches are encoded with: a profile that the caller gives, or one that makes itself.
+//! The profile that encodes a model's caches: given by the caller, or automatic.
 
 use std::{
     sync::{
@@ -28,23 +28,23 @@ pub(crate) struct Writer {
     encoder: Arc<dyn ChunkEncoder>,
     /// Whether the service has the profile.
     published: AtomicBool,
-    /// When the service was asked which profile is in force; `None` where the caller gave one.
+    /// When the service was asked for the profile in force; `None` if the caller gave one.
     chosen_at: Option<Instant>,
 }
 
 impl Writer {
-    /// With the profile that the caller gives.
+    /// A writer with the caller's profile.
     ///
     /// # Errors
-    /// [`ProfileError`] when the profile is of another model.
+    /// [`ProfileError`] if the profile is of another model.
     pub(crate) fn given(spec: &Arc<ModelSpec>, profile: Arc<Profile>) -> Result<Self, ProfileError> {
         let encoder = Arc::new(CpuEncoder::new(Arc::clone(spec), Arc::clone(&profile))?);
         let (spec, published) = (Arc::clone(spec), AtomicBool::new(false));
         Ok(Self { spec, profile, encoder, published, chosen_at: None })
     }
 
-    /// With the profile that is in force at the service: where there is none, one is made of a sample of the model's KV and
-    /// published.
+    /// A writer with the profile in force at the service. If there is none, one is made from a sample of the
+    /// model's KV and published.
     pub(crate) async fn choose(
         client: &Client,
         spec: &Arc<ModelSpec>,
@@ -61,7 +61,7 @@ impl Writer {
             return Ok(kept);
         }
         let profile = sample.train(spec).await?;
-        // Training takes seconds, and other clients begin at the same time.
+        // Training takes seconds, and another client may have published a profile in the meantime.
         if let Some(found) = Self::in_force(client, spec, None).await? {
             return Ok(found);
         }
@@ -72,13 +72,13 @@ impl Writer {
             profile = %made.profile.hash(),
             bits_per_element = level.bits_per_element,
             error = level.nmse,
-            "the model had no profile: one was made of its first cache and published"
+            "the model had no profile; made one from its first cache and published it"
         );
         Ok(made)
     }
 
-    /// With the model's first profile, whose error does not depend on the text. Where the service has none, one is made of a sample
-    /// and published.
+    /// A writer with the model's first profile, whose error does not depend on the text. If the service has
+    /// none, one is made from a sample and published.
     pub(crate) async fn starter(
         client: &Client,
         spec: &Arc<ModelSpec>,
@@ -102,12 +102,13 @@ impl Writer {
         Ok(made)
     }
 
-    /// Whether chunks may lose more than [`Quality::Transparent`](kvasir_types::Quality) allows without anybody having asked for it.
+    /// Whether chunks may lose more than [`Quality::Transparent`](kvasir_types::Quality) allows without an
+    /// explicit request.
     pub(crate) fn may_miss(&self) -> bool {
         self.chosen_at.is_some() && self.profile.training().recipe != STARTER_RECIPE
     }
 
-    /// With the profile that is in force at the service, if there is one.
+    /// A writer with the profile in force at the service, if there is one.
     pub(crate) async fn in_force(
         client: &Client,
         spec: &Arc<ModelSpec>,
@@ -115,7 +116,7 @@ impl Writer {
     ) -> Result<Option<Self>, Error> {
         let model = spec.model_id();
         let listed = match client.list_profiles(&model).await {
-            // The service's bucket was emptied since.
+            // The service's bucket was emptied in the meantime.
             Err(error) if error.code() == Some(ErrorCode::UnknownModel) => {
                 client.register_model(spec).await?;
                 Vec::new()
@@ -135,15 +136,17 @@ impl Writer {
                     return Ok(Some(Self::chosen(spec, &found.profile, &found.encoder)));
                 }
                 Ok((false, _)) => {}
-                // Whoever stored it has another version, or no good intentions; chunks need not be encoded with it.
-                Err(Error::Profile(error)) => tracing::debug!(%error, %hash, "a profile is passed over"),
+                // Its author runs another version, or is hostile; this client need not encode with it.
+                Err(Error::Profile(error)) => {
+                    tracing::debug!(%error, %hash, "skipping a profile that cannot be used")
+                }
                 Err(error) => return Err(error),
             }
         }
         Ok(None)
     }
 
-    /// With a profile that the service has, as it said just now.
+    /// A writer with a profile that the service has just reported.
     fn chosen(spec: &Arc<ModelSpec>, profile: &Arc<Profile>, encoder: &Arc<dyn ChunkEncoder>) -> Self {
         Self {
             spec: Arc::clone(spec),
@@ -154,12 +157,12 @@ impl Writer {
         }
     }
 
-    /// The profile, where it is the caller's.
+    /// The profile, if the caller gave it.
     pub(crate) fn given_profile(&self) -> Option<&Arc<Profile>> {
         self.chosen_at.is_none().then_some(&self.profile)
     }
 
-    /// Whether the service should be asked again which profile is in force.
+    /// Whether to ask the service again for the profile in force.
     pub(crate) fn is_stale(&self) -> bool {
         self.chosen_at.is_some_and(|at| at.elapsed() >= PROFILE_ANNOUNCED)
     }
@@ -181,7 +184,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Registers the model and publishes the profile again: the service has lost them.
+    /// Registers the model and publishes the profile again, after the service has lost them.
     pub(crate) async fn publish_again(&self, client: &Client) -> Result<(), Error> {
         client.register_model(&self.spec).await?;
         self.published.store(false, Ordering::Release);
@@ -189,7 +192,7 @@ impl Writer {
     }
 }
 
-/// KV of a model, for its first profile.
+/// KV of a model, for training its first profile.
 #[derive(Clone, Copy)]
 pub(crate) struct Sample<'a> {
     pub(crate) tokens: &'a [u32],
@@ -211,14 +214,14 @@ pub(crate) async fn fetch(client: &Client, model: &ModelId, hash: &ProfileHash) 
     Ok(Profile::from_bytes(&client.get_profile(model, hash).await?)?)
 }
 
-/// Whether what is stored with a profile can be read back nearly as it was: others are for whoever names them.
+/// Whether chunks of a profile decode nearly losslessly. Other profiles are used only on explicit request.
 pub(super) fn is_fine(profile: &Profile) -> bool {
     let is_fine = |level: &LevelNote| level.nmse <= PROFILE_ERROR_MAX;
     profile.is_lossless() || profile.levels().last().is_some_and(is_fine)
 }
 
-/// Profiles in the order in which they are in force: the newest of those that readers had time to fetch, then the oldest of the
-/// others, so that clients that begin together end with the same one.
+/// Profiles in their order of precedence: the newest that readers had time to fetch, then the others from the
+/// oldest, so that clients that start together choose the same one.
 pub(super) fn by_preference(profiles: Vec<ProfileInfo>, now: SystemTime) -> Vec<ProfileHash> {
     let age = |info: &ProfileInfo| {
         let stored_at = SystemTime::UNIX_EPOCH + Duration::from_millis(info.stored_at_ms.unwrap_or(0));
@@ -250,7 +253,7 @@ mod tests {
         assert_eq!(order(&[]), [0; 0]);
         assert_eq!(order(&[info(1, 9_990), info(2, 9_980), info(3, 9_980)]), [2, 3, 1]);
         assert_eq!(order(&[info(1, 9_990), info(2, 5_000), info(3, 6_000), info(4, 9_800)]), [3, 2, 4, 1]);
-        // A service of an earlier version does not say, and a store's clock may be ahead.
+        // An earlier version of the service omits the time, and a store's clock may be ahead.
         let unsaid = ProfileInfo { stored_at_ms: None, ..info(5, 0) };
         assert_eq!(order(&[info(1, 20_000), unsaid, info(2, 9_000)]), [2, 5, 1]);
     }

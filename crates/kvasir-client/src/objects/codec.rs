@@ -1,4 +1,4 @@
-//! Encoding and decoding of pages, and the profiles that this needs.
+//! Encoding and decoding of pages, and the required profiles.
 
 use std::{
     ops::Range,
@@ -30,7 +30,7 @@ pub(super) struct PageCodec {
     layout: PageLayout,
     quality: Quality,
     codec: Codec,
-    /// Pages for a sample, as long as there is no profile and they are too few.
+    /// Pages collected for a sample, until there are enough for a profile.
     gathered: Mutex<Vec<Bytes>>,
 }
 
@@ -56,10 +56,11 @@ impl PageCodec {
         &self.layout
     }
 
-    /// What pages are encoded with; nothing where they are stored exactly: as is asked, or because no page so far makes a profile. The pages' sizes were checked.
+    /// The encoder for pages; `None` if they are stored exactly: on request, or because there are too few
+    /// pages for a profile so far. Expects pages of the right size.
     ///
     /// # Errors
-    /// Where the service cannot be asked for a profile or told one.
+    /// If fetching or publishing a profile fails.
     pub(super) async fn encoder_for(
         &self,
         client: &Client,
@@ -77,12 +78,12 @@ impl PageCodec {
         };
         let (layout, spec) = (self.layout, Arc::clone(&self.codec.spec));
         let kv = tokio::task::spawn_blocking(move || Arc::new(joined(&spec, &layout, &sample))).await?;
-        // Nobody knows the tokens: as different as they can be, so that the values decide.
+        // The tokens are unknown: make them all different, so that only the values count.
         let tokens: Vec<u32> = (0..kv.tokens() as u32).collect();
         let sample = Sample { tokens: &tokens, first_position: STARTER_SINKS as u64, kv: &kv };
         match self.codec.writer_for(client, sample).await {
             Ok(writer) => Ok(Some(Arc::clone(writer.encoder()))),
-            // Others will say more.
+            // Later pages may suffice.
             Err(Error::Starter(error)) => {
                 tracing::debug!(%error, "pages are stored exactly until there is a profile");
                 Ok(None)
@@ -91,18 +92,18 @@ impl PageCodec {
         }
     }
 
-    /// Pages for a sample, once there are enough.
+    /// Collects pages; returns the sample once there are enough.
     fn gather(&self, pages: &[(ObjectKey, Bytes)]) -> Option<Vec<Bytes>> {
         let mut gathered = self.gathered.lock().unwrap_or_else(PoisonError::into_inner);
         let of_page = sampled(&self.layout).len();
         let enough = STARTER_TOKENS_MAX.div_ceil(of_page);
         let missing = enough.saturating_sub(gathered.len());
-        // Copies: what was given is a part of something larger, perhaps.
+        // Copy: the given bytes may be part of a larger buffer.
         gathered.extend(pages.iter().take(missing).map(|(_, page)| Bytes::copy_from_slice(page)));
         (gathered.len() * of_page >= STARTER_TOKENS_MIN).then(|| std::mem::take(&mut *gathered))
     }
 
-    /// The bytes to store of a page, whose size was checked.
+    /// The bytes to store for a page of the right size.
     pub(super) fn encode(
         &self,
         encoder: Option<&dyn ChunkEncoder>,
@@ -117,7 +118,8 @@ impl PageCodec {
         Ok(payload::seal(key, &self.layout, Body::Exact(&payload::exact(&self.layout, page))))
     }
 
-    /// A chunk as far as its coarsest level of the quality; `None` where it has none, or is no smaller than the page.
+    /// A chunk up to its coarsest level of the requested quality; `None` if it has none, or is no smaller
+    /// than the page.
     fn encode_lossy(&self, encoder: &dyn ChunkEncoder, page: &[u8]) -> Result<Option<Vec<u8>>, PageError> {
         let rows = PageRows { layout: &self.layout, bytes: page };
         let mut chunk = encoder.encode(&ChunkInput {
@@ -137,12 +139,12 @@ impl PageCodec {
         Ok(Some(chunk).filter(|chunk| chunk.len() < page.len()))
     }
 
-    /// Fetches the decoder of a profile; says whether it is there.
+    /// Fetches the decoder of a profile. Returns whether it is available.
     pub(super) async fn fetch_decoder(&self, client: &Client, profile: ProfileHash) -> bool {
         self.codec.decoder_for(client, profile).await.is_some()
     }
 
-    /// The decoder of a profile, if it is there.
+    /// The decoder of a profile, if it is present.
     pub(super) fn decoder(&self, profile: &ProfileHash) -> Option<Arc<dyn ChunkDecoder>> {
         self.codec.decoder(profile)
     }
@@ -155,7 +157,8 @@ impl PageCodec {
         Ok(head)
     }
 
-    /// Fills a page of the layout's size from what is stored. [`PageError::NoProfile`] where `decoder_of` has none for its profile.
+    /// Decodes stored bytes into a page of the layout's size. [`PageError::NoProfile`] if `decoder_of` has no
+    /// decoder for its profile.
     pub(super) fn decode(
         &self,
         decoder_of: impl FnOnce(&ProfileHash) -> Option<Arc<dyn ChunkDecoder>>,
@@ -177,12 +180,12 @@ impl PageCodec {
     }
 }
 
-/// Tokens of a page that a sample has: any page may be a context's first.
+/// Tokens of a page to include in a sample: any page may be a context's first.
 fn sampled(layout: &PageLayout) -> Range<usize> {
     STARTER_SINKS.min(layout.tokens() - 1)..layout.tokens()
 }
 
-/// The KV that a sample has of pages, one after the other.
+/// The KV of the sampled pages, concatenated.
 fn joined(spec: &ModelSpec, layout: &PageLayout, pages: &[Bytes]) -> KvBuffer {
     let tokens = sampled(layout);
     let mut kv = KvBuffer::new(spec, tokens.len() * pages.len());

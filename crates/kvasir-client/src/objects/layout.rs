@@ -1,4 +1,4 @@
-//! The layout of a page: which value of a cache lies where in its bytes.
+//! The layout of a page: the position of every value of a cache in its bytes.
 
 use std::ops::Range;
 
@@ -29,17 +29,18 @@ pub struct PageLayout {
     shape: KvLayout,
     layers: usize,
     tokens: usize,
-    /// From one plane, layer, token, head and element to the next, in elements.
+    /// Distance to the next plane, layer, token, head and element, in elements.
     strides: [usize; 5],
 }
 
 impl PageLayout {
-    /// Pages of `tokens` tokens of all `layers` layers, each of `shape`. `order` has one letter for each axis, the outermost first: `2` planes, `L` layers, `N` tokens,
-    /// `H` heads, `D` elements of a head. Latent caches ([`KvLayout::Mla`]) have neither planes nor heads: the letters are `L`, `N` and `D`, and a row is the latent and
-    /// then the rotary key.
+    /// Pages of `tokens` tokens of all `layers` layers, each of `shape`. `order` has one letter per axis,
+    /// outermost first: `2` planes, `L` layers, `N` tokens, `H` heads, `D` elements of a head. Latent caches
+    /// ([`KvLayout::Mla`]) have neither planes nor heads: the letters are `L`, `N` and `D`, and a row is the
+    /// latent followed by the rotary key.
     ///
     /// # Errors
-    /// [`Error::Config`](crate::Error::Config) for what cannot be, with what can.
+    /// [`Error::Config`](crate::Error::Config) for an invalid layout, with the valid values.
     pub fn new(
         dtype: KvDtype,
         shape: KvLayout,
@@ -54,7 +55,9 @@ impl PageLayout {
                 [1, layers, tokens, 1, latent as usize + rope_dims as usize]
             }
             KvLayout::SlidingWindow { .. } | KvLayout::None => {
-                return Err(config("a page has keys and values of all its tokens, or latents".to_owned()));
+                return Err(config(
+                    "a page must hold keys and values of all its tokens, or latents".to_owned(),
+                ));
             }
         };
         if !(1..=CHUNK_TOKENS_MAX).contains(&tokens) {
@@ -66,7 +69,7 @@ impl PageLayout {
         if sorted != letters {
             let letters = String::from_utf8_lossy(letters);
             return Err(config(format!(
-                "{order:?} is no order of axes: it has each letter of {letters} once"
+                "{order:?} is not an order of axes: give each letter of {letters} once"
             )));
         }
         let mut layout = Self { dtype, shape, layers, tokens, strides: [0; 5] };
@@ -106,7 +109,7 @@ impl PageLayout {
         self.layers * self.tokens * self.shape.planes().map(|(heads, dim)| heads * dim).iter().sum::<usize>()
     }
 
-    /// What readers and writers must agree on; the order of axes is everybody's own.
+    /// The properties that readers and writers must agree on; the order of axes may differ.
     pub(super) fn identity(&self) -> [u32; 6] {
         let dtype = match self.dtype {
             KvDtype::Bf16 => 0,
@@ -124,7 +127,7 @@ impl PageLayout {
         [dtype, kind, self.layers as u32, self.tokens as u32, width, second]
     }
 
-    /// The model whose chunks lossy pages are. Positions are not known, so nothing is rotated.
+    /// The model of the chunks of lossy pages. Positions are unknown, so nothing is rotated.
     pub(super) fn spec(&self, model: &str, revision: &str) -> ModelSpec {
         ModelSpec {
             weights: model.to_owned(),
@@ -138,11 +141,11 @@ impl PageLayout {
         }
     }
 
-    /// Whether values have a meaning that may be rounded.
+    /// Whether the values may be rounded.
     pub(super) fn check_quality(&self, quality: Quality) -> Result<(), crate::Error> {
         if self.dtype == KvDtype::Int8 && quality != Quality::Exact {
             let what =
-                "int8 caches have scales that are not in their pages: store them as `exact`".to_owned();
+                "the pages of an int8 cache do not contain its scales: store them as `exact`".to_owned();
             return Err(crate::Error::Config { what });
         }
         Ok(())
@@ -155,7 +158,7 @@ impl PageLayout {
         if bytes == expected { Ok(()) } else { Err(PageError::Length { expected, actual: bytes }) }
     }
 
-    /// Where the first element of a row lies, and how many there are; both in elements.
+    /// Offset of a row's first element, and the number of its elements, both in elements.
     fn row(&self, layer: usize, plane: Plane, head: usize, token: usize) -> (usize, usize) {
         let [of_plane, of_layer, of_token, of_head, of_element] = self.strides;
         let [(_, first), (_, second)] = self.shape.planes();
@@ -185,7 +188,7 @@ impl PageLayout {
     }
 }
 
-/// A page as a source of KV.
+/// A page as a KV source.
 pub(super) struct PageRows<'a> {
     pub(super) layout: &'a PageLayout,
     /// As many as the layout's pages have.
@@ -206,7 +209,7 @@ impl KvSource for PageRows<'_> {
     }
 }
 
-/// A page that takes KV.
+/// A page as a KV sink.
 pub(super) struct PageRowsMut<'a> {
     pub(super) layout: &'a PageLayout,
     /// As many as the layout's pages have.
@@ -234,7 +237,7 @@ fn value(dtype: KvDtype, bytes: &[u8]) -> f32 {
         (KvDtype::F16, &[a, b]) => half::f16::from_le_bytes([a, b]).to_f32(),
         (KvDtype::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]),
         (KvDtype::Fp8E4m3, &[a]) => e4m3::decode(a),
-        // Nothing reads int8 as values: see `check_quality`.
+        // int8 is never read as values: see `check_quality`.
         _ => f32::NAN,
     }
 }

@@ -1,7 +1,9 @@
-//! Pages of an engine's cache under keys of the engine's, encoded where their layout is declared.
+//! Pages of an engine's cache under the engine's keys, encoded if their layout is declared.
 //!
-//! Engines that name pages by hashes of their own give a store bytes without tokens. With the layout of these bytes the client encodes them as it encodes chunks, only without what it
-//! knows of tokens and positions: exactly, or at a quality that is named and measured for each page. The service keeps bytes and decodes nothing.
+//! Engines that name pages by their hashes store bytes without tokens. If the layout of these bytes is
+//! declared, the client encodes them like chunks, but without information about tokens and positions:
+//! exactly, or at a named quality that is measured for each page. The service only stores the bytes and
+//! decodes nothing.
 //!
 //! ```no_run
 //! use kvasir_client::{objects::{PageLayout, PageStore}, rest::{Client, ClientConfig}};
@@ -38,37 +40,37 @@ use self::codec::PageCodec;
 pub use self::layout::PageLayout;
 use crate::{Error, limits, rest::Client};
 
-/// Why a page cannot be stored, or what is stored under its key is not used: a miss.
+/// Why a page cannot be stored, or why the stored one is not usable and counts as a miss.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PageError {
     /// A page of another size was given.
-    #[error("a page has {actual} bytes, and {expected} by its layout")]
+    #[error("the page has {actual} bytes, but its layout has {expected}")]
     Length {
-        /// By the layout.
+        /// Size by the layout.
         expected: usize,
-        /// That were given.
+        /// Size given.
         actual: usize,
     },
     /// Something else is stored under the key.
-    #[error("what is stored under the key is no page that this version knows")]
+    #[error("the key holds no page that this version can read")]
     NoPage,
-    /// The bytes changed on their way here, or in a store.
-    #[error("the checksum is not that of key and bytes")]
+    /// The bytes changed in transit or in a store.
+    #[error("the checksum does not match key and bytes")]
     Damaged,
     /// A page of another dtype, shape, or number of layers or tokens.
-    #[error("the stored page has another layout; put what the layout depends on into the key")]
+    #[error("the stored page has another layout; include the layout's parameters in the key")]
     OtherLayout,
-    /// Right by its checksum, and wrong: its writer was.
+    /// The checksum is right but the contents are invalid: the writer is faulty.
     #[error("the stored page is malformed")]
     Malformed,
-    /// The service has not got what it was encoded with.
-    #[error("profile {0}, which the stored page was encoded with, cannot be fetched")]
+    /// The service does not have the page's profile.
+    #[error("cannot fetch profile {0}, which encoded the stored page")]
     NoProfile(ProfileHash),
-    /// A chunk that cannot be made.
+    /// The page cannot be encoded.
     #[error(transparent)]
     Encode(#[from] EncodeError),
-    /// A chunk that cannot be decoded.
+    /// The page cannot be decoded.
     #[error(transparent)]
     Decode(#[from] DecodeError),
 }
@@ -82,12 +84,13 @@ pub struct PageStore {
 }
 
 impl PageStore {
-    /// Pages of `layout`, stored at `quality` or better. `model` is name and revision of what computed them: pages of one model share a profile, which makes
-    /// itself of the first [`STARTER_TOKENS_MIN`](kvasir_codec::STARTER_TOKENS_MIN) tokens that are stored. Until then, and where a profile would not keep the
-    /// quality, pages are stored exactly. Whatever their quality, all are read.
+    /// Pages of `layout`, stored at `quality` or better. `model` is the name and revision of the model that
+    /// computed them: pages of one model share a profile, which is made automatically from the first
+    /// [`STARTER_TOKENS_MIN`](kvasir_codec::STARTER_TOKENS_MIN) tokens stored. Until then, and if a profile
+    /// would not keep the quality, pages are stored exactly. Reads accept pages of any quality.
     ///
     /// # Errors
-    /// [`Error::Config`] for a quality that the layout's dtype cannot have.
+    /// [`Error::Config`] for a quality that the layout's dtype does not support.
     pub fn new(
         client: Client,
         namespace: Name,
@@ -99,10 +102,12 @@ impl PageStore {
         Ok(Self { client, namespace: Arc::new(namespace), codec })
     }
 
-    /// Stores pages. Says of each what became of it: those without a problem are durable. A key keeps its bytes.
+    /// Stores pages and returns the outcome of each; those without a problem are durable. A key's bytes are
+    /// immutable.
     ///
     /// # Errors
-    /// [`Error::Page`] for a page of another size; those of requests: nothing is known of some pages, and the same may be stored again.
+    /// [`Error::Page`] for a page of another size; those of requests: the outcome of some pages is unknown,
+    /// and they may be stored again.
     pub async fn write(&self, pages: &[(ObjectKey, Bytes)]) -> Result<Vec<WrittenObject>, Error> {
         for (_, page) in pages {
             self.codec.layout().check_page(page.len())?;
@@ -125,11 +130,12 @@ impl PageStore {
         written.buffered(limits::STORE_CONCURRENCY).try_concat().await
     }
 
-    /// Reads the leading ones of `keys`, up to the first under which nothing is stored, and gives each page with its place in `keys`, in order: the bytes by the layout, or why
-    /// they are not to be had. Says how many keys have something.
+    /// Reads the leading `keys`, up to the first that is not stored, and passes each page with its index in
+    /// `keys`, in order: the bytes in the layout, or why they are not available. Returns the number of keys
+    /// that are stored.
     ///
     /// # Errors
-    /// Those of requests. Pages that were given stand.
+    /// Those of requests. Pages already passed remain valid.
     pub async fn read(
         &self,
         keys: &[ObjectKey],
@@ -168,7 +174,7 @@ impl PageStore {
         }
     }
 
-    /// Decodes a page with the profiles that are here.
+    /// Decodes a page with the profiles already present.
     async fn decode_as_known(
         &self,
         key: ObjectKey,
@@ -182,7 +188,7 @@ impl PageStore {
         Ok(tokio::task::spawn_blocking(decode).await?)
     }
 
-    /// Places of pages, by requests: so few in one that their bytes are no burden, twice, in memory.
+    /// Indices of pages by request: small enough that two requests' bytes fit into memory.
     fn batches(&self, count: usize) -> Vec<Range<usize>> {
         let fitting = limits::PAGES_BYTES_MAX / self.codec.layout().page_bytes().max(1);
         let of_request = fitting.clamp(1, ObjectsRequest::KEYS_MAX);

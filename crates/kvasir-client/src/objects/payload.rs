@@ -1,6 +1,8 @@
-//! What is stored under a page's key (FORMAT.md §11): a head that says the layout, a checksum of key and bytes, and the values, exact or as a chunk.
+//! The stored form of a page (FORMAT.md §11): a head with the layout, a checksum of key and bytes, and the
+//! values, exact or as a chunk.
 //!
-//! The values lie by layer, plane, head and token, whatever the order of axes in the engine's memory: writers and readers may differ in it.
+//! The values are ordered by layer, plane, head and token, regardless of the order of axes in the engine's
+//! memory: writers and readers may differ in it.
 
 use kvasir_types::ObjectKey;
 
@@ -12,16 +14,16 @@ const LOSSY: u8 = 1;
 /// Magic and form, the layout, the checksum.
 const HEAD_BYTES: usize = 8 + 6 * 4 + 4;
 const CHECKSUM_AT: usize = HEAD_BYTES - 4;
-/// Sign and exponent compress at any level; what higher ones gain is below a hundredth.
+/// Sign and exponent compress at any level; higher levels gain less than a hundredth.
 const ZSTD_LEVEL: i32 = 1;
 
 /// The values of a stored page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Body<'a> {
-    /// Bit for bit: for each byte of an element, the highest first, u32 length and those of all elements, as a zstd frame or, where that is no
-    /// shorter, as they are.
+    /// Bit for bit: for each byte of an element, highest first, a u32 length and these bytes of all elements,
+    /// as a zstd frame or, if that is not shorter, uncompressed.
     Exact(&'a [u8]),
-    /// The first bytes of a chunk object, as far as a level of it needs.
+    /// The first bytes of a chunk object, as far as one of its levels needs.
     Lossy(&'a [u8]),
 }
 
@@ -41,7 +43,7 @@ pub(super) fn seal(key: &ObjectKey, layout: &PageLayout, body: Body<'_>) -> Vec<
     stored
 }
 
-/// The values of what is stored under a key.
+/// The values of a page's stored bytes.
 ///
 /// # Errors
 /// [`PageError::NoPage`], [`PageError::Damaged`], [`PageError::OtherLayout`].
@@ -74,12 +76,12 @@ pub(super) fn open<'a>(
     }
 }
 
-/// CRC-32C of the key and the bytes. So what is loaded is what was stored under this key, whatever befell it on the way.
+/// CRC-32C of the key and the bytes. It detects changes in transit and bytes under another key.
 fn checksum(key: &ObjectKey, head: &[u8], body: &[u8]) -> u32 {
     crc32c::crc32c_append(crc32c::crc32c_append(crc32c::crc32c(key.as_str().as_bytes()), head), body)
 }
 
-/// The exact body of a page, whose length was checked.
+/// The exact body of a page of the right size.
 pub(super) fn exact(layout: &PageLayout, page: &[u8]) -> Vec<u8> {
     let item = layout.dtype().bytes();
     let mut bytes = vec![Vec::with_capacity(layout.elements()); item];
@@ -96,7 +98,7 @@ pub(super) fn exact(layout: &PageLayout, page: &[u8]) -> Vec<u8> {
     body
 }
 
-/// Fills a page, whose length was checked, from its exact body.
+/// Fills a page of the right size from its exact body.
 ///
 /// # Errors
 /// [`PageError::Malformed`].

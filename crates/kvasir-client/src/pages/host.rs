@@ -12,15 +12,15 @@ use kvasir_types::{KvDtype, ModelSpec, Plane};
 use super::{BlockTable, PageRef, PageRows, PageStore, Shard, check_dtype};
 use crate::Error;
 
-/// Pages in host memory, in the type of the model's cache: for tools, tests, and engines that have no pages of their own.
-/// What loads wrote is read through [`KvSource`], as f32.
+/// Pages in host memory, in the type of the model's cache: for tools, tests, and engines without their own
+/// pages. Read loaded data through [`KvSource`], as f32.
 ///
-/// Each page is `[layer][plane][head][slot][element]` under a lock of its own. Memory is zero until it is written.
+/// Each page is `[layer][plane][head][slot][element]` with its own lock. Memory is zero until it is written.
 #[derive(Debug)]
 pub struct HostPages {
     dtype: KvDtype,
     page_tokens: usize,
-    /// Of every layer's two planes.
+    /// For each layer, its two planes.
     planes: Vec<[PlanePlace; 2]>,
     pages: Vec<Mutex<HostPage>>,
 }
@@ -31,7 +31,7 @@ struct HostPage {
     bytes: Vec<u8>,
 }
 
-/// Where a plane lies in a page.
+/// The position of a plane in a page.
 #[derive(Debug, Clone, Copy)]
 struct PlanePlace {
     first_byte: usize,
@@ -44,12 +44,12 @@ impl HostPages {
     /// ([`Shard::part_of`]).
     ///
     /// # Errors
-    /// [`Error::Config`] for pages of no tokens, pages that no memory holds, and caches of 8-bit integers.
+    /// [`Error::Config`] for pages without tokens, pages too large for memory, and caches of 8-bit integers.
     pub fn new(spec: &ModelSpec, page_tokens: usize, tokens: usize) -> Result<Arc<Self>, Error> {
         check_dtype(spec)?;
         let config = |what: &str| Error::Config { what: what.into() };
         if page_tokens == 0 {
-            return Err(config("a page holds at least one token"));
+            return Err(config("a page must hold at least one token"));
         }
         let mut page_bytes = Some(0usize);
         let mut place = |(heads, elements): (usize, usize)| {
@@ -67,7 +67,7 @@ impl HostPages {
             })
             .collect();
         let (Some(planes), Some(page_bytes)) = (planes, page_bytes) else {
-            return Err(config("no memory holds pages of so many tokens: make them smaller"));
+            return Err(config("pages of this many tokens do not fit into memory: make them smaller"));
         };
         let page = |_| Mutex::new(HostPage { generation: 0, bytes: vec![0; page_bytes] });
         let pages = (0..tokens.div_ceil(page_tokens)).map(page).collect();
@@ -88,12 +88,12 @@ impl HostPages {
         }
     }
 
-    /// Gives every page another generation: what loads into earlier tables still write is refused. Values stay.
+    /// Gives every page a new generation: loads into earlier tables can no longer write. Values are kept.
     pub fn reassign(&self) {
         self.pages.iter().for_each(|page| lock(page).generation += 1);
     }
 
-    /// The bytes of one row, in the machine's byte order. Empty where there is no such row.
+    /// The bytes of one row, in the machine's byte order. Empty if there is no such row.
     pub fn row(&self, layer: usize, plane: Plane, head: usize, token: usize) -> Vec<u8> {
         let Some(page) = self.pages.get(token / self.page_tokens) else { return Vec::new() };
         let slot = token % self.page_tokens;
@@ -103,7 +103,7 @@ impl HostPages {
         lock(page).bytes[bytes].to_vec()
     }
 
-    /// Bytes from the first to the last row of some heads and slots of a page; `None` where there are none.
+    /// Bytes from the first to the last row of some heads and slots of a page; `None` if there are none.
     fn bytes(
         &self,
         (layer, plane): (usize, Plane),
@@ -175,6 +175,6 @@ fn fill<T: Copy>(to: &mut [f32], from: &[T], value: impl Fn(T) -> f32) {
 }
 
 fn lock(page: &Mutex<HostPage>) -> MutexGuard<'_, HostPage> {
-    // Nothing panics while a page is locked.
+    // No code panics while it holds a page's lock.
     page.lock().unwrap_or_else(PoisonError::into_inner)
 }

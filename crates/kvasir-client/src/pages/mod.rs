@@ -1,4 +1,4 @@
-//! Where loads write: an engine's pages, in the type of its cache.
+//! The destination of loads: an engine's pages, in the type of its cache.
 
 mod host;
 mod rows;
@@ -18,7 +18,7 @@ pub use table::{BlockTable, Shard};
 /// A page of an engine's KV memory, as a block table names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PageRef {
-    /// Which page.
+    /// Index of the page.
     pub index: u32,
     /// How often it had been reassigned when the table was made.
     pub generation: u64,
@@ -53,13 +53,14 @@ pub struct PageRef {
 pub trait PageStore: Send + Sync {
     /// Writes rows into one page.
     ///
-    /// Where the page has another generation by now, or there is no such page, nothing is written and the answer is false.
-    /// Checking and writing must be one step against reassignment. Layer and heads of `rows` are the device's own, as the
-    /// table's [`Shard`] says; its values are of the model's type. Several threads write at the same time.
+    /// If the page has another generation by now, or does not exist, writes nothing and returns false. The
+    /// check and the write must be atomic with respect to reassignment. Layer and heads of `rows` are
+    /// relative to the device, as described by the table's [`Shard`]; values are of the model's type. Several
+    /// threads write concurrently.
     fn write(&self, page: PageRef, rows: &PageRows<'_>) -> bool;
 }
 
-/// Refuses models whose caches cannot be written into pages.
+/// Rejects models whose caches cannot be written into pages.
 ///
 /// # Errors
 /// [`Error::Config`] for caches of 8-bit integers.
@@ -67,7 +68,7 @@ pub(crate) fn check_dtype(spec: &ModelSpec) -> Result<(), Error> {
     match spec.kv_dtype {
         KvDtype::Bf16 | KvDtype::F16 | KvDtype::F32 | KvDtype::Fp8E4m3 => Ok(()),
         KvDtype::Int8 => Err(Error::Config {
-            what: "an int8 cache cannot be loaded into pages, because the model's spec holds no scales for it: register \
+            what: "an int8 cache cannot be loaded into pages, because the model's spec has no scales for it: register \
                    the model with a cache of bf16, f16, f32 or fp8_e4m3, and quantise in the engine"
                 .into(),
         }),

@@ -15,7 +15,7 @@ pub enum Rows<'a> {
     F16(HeadRows<'a, f16>),
     /// IEEE single.
     F32(HeadRows<'a, f32>),
-    /// FP8 with 4 exponent bits, as patterns.
+    /// FP8 with 4 exponent bits, as bit patterns.
     Fp8E4m3(HeadRows<'a, u8>),
 }
 
@@ -51,12 +51,12 @@ impl Rows<'_> {
         of_any_type!(self, rows => rows.tokens())
     }
 
-    /// Values of a row.
+    /// Values per row.
     pub const fn elements(&self) -> usize {
         of_any_type!(self, rows => rows.elements())
     }
 
-    /// Some of the heads and tokens, counted from the first of each. Ranges that reach past the end are cut.
+    /// Some of the heads and tokens, counted from the first of each. Ranges beyond the end are cut off.
     #[must_use]
     pub fn part(&self, heads: Range<usize>, tokens: Range<usize>) -> Self {
         match self {
@@ -68,8 +68,8 @@ impl Rows<'_> {
     }
 }
 
-/// What [`PageStore::write`](crate::pages::PageStore::write) puts into one page: rows of one layer and plane, for consecutive heads and
-/// consecutive slots.
+/// The rows that [`PageStore::write`](crate::pages::PageStore::write) puts into one page: rows of one layer
+/// and plane, for consecutive heads and consecutive slots.
 #[derive(Debug, Clone, Copy)]
 pub struct PageRows<'a> {
     layer: usize,
@@ -106,12 +106,12 @@ impl<'a> PageRows<'a> {
         self.first_head..self.first_head + self.rows.heads()
     }
 
-    /// The slots of the page: a slot is a token's place in it.
+    /// The slots of the page: a slot is a token's position in it.
     pub const fn slots(&self) -> Range<usize> {
         self.first_slot..self.first_slot + self.rows.tokens()
     }
 
-    /// Values of a row.
+    /// Values per row.
     pub const fn elements(&self) -> usize {
         self.rows.elements()
     }
@@ -121,11 +121,11 @@ impl<'a> PageRows<'a> {
         self.rows
     }
 
-    /// Copies the rows to memory that is kept as bytes, in the machine's byte order. `to` begins with the first row; strides
+    /// Copies the rows to byte memory, in the machine's byte order. `to` begins with the first row; strides
     /// are in bytes, from one head and from one slot to the next.
     ///
     /// # Panics
-    /// Where the rows reach past `to`.
+    /// If the rows extend beyond `to`.
     pub fn copy_to_bytes(&self, to: &mut [u8], head_stride: usize, slot_stride: usize) {
         match self.rows {
             Rows::Bf16(rows) => copy(rows, to, head_stride, slot_stride, |x| x.to_ne_bytes()),

@@ -1,4 +1,4 @@
-//! Decoded rows to pages.
+//! Writes decoded rows to pages.
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use kvasir_codec::{HeadRows, KvSink, e4m3};
@@ -12,11 +12,11 @@ pub(crate) struct TableSink<'a> {
     spec: &'a ModelSpec,
     first_token: usize,
     gate: &'a WriteGate,
-    /// Rows that were not written because their page is another's by now, or the load is over.
+    /// Rows not written because their page belongs to another request by now, or the load has ended.
     pub(crate) stale_rows: usize,
 }
 
-/// Where rows go: layer, plane and first head of the whole model, first token of the sink.
+/// The position of rows: layer, plane and first head in the whole model, first token of the sink.
 #[derive(Clone, Copy)]
 struct Place {
     layer: usize,
@@ -35,7 +35,7 @@ impl<'a> TableSink<'a> {
         Self { table, spec, first_token, gate, stale_rows: 0 }
     }
 
-    /// Writes rows that are of the cache's type already.
+    /// Writes rows that are already of the cache's type.
     pub(crate) fn write_rows(
         &mut self,
         layer: usize,
@@ -53,8 +53,8 @@ impl<'a> TableSink<'a> {
         }
     }
 
-    /// Cuts the rows that the table's rank holds into pages. `put` makes them the cache's type, a page at a time so that what it
-    /// makes stays in the CPU's cache, and writes them.
+    /// Cuts the rows that the table's rank holds into pages. `put` converts them to the cache's type and
+    /// writes them, one page at a time so that the converted rows stay in the CPU's cache.
     fn scatter<T: Copy>(
         &mut self,
         place: Place,

@@ -15,17 +15,17 @@ use crate::Error;
 pub struct Shard {
     /// Its layers.
     pub layers: Range<usize>,
-    /// Its KV heads, the same in every layer. A layer with fewer heads than `heads.start` (MLA's one latent) is held
-    /// by every rank.
+    /// Its KV heads, the same in every layer. A layer with fewer heads than `heads.start` (MLA's single
+    /// latent) is held by every rank.
     pub heads: Range<usize>,
 }
 
 impl Shard {
-    /// Everything: an engine without parallelism.
+    /// The whole cache: an engine without parallelism.
     pub const ALL: Self = Self { layers: 0..usize::MAX, heads: 0..usize::MAX };
 
-    /// Rank `rank` of `of` tensor-parallel ranks of a model with `kv_heads` heads. Where there are more ranks than
-    /// heads, neighbours share one.
+    /// Rank `rank` of `of` tensor-parallel ranks of a model with `kv_heads` heads. If there are more ranks
+    /// than heads, neighbouring ranks share one.
     pub fn tensor_parallel(rank: usize, of: usize, kv_heads: usize) -> Self {
         let of = of.max(1);
         let start = rank * kv_heads / of;
@@ -33,7 +33,8 @@ impl Shard {
         Self { heads: start..end, ..Self::ALL }
     }
 
-    /// The spec of a model with the layers and heads of this part alone: what the rank's pages have room for.
+    /// The spec of a model reduced to the layers and heads of this part: the rank's pages have room for
+    /// these.
     pub fn part_of(&self, spec: &ModelSpec) -> ModelSpec {
         let held = |heads: u32| self.heads_of(heads as usize).len() as u32;
         let layout = |layout: KvLayout| match layout {
@@ -48,14 +49,14 @@ impl Shard {
         ModelSpec { layers, ..spec.clone() }
     }
 
-    /// The heads that it holds of a plane with `count`.
+    /// The heads that it holds of a plane with `count` heads.
     pub(crate) fn heads_of(&self, count: usize) -> Range<usize> {
         let Range { start, end } = self.heads;
         if count <= start { 0..count } else { start..end.clamp(start, count) }
     }
 }
 
-/// Where the KV of one rank goes: pages in token order. Cheap to clone.
+/// The destination of one rank's KV: pages in token order. Cheap to clone.
 #[derive(Clone)]
 pub struct BlockTable {
     pub(super) store: Arc<dyn PageStore>,
@@ -78,14 +79,14 @@ impl BlockTable {
     /// A table whose page `i` holds tokens `i × page_tokens ..` of the context.
     ///
     /// # Errors
-    /// [`Error::Config`] for pages of no tokens.
+    /// [`Error::Config`] for pages without tokens.
     pub fn new(
         store: Arc<dyn PageStore>,
         pages: impl Into<Arc<[PageRef]>>,
         page_tokens: usize,
     ) -> Result<Self, Error> {
         if page_tokens == 0 {
-            return Err(Error::Config { what: "a page holds at least one token".into() });
+            return Err(Error::Config { what: "a page must hold at least one token".into() });
         }
         Ok(Self { store, pages: pages.into(), page_tokens, shard: Shard::ALL })
     }
@@ -97,7 +98,7 @@ impl BlockTable {
         self
     }
 
-    /// Tokens that it has pages for.
+    /// Number of tokens that its pages hold.
     pub fn tokens(&self) -> u64 {
         (self.pages.len() as u64).saturating_mul(self.page_tokens as u64)
     }
@@ -132,7 +133,7 @@ impl BlockTable {
     }
 }
 
-/// Open while a load may write. Once [`close`](Self::close) has returned, nothing is written any more.
+/// Open while a load may write. After [`close`](Self::close) returns, nothing is written.
 #[derive(Debug, Default)]
 pub(crate) struct WriteGate(RwLock<bool>);
 

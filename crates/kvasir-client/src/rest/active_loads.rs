@@ -16,7 +16,8 @@ use crate::{fetcher::Neighbours, limits::NEIGHBOUR_STEP_BYTES};
 /// The active loads of a client. Uploads yield to them, and each load takes its share of link and GPU.
 #[derive(Debug, Default)]
 pub(crate) struct ActiveLoads {
-    /// By deadline, so that who comes before a load has less slack than it; the number tells equal ones apart.
+    /// By deadline, so that loads before an entry have less slack than it; the number distinguishes equal
+    /// deadlines.
     loads: watch::Sender<BTreeMap<(Instant, u64), u64>>,
     next: AtomicU64,
 }
@@ -42,7 +43,7 @@ impl ActiveLoads {
         ActiveLoadGuard { active_loads: Arc::clone(self), all, key, missing_bytes: 0, last_reported }
     }
 
-    /// Waits until no load is under way, at most `patience`; true when that is so.
+    /// Waits until no load is active, at most `patience`. Returns whether none is.
     pub(crate) async fn wait_idle(&self, patience: Duration) -> bool {
         let mut all = self.loads.subscribe();
         let idle = all.wait_for(BTreeMap::is_empty);
@@ -51,7 +52,7 @@ impl ActiveLoads {
 }
 
 impl ActiveLoadGuard {
-    /// Publishes how many bytes of bases this load misses, in steps of [`NEIGHBOUR_STEP_BYTES`].
+    /// Publishes the missing bytes of this load's bases, in steps of [`NEIGHBOUR_STEP_BYTES`].
     pub(crate) fn set_missing_bytes(&mut self, bytes: u64) {
         let bytes = bytes.next_multiple_of(NEIGHBOUR_STEP_BYTES);
         if bytes != self.missing_bytes {
@@ -62,7 +63,7 @@ impl ActiveLoadGuard {
         }
     }
 
-    /// Waits until the other loads differ from the last answer, and returns them. Cancel-safe.
+    /// Waits until the other loads differ from the last result, and returns them. Cancel-safe.
     pub(crate) async fn neighbours(&mut self) -> Neighbours {
         loop {
             let neighbours = {

@@ -8,7 +8,7 @@ use kvasir_types::{ModelId, Name, TokenChain};
 use super::Client;
 use crate::Error;
 
-/// Asks for the longest stored prefix of a chain. Asking again renews presigned URLs.
+/// Queries the longest stored prefix of a chain. Repeating the query renews presigned URLs.
 #[derive(Debug, Clone)]
 pub(crate) struct BlockLookup {
     target: LookupQuery,
@@ -25,7 +25,7 @@ impl BlockLookup {
         Self { target: LookupQuery { model_id, namespace, fresh: false, direct }, chain }
     }
 
-    /// Whether it asks for presigned URLs.
+    /// Whether it requests presigned URLs.
     pub(crate) const fn is_direct(&self) -> bool {
         self.target.direct
     }

@@ -1,4 +1,4 @@
-//! Answers read within a bound.
+//! Reads response bodies within a bound.
 
 use reqwest::Response;
 
@@ -9,7 +9,7 @@ pub(crate) async fn read_bounded(mut response: Response, bytes_max: usize) -> Re
     let mut body = Vec::new();
     while let Some(part) = response.chunk().await.map_err(Error::Transport)? {
         if body.len() + part.len() > bytes_max {
-            return Err(Error::protocol(format!("an answer of more than {bytes_max} bytes")));
+            return Err(Error::protocol(format!("a response of more than {bytes_max} bytes")));
         }
         body.extend_from_slice(&part);
     }

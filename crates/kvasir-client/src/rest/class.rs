@@ -1,4 +1,4 @@
-//! What requests are for: the service keeps ready what such requests use again.
+//! Request classes: the service keeps data that is likely to be reused in its hot tier.
 
 use std::num::NonZeroU32;
 
@@ -6,8 +6,8 @@ use kvasir_api::{HEADER_REQUEST_TYPE, HEADER_TURN};
 use kvasir_types::Name;
 use reqwest::RequestBuilder;
 
-/// The class of an engine's request, sent along with all that it asks of the service. The service infers what is left
-/// out; it is a hint for eviction and read-ahead, and changes no answer.
+/// The class of an engine's request, sent with all its requests to the service. The service infers omitted
+/// fields. It is a hint for eviction and read-ahead, and changes no response.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RequestClass {
     /// Its type: `text`, `file`, `search`, `agent`, …
@@ -17,12 +17,12 @@ pub struct RequestClass {
 }
 
 impl RequestClass {
-    /// A request of a type, in a turn that the service shall infer.
+    /// A request of a type, in a turn that the service infers.
     pub const fn of(kind: Name) -> Self {
         Self { kind: Some(kind), turn: None }
     }
 
-    /// The same in turn `turn`, counted from 1; 0 leaves it to the service.
+    /// The same in turn `turn`, counted from 1; with 0 the service infers it.
     #[must_use]
     pub const fn in_turn(mut self, turn: u32) -> Self {
         self.turn = NonZeroU32::new(turn);

@@ -10,11 +10,11 @@ use crate::limits::{
     FIRST_BYTE_SAMPLES, FIRST_BYTE_SAMPLES_MIN, HEDGE_AFTER_MIN, HEDGE_BURST, HEDGE_QUANTILE, HEDGE_SHARE,
 };
 
-/// The last times to first byte of all reads of a client.
+/// The latest times to first byte of all reads of a client.
 ///
-/// A read that waits longer than the 95th percentile of them is *hedged*: sent once more, on another way if there is
-/// one. The budget keeps hedges at a twentieth of the reads, so that a service that is slow as a whole gets at most
-/// 5 % more to do.
+/// A read that waits longer than their 95th percentile is *hedged*: sent once more, by another route if there
+/// is one. The budget limits hedges to a twentieth of the reads, so that a service that is slow as a whole
+/// gets at most 5 % more load.
 #[derive(Debug, Default)]
 pub(crate) struct FirstByteLatencies(Mutex<HedgingState>);
 
@@ -41,7 +41,7 @@ impl FirstByteLatencies {
         });
     }
 
-    /// The time that a share `q` of the reads did not exceed; none before there are enough.
+    /// The time that a share `q` of the reads did not exceed; `None` before there are enough.
     pub(crate) fn quantile(&self, q: f64) -> Option<Duration> {
         self.with(|state| {
             let mut sorted: Vec<Duration> = state.samples.iter().copied().collect();
@@ -53,12 +53,12 @@ impl FirstByteLatencies {
         })
     }
 
-    /// How long to wait before a read is sent once more; none while too little is known.
+    /// How long to wait before a read is sent once more; `None` while there is too little data.
     pub(crate) fn hedge_after(&self) -> Option<Duration> {
         self.quantile(HEDGE_QUANTILE).map(|wait| wait.max(HEDGE_AFTER_MIN))
     }
 
-    /// Takes one hedge, if there is one left.
+    /// Takes one hedge from the budget, if one is left.
     pub(crate) fn take_hedge(&self) -> bool {
         self.with(|state| {
             let granted = state.budget >= 1.0;

@@ -1,5 +1,5 @@
-//! The service's REST API: one method for each route, typed errors, retries under a shared budget. For tools; an engine needs
-//! [`Kvasir`](crate::Kvasir).
+//! The service's REST API: one method per route, typed errors, retries under a shared budget. For tools; an
+//! engine needs [`Kvasir`](crate::Kvasir).
 
 mod active_loads;
 mod block_lookup;
@@ -49,40 +49,40 @@ pub(crate) use upload_pacer::UploadPacer;
 pub use crate::error::ApiError;
 use crate::{Error, limits};
 
-/// How requests are made.
+/// Configuration of requests.
 #[derive(Debug, Clone)]
 pub struct ClientConfig {
     /// Longest wait for a connection.
     pub connect_timeout: Duration,
-    /// Longest silence on an answer.
+    /// Longest silence during a response.
     pub read_timeout: Duration,
     /// Longest control request.
     pub control_timeout: Duration,
-    /// Speak HTTP/2 without negotiating it (plain-text services behind a trusted network). Otherwise TLS
-    /// negotiates, and plain text is HTTP/1.1 with kept connections.
+    /// Use HTTP/2 without negotiation (plain-text services behind a trusted network). Otherwise TLS
+    /// negotiates the version, and plain text uses HTTP/1.1 with kept-alive connections.
     pub http2_prior_knowledge: bool,
-    /// Sent as `Authorization: Bearer …` to the service, and to nobody else.
+    /// Sent as `Authorization: Bearer …` to the service, and to no other host.
     pub token: Option<BearerToken>,
-    /// CA certificates to trust beside the system's, as PEM.
+    /// CA certificates to trust in addition to the system's, as PEM.
     pub ca_certificates: Option<Vec<u8>>,
-    /// What requests are for, unless [`Client::for_request`] says otherwise.
+    /// Class of requests, unless [`Client::for_request`] sets another.
     pub class: RequestClass,
     /// The zone that this process runs in: of two replicas that keep a context, one in the same zone is asked first.
     pub zone: Option<Name>,
 }
 
-/// A credential; its text appears in no log.
+/// A credential; its text never appears in logs.
 #[derive(Clone)]
 pub struct BearerToken(HeaderValue);
 
 impl BearerToken {
-    /// A token of the service, or a JSON Web Token; space around it is ignored.
+    /// A token of the service, or a JSON Web Token; surrounding white space is ignored.
     ///
     /// # Errors
-    /// [`Error::Config`] when it is empty or has characters that no header can have.
+    /// [`Error::Config`] if it is empty or has characters that a header cannot contain.
     pub fn new(text: &str) -> Result<Self, Error> {
         let text = text.trim();
-        let what = || "the token is empty or has characters that a header cannot have".to_owned();
+        let what = || "the token is empty or has characters that a header cannot contain".to_owned();
         let value = HeaderValue::try_from(format!("Bearer {text}")).ok().filter(|_| !text.is_empty());
         let mut value = value.ok_or_else(|| Error::Config { what: what() })?;
         value.set_sensitive(true);
@@ -111,7 +111,7 @@ impl Default for ClientConfig {
     }
 }
 
-/// Connections that are kept and, over HTTP/2, take a whole part without waiting for credit.
+/// Connections are kept alive and, over HTTP/2, receive a whole part without waiting for credit.
 fn connections(config: &ClientConfig) -> Result<reqwest::ClientBuilder, Error> {
     let mut builder = reqwest::Client::builder()
         .connect_timeout(config.connect_timeout)
@@ -123,7 +123,7 @@ fn connections(config: &ClientConfig) -> Result<reqwest::ClientBuilder, Error> {
         .http2_initial_connection_window_size(limits::H2_CONNECTION_WINDOW_BYTES)
         .user_agent(concat!("kvasir-client/", env!("CARGO_PKG_VERSION")));
     if let Some(pem) = &config.ca_certificates {
-        let what = |e| Error::Config { what: format!("ca_certificates are no PEM: {e}") };
+        let what = |e| Error::Config { what: format!("ca_certificates are not valid PEM: {e}") };
         for certificate in Certificate::from_pem_bundle(pem).map_err(what)? {
             builder = builder.add_root_certificate(certificate);
         }
@@ -135,7 +135,7 @@ fn connections(config: &ClientConfig) -> Result<reqwest::ClientBuilder, Error> {
 #[derive(Debug, Clone)]
 pub struct Client {
     http: reqwest::Client,
-    /// For presigned URLs: the store's connections, and never the service's credentials.
+    /// For presigned URLs: connections to the store, never with the service's credentials.
     direct: reqwest::Client,
     members: Arc<Members>,
     /// Where its requests go.
@@ -152,12 +152,11 @@ impl Client {
     /// A client of the service at `base`, e.g. `http://127.0.0.1:7480`.
     ///
     /// # Errors
-    /// [`Error::Config`] when `base` is no HTTP address.
+    /// [`Error::Config`] if `base` is not an HTTP address.
     #[allow(clippy::needless_pass_by_value, reason = "kept by the client")]
     pub fn new(base: Url, config: ClientConfig) -> Result<Self, Error> {
         if !matches!(base.scheme(), "http" | "https") || base.host_str().is_none() {
-            let what =
-                format!("{base} is no address of a service: use http://host:port or https://host:port");
+            let what = format!("{base} is not a service address: use http://host:port or https://host:port");
             return Err(Error::Config { what });
         }
         let mut builder = connections(&config)?;
@@ -193,12 +192,12 @@ impl Client {
         self.config.class.apply(request)
     }
 
-    /// What requests are for, unless a request says otherwise.
+    /// Class of requests, unless a request sets another.
     pub(crate) const fn class(&self) -> &RequestClass {
         &self.config.class
     }
 
-    /// The same client on behalf of one request of an engine: it says so to the service.
+    /// The same client on behalf of one engine request, whose class is sent to the service.
     #[must_use]
     pub fn for_request(&self, class: RequestClass) -> Self {
         let mut this = self.clone();
@@ -231,25 +230,25 @@ impl Client {
         Ok(self.request(method, path).header(CONTENT_TYPE, "application/json").body(body))
     }
 
-    /// What the service is and allows.
+    /// The service's properties and limits.
     ///
     /// # Errors
-    /// As every request: see [`Error`].
+    /// As for every request: see [`Error`].
     pub async fn config(&self) -> Result<ConfigResponse, Error> {
         self.json(self.request(Method::GET, routes::CONFIG)).await
     }
 
-    /// Whether the service wants traffic.
+    /// Whether the service is ready for traffic.
     ///
     /// # Errors
-    /// As every request: see [`Error`].
+    /// As for every request: see [`Error`].
     pub async fn ready(&self) -> Result<(), Error> {
         self.send(self.request(Method::GET, routes::READYZ).timeout(self.config.control_timeout))
             .await
             .map(|_| ())
     }
 
-    /// Registers a model; doing it again is no error.
+    /// Registers a model; registering it again is no error.
     ///
     /// # Errors
     /// [`Error::Spec`] before anything is sent, `invalid_model_spec` from the service.
@@ -258,7 +257,7 @@ impl Client {
         let registered: RegisteredModel =
             self.json(self.with_json(Method::POST, routes::MODELS, spec)?).await?;
         if registered.model_id != spec.model_id() {
-            return Err(Error::protocol("it computes another model_id for this spec"));
+            return Err(Error::protocol("it computed another model_id for this spec"));
         }
         Ok(registered)
     }
@@ -292,12 +291,12 @@ impl Client {
     /// A profile's bytes, checked against its hash.
     ///
     /// # Errors
-    /// `unknown_profile`; [`Error::Protocol`] when the bytes are not those of the hash.
+    /// `unknown_profile`; [`Error::Protocol`] if the bytes do not match the hash.
     pub async fn get_profile(&self, model_id: &ModelId, hash: &ProfileHash) -> Result<Vec<u8>, Error> {
         let response = self.send(self.request(Method::GET, &routes::profile(model_id, hash))).await?;
         let bytes = body::read_bounded(response, limits::PROFILE_BYTES_MAX).await?;
         if ProfileHash::of(&bytes) != *hash {
-            return Err(Error::protocol(format!("the bytes are not those of profile {hash}")));
+            return Err(Error::protocol(format!("the bytes do not match profile {hash}")));
         }
         Ok(bytes)
     }
@@ -324,12 +323,13 @@ impl Client {
     /// The longest usable prefix.
     ///
     /// # Errors
-    /// As every request: see [`Error`]. A miss is an empty answer.
+    /// As for every request: see [`Error`]. A miss is an empty response.
     pub async fn lookup(&self, request: &LookupRequest) -> Result<LookupResponse, Error> {
         self.json(self.with_json(Method::POST, routes::LOOKUP, request)?).await
     }
 
-    /// Stored chunks of a model in all namespaces, a uniform sample of at most `chunks`. For admins.
+    /// Stored chunks of a model in all namespaces, a uniform sample of at most `chunks`. Needs the role
+    /// `admin`.
     ///
     /// # Errors
     /// `unknown_model`, `forbidden`.
@@ -339,7 +339,7 @@ impl Client {
         self.json(self.request(Method::GET, &path)).await
     }
 
-    /// The preferred object of a chunk, whole.
+    /// The whole preferred object of a chunk.
     ///
     /// # Errors
     /// `unknown_chunk`.
@@ -361,7 +361,7 @@ impl Client {
         self.put_chunk_of(None, model_id, seq_hash, object, None).await
     }
 
-    /// As [`put_chunk`](Self::put_chunk), of a namespace, with a pacer.
+    /// Like [`put_chunk`](Self::put_chunk), in a namespace, with a pacer.
     pub(crate) async fn put_chunk_of(
         &self,
         namespace: Option<&Name>,

@@ -26,20 +26,21 @@ pub struct ObjectRange {
     pub end: u64,
 }
 
-/// An answer that arrives piece by piece: exactly the bytes asked for, or an error.
+/// A response that arrives piece by piece: exactly the requested bytes, or an error.
 #[derive(Debug)]
 pub struct ObjectRead {
     response: Response,
-    /// Bytes that are still due.
+    /// Remaining bytes.
     left: u64,
 }
 
 impl Client {
-    /// Opens a read of a range, once: retries are the fetcher's decision. `via` is how the lookup said to read it.
+    /// Opens a read of a range, without retries: those are the fetcher's decision. `via` is the route from
+    /// the lookup.
     ///
     /// # Errors
     /// `unknown_chunk`, `range_not_satisfiable`, `corrupt_chunk`, `store_unavailable`; transport errors;
-    /// [`Error::Protocol`] when the answer is of another range.
+    /// [`Error::Protocol`] if the response has another range.
     pub async fn get_object(&self, range: &ObjectRange, via: &Via) -> Result<ObjectRead, Error> {
         self.get_object_from(0, range, via).await
     }
@@ -53,7 +54,7 @@ impl Client {
     ) -> Result<ObjectRead, Error> {
         let ObjectRange { start, end, .. } = *range;
         if start >= end {
-            return Err(Error::Config { what: format!("bytes {start}..{end} are no range to read") });
+            return Err(Error::Config { what: format!("bytes {start}..{end} are not a valid range") });
         }
         let header = format!("bytes={start}-{}", end - 1);
         let response = match via {
@@ -68,13 +69,13 @@ impl Client {
         };
         let first = match response.status() {
             StatusCode::PARTIAL_CONTENT => content_range_start(&response),
-            // A store that ignores `Range` sends the object from its first byte on.
+            // A store that ignores `Range` sends the object from its first byte.
             StatusCode::OK => Some(0),
             _ => None,
         };
         if first != Some(start) {
             return Err(Error::protocol(format!(
-                "bytes from {start} on were asked for, the answer starts at {first:?}"
+                "bytes from {start} were requested, but the response starts at {first:?}"
             )));
         }
         Ok(ObjectRead { response, left: end - start })
@@ -87,16 +88,16 @@ fn content_range_start(response: &Response) -> Option<u64> {
 }
 
 impl ObjectRead {
-    /// The next bytes; `None` once all that were asked for have arrived.
+    /// The next bytes; `None` once all requested bytes have arrived.
     ///
     /// # Errors
-    /// When the answer breaks off or ends early.
+    /// If the response breaks off or ends early.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         if self.left == 0 {
             return Ok(None);
         }
         match self.response.chunk().await.map_err(Error::Transport)? {
-            None => Err(Error::protocol(format!("the answer ended {} bytes early", self.left))),
+            None => Err(Error::protocol(format!("the response ended {} bytes early", self.left))),
             Some(mut bytes) => {
                 bytes.truncate(usize::try_from(self.left).unwrap_or(usize::MAX));
                 self.left -= bytes.len() as u64;

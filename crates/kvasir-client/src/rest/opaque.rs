@@ -1,4 +1,4 @@
-//! Opaque objects: bytes under keys of the caller's.
+//! Opaque objects: bytes under the caller's keys.
 
 use bytes::Bytes;
 use kvasir_api::{
@@ -14,14 +14,15 @@ use reqwest::{
 use super::{Client, body};
 use crate::{Error, limits};
 
-/// Bytes of an object's length before its bytes.
+/// Size of the length field before an object's bytes.
 const LENGTH_BYTES: usize = 8;
 
 impl Client {
-    /// Stores bytes under a key. When this returns, they are durable. A key keeps its bytes: the same may be stored again.
+    /// Stores bytes under a key. When this returns, they are durable. A key's bytes are immutable; storing
+    /// the same bytes again succeeds.
     ///
     /// # Errors
-    /// `object_exists` where the key has other bytes; `body_too_large`, `storage_quota`, `store_unavailable`.
+    /// `object_exists` if the key has other bytes; `body_too_large`, `storage_quota`, `store_unavailable`.
     pub async fn put_opaque(
         &self,
         namespace: &Name,
@@ -38,11 +39,11 @@ impl Client {
         serde_json::from_slice(&body).map_err(|e| Error::protocol(e.to_string()))
     }
 
-    /// Stores several objects with one request, at most [`ObjectsRequest::KEYS_MAX`] and as many bytes together as one may have. Says of
-    /// each what became of it; those without a problem are durable.
+    /// Stores several objects with one request, at most [`ObjectsRequest::KEYS_MAX`] and together at most as
+    /// many bytes as one object may have. Returns the outcome of each; those without a problem are durable.
     ///
     /// # Errors
-    /// Where nothing is known of them all: the same request may be sent again.
+    /// If the outcome of all of them is unknown: the same request may be sent again.
     pub async fn write_opaque(
         &self,
         namespace: &Name,
@@ -71,7 +72,7 @@ impl Client {
         if written.len() == objects.len() {
             Ok(written)
         } else {
-            Err(Error::protocol("the answer is not one for each object".to_owned()))
+            Err(Error::protocol("the response does not have one outcome per object".to_owned()))
         }
     }
 
@@ -84,20 +85,20 @@ impl Client {
         body::read_bounded(self.send(request).await?, limits::OBJECT_BYTES_MAX).await
     }
 
-    /// Sizes of the objects of the leading ones of `keys`, up to the first that is not there; at most
+    /// Sizes of the objects of the leading `keys`, up to the first that is not stored; at most
     /// [`ObjectsRequest::KEYS_MAX`] keys.
     ///
     /// # Errors
-    /// As every request: see [`Error`].
+    /// As for every request: see [`Error`].
     pub async fn lookup_opaque(&self, namespace: &Name, keys: &[ObjectKey]) -> Result<Vec<u64>, Error> {
         Ok(self.sizes_of_opaque(namespace, keys, false).await?.into_iter().map_while(|size| size).collect())
     }
 
-    /// Sizes of the objects of `keys`, of all that are there; at most [`ObjectsRequest::KEYS_MAX`] keys. Each that is not there
-    /// may cost the service a request to its store.
+    /// Sizes of all stored objects among `keys`; at most [`ObjectsRequest::KEYS_MAX`] keys. Each key that is
+    /// not stored may cost the service a request to its store.
     ///
     /// # Errors
-    /// As every request: see [`Error`].
+    /// As for every request: see [`Error`].
     pub async fn lookup_opaque_each(
         &self,
         namespace: &Name,
@@ -118,10 +119,11 @@ impl Client {
         Ok(found.objects.into_iter().map(|object| Some(object?.bytes)).collect())
     }
 
-    /// The bytes of the leading ones of `keys`, up to the first that is not there; at most [`ObjectsRequest::KEYS_MAX`] keys.
+    /// The bytes of the leading `keys`, up to the first that is not stored; at most
+    /// [`ObjectsRequest::KEYS_MAX`] keys.
     ///
     /// # Errors
-    /// As every request: see [`Error`].
+    /// As for every request: see [`Error`].
     pub async fn read_opaque(&self, namespace: &Name, keys: &[ObjectKey]) -> Result<Vec<Vec<u8>>, Error> {
         let mut objects: Vec<Vec<u8>> = Vec::with_capacity(keys.len());
         let take = |index: usize, _: usize, piece: &[u8]| {
@@ -132,11 +134,12 @@ impl Client {
         Ok(objects)
     }
 
-    /// As [`read_opaque`](Self::read_opaque), and gives the bytes as they arrive: the place of the object's key in `keys`, the
-    /// object's length, and its next bytes. Of an object without bytes it gives none, once. Answers how many objects there were.
+    /// Like [`read_opaque`](Self::read_opaque), but passes the bytes as they arrive: the index of the
+    /// object's key in `keys`, the object's length, and its next bytes. An empty object is passed once,
+    /// without bytes. Returns the number of objects.
     ///
     /// # Errors
-    /// As every request: see [`Error`]. What was given before stands.
+    /// As for every request: see [`Error`]. Bytes already passed remain valid.
     pub async fn read_opaque_pieces(
         &self,
         namespace: &Name,
@@ -163,15 +166,15 @@ impl Client {
     }
 }
 
-/// The body of an answer with objects, taken apart as it arrives.
+/// Parses the body of a response with objects as it arrives.
 struct Objects {
-    /// Most that are taken.
+    /// Maximum number of objects accepted.
     asked: usize,
-    /// Those that are whole.
+    /// Number of complete objects.
     count: usize,
-    /// What came of the length before the next one.
+    /// The bytes received of the next object's length field.
     head: Vec<u8>,
-    /// Length of the one that has begun, and how much of it is to come.
+    /// Length of the object in progress, and its remaining bytes.
     open: Option<(usize, usize)>,
 }
 
@@ -180,7 +183,7 @@ impl Objects {
         Self { asked, count: 0, head: Vec::with_capacity(LENGTH_BYTES), open: None }
     }
 
-    /// Gives the place, the length and the next bytes of each object that is in the next part of the body.
+    /// Passes the index, the length and the next bytes of each object in the next part of the body.
     fn take_apart(
         &mut self,
         mut part: &[u8],
@@ -197,7 +200,7 @@ impl Objects {
                     self.head.clear();
                     let length = usize::try_from(length).unwrap_or(usize::MAX);
                     if length > limits::OBJECT_BYTES_MAX || self.count == self.asked {
-                        let what = "an object that is too long, or that nobody asked for";
+                        let what = "an object that is too long, or that was not requested";
                         return Err(Error::protocol(what.to_owned()));
                     }
                     (length, length)
@@ -216,12 +219,12 @@ impl Objects {
         Ok(())
     }
 
-    /// How many there were.
+    /// The number of objects.
     fn end(self) -> Result<usize, Error> {
         if self.open.is_none() && self.head.is_empty() {
             Ok(self.count)
         } else {
-            Err(Error::protocol("the answer ended early".to_owned()))
+            Err(Error::protocol("the response ended early".to_owned()))
         }
     }
 }

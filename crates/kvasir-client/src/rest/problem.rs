@@ -1,4 +1,4 @@
-//! Error answers, read leniently: a newer service may send codes that this build does not know.
+//! Error responses, read leniently: a newer service may send codes that this build does not know.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use reqwest::{Response, header::RETRY_AFTER};
 use super::body::read_bounded;
 use crate::{Error, error::ApiError};
 
-/// Most bytes of an error answer that are looked at.
+/// Most bytes of an error response that are read.
 const PROBLEM_BYTES_MAX: usize = 64 << 10;
 
-/// The answer itself when it is a success, its problem otherwise.
+/// The response itself if it is a success, otherwise its problem.
 pub(crate) async fn check(response: Response) -> Result<Response, Error> {
     if response.status().is_success() {
         return Ok(response);
@@ -31,7 +31,7 @@ fn parse(status: u16, body: &[u8], retry_after: Option<Duration>) -> ApiError {
         status,
         code: text("code").map_or_else(|| format!("http_{status}"), str::to_owned),
         known,
-        detail: text("detail").or(text("title")).unwrap_or("no detail was given").to_owned(),
+        detail: text("detail").or(text("title")).unwrap_or("no detail given").to_owned(),
         retryable: retryable.unwrap_or(matches!(status, 408 | 429 | 502 | 503 | 504)),
         retry_after,
     }

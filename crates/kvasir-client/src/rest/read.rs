@@ -1,4 +1,4 @@
-//! One range of one object, by whatever way brings it: hedged, renewed, fallen back.
+//! Reads one range of one object by any route: hedged, renewed, with fallback.
 
 use std::{ops::Range, pin::pin};
 
@@ -30,10 +30,10 @@ impl ObjectName {
 
 /// Receives bytes as they arrive.
 pub(crate) trait ByteSink: Send {
-    /// Writes `bytes` that lie at `offset` of the object.
+    /// Writes `bytes`, which are at `offset` of the object.
     fn write(&mut self, offset: u64, bytes: Bytes) -> impl Future<Output = ()> + Send;
 
-    /// As [`write`](Self::write), of bytes that were here already.
+    /// Like [`write`](Self::write), for bytes that were already here.
     fn found(&mut self, offset: u64, bytes: Bytes) -> impl Future<Output = ()> + Send;
 }
 
@@ -47,8 +47,9 @@ struct OpenedRead {
 impl Routes {
     /// Reads a range and writes every piece to `sink` as it arrives.
     ///
-    /// A presigned URL that is refused is renewed once; a direct read that fails in any way goes on through the
-    /// service from where it stopped. Only the service's own failure is an error, and what arrived before it stays.
+    /// A presigned URL that is refused is renewed once. A direct read that fails in any way continues through
+    /// the service from where it stopped. Only a failure of the service is an error, and bytes that arrived
+    /// before it are kept.
     pub(crate) async fn read(
         &self,
         object: &ObjectName,
@@ -101,8 +102,8 @@ impl Routes {
         Ok(())
     }
 
-    /// Opens a read; where its first byte takes longer than nearly all lately did, once more, and the first of
-    /// both to bring a byte is kept. The other is dropped, which cancels it.
+    /// Opens a read. If its first byte takes longer than for nearly all recent reads, opens a second one and
+    /// keeps the first that yields a byte. The other is dropped, which cancels it.
     async fn open(&self, object: &ObjectName, range: &Range<u64>, via: &Via) -> Result<OpenedRead, Error> {
         let mut first = pin!(self.open_once(0, object, range, via));
         let latencies = &self.client().first_byte_latencies;
@@ -149,15 +150,15 @@ impl Routes {
         let range = object.range(range);
         let mut read = within(direct, self.client().get_object_from(nth, &range, via)).await?;
         let Some(first) = within(direct, read.next()).await? else {
-            return Err(Error::protocol("an empty answer to a range that is not empty"));
+            return Err(Error::protocol("an empty response to a range that is not empty"));
         };
         self.client().first_byte_latencies.observe(sent.elapsed());
         Ok(OpenedRead { read, first, direct })
     }
 }
 
-/// A direct read that falls silent is not waited for: there is another way. Through the service there is none, and how
-/// long to wait is the fetcher's decision.
+/// Bounds the silence of a direct read: there is another route. Through the service there is none, and the
+/// fetcher decides how long to wait.
 async fn within<T>(direct: bool, step: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
     if !direct {
         return step.await;
@@ -166,7 +167,7 @@ async fn within<T>(direct: bool, step: impl Future<Output = Result<T, Error>>) -
     tokio::time::timeout(DIRECT_SILENCE_MAX, step).await.unwrap_or_else(|_| Err(silent()))
 }
 
-/// Whether a store answered that it does not accept the URL (any more).
+/// Whether a store refused the URL, for instance because it has expired.
 fn is_refusal(error: &Error) -> bool {
     matches!(error, Error::Api(api) if matches!(api.status, 400 | 401 | 403))
 }

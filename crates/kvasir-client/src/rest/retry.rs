@@ -1,4 +1,4 @@
-//! When to try again, and how often at most.
+//! When to retry, and the limit on retries.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -12,7 +12,7 @@ use crate::{
     limits::{BACKOFF_BASE, BACKOFF_MAX, RETRY_BUDGET, RETRY_REFILL},
 };
 
-/// A budget that all requests of a client share: each retry costs one, each success gives a tenth back.
+/// A budget shared by all requests of a client: each retry costs one, each success returns a tenth.
 #[derive(Debug)]
 pub(crate) struct RetryBudget(Mutex<f64>);
 
@@ -25,7 +25,7 @@ impl RetryBudget {
         f(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Takes one retry, if there is one left.
+    /// Takes one retry from the budget, if one is left.
     pub(crate) fn take(&self) -> bool {
         self.with(|left| {
             let granted = *left >= 1.0;
@@ -40,7 +40,7 @@ impl RetryBudget {
 }
 
 /// Wait before attempt `attempt` (the first retry is 1): full jitter below a doubling bound, and never less
-/// than the service asked for. `None` when it asked for longer than is worth waiting.
+/// than the service asked for. `None` if it asked for longer than is worth waiting.
 pub(crate) fn backoff(attempt: u32, error: Option<&Error>) -> Option<Duration> {
     let asked = match error {
         Some(Error::Api(error)) => error.retry_after.unwrap_or_default(),

@@ -1,4 +1,4 @@
-//! The way to an object: a presigned URL as long as it holds, the service otherwise.
+//! The route to an object: a presigned URL while it is valid, otherwise the service.
 
 use std::{
     collections::BTreeMap,
@@ -16,20 +16,20 @@ use tokio::{sync::Mutex, time::Instant};
 use super::{BlockLookup, Client};
 use crate::limits::{DIRECT_FAILURES_MAX, URL_AGE_DEFAULT, URL_MARGIN, URL_RENEWALS_MAX};
 
-/// How the bytes of a load came.
+/// How the bytes of a load arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ReadReport {
-    /// HTTP requests sent, hedges and repairs included.
+    /// HTTP requests sent, including hedges and repairs.
     pub requests: u64,
-    /// Bytes that came straight from the object store.
+    /// Bytes read directly from the object store.
     pub direct_bytes: u64,
-    /// Bytes that came through the service.
+    /// Bytes read through the service.
     pub proxy_bytes: u64,
     /// Requests sent once more because their first byte was late.
     pub hedges: u64,
-    /// Of these, how many were the first to answer.
+    /// Of these, how many were the first to respond.
     pub hedges_won: u64,
-    /// Direct reads that went on through the service.
+    /// Direct reads that continued through the service.
     pub fallbacks: u64,
     /// Times that presigned URLs were renewed.
     pub renewals: u64,
@@ -37,7 +37,7 @@ pub struct ReadReport {
     pub repairs: u64,
 }
 
-/// What the reads of a load did besides bringing bytes.
+/// Counters of a load's reads.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) requests: AtomicU64,
@@ -70,37 +70,37 @@ impl Counters {
     }
 }
 
-/// A presigned URL and when it expires.
+/// A presigned URL and its expiry.
 #[derive(Debug, Clone)]
 struct PresignedUrl {
     url: String,
     expires_at: Instant,
 }
 
-/// The presigned URLs of one load by object, and what renewing them may still cost.
+/// The presigned URLs of one load by object, and the remaining budget for renewals.
 #[derive(Debug, Default)]
 struct RouteTable {
     urls: BTreeMap<ObjectDigest, PresignedUrl>,
     /// Number of the last renewal. A read that waited for a renewal compares it and does not renew again.
     generation: u64,
     renewals_left: u32,
-    /// Direct reads that failed otherwise than by a refusal.
+    /// Direct reads that failed for a reason other than a refusal.
     failures: u32,
 }
 
-/// The presigned URLs of a load's objects. They are renewed by asking for the same prefix again, once for all reads
-/// that find theirs expired.
+/// The presigned URLs of a load's objects. They are renewed by repeating the lookup of the same prefix, once
+/// for all reads that find theirs expired.
 #[derive(Debug)]
 pub(crate) struct Routes {
     client: Client,
-    /// The lookup that gave them; none where nothing was presigned.
+    /// The lookup that returned them; `None` if no URL was presigned.
     lookup: Option<BlockLookup>,
     table: Mutex<RouteTable>,
     pub(crate) counters: Arc<Counters>,
 }
 
 impl Routes {
-    /// The routes of a plan, as its lookup at `looked_up` gave them.
+    /// The routes of a plan from its lookup at `looked_up`.
     pub(crate) fn new(
         client: Client,
         lookup: Option<BlockLookup>,
@@ -116,7 +116,7 @@ impl Routes {
         &self.client
     }
 
-    /// The way to read an object now, and the generation of that answer.
+    /// The present route to an object, and the generation of that result.
     pub(crate) async fn route(&self, object: &ObjectDigest) -> (Via, u64) {
         let mut table = self.table.lock().await;
         let expired = table.urls.get(object).is_some_and(|p| p.expires_at <= Instant::now() + URL_MARGIN);
@@ -126,7 +126,7 @@ impl Routes {
         (table.via(object), table.generation)
     }
 
-    /// A direct read failed: after a few, the store is not asked any more in this load.
+    /// A direct read failed. After a few failures, this load no longer reads from the store directly.
     pub(crate) async fn on_direct_failure(&self) {
         Counters::count(&self.counters.fallbacks, 1);
         let mut table = self.table.lock().await;
@@ -137,7 +137,7 @@ impl Routes {
         }
     }
 
-    /// The way to read an object whose URL of `generation` was refused: a newer URL, else through the service.
+    /// The route to an object whose URL of `generation` was refused: a newer URL, otherwise the service.
     pub(crate) async fn after_refusal(&self, object: &ObjectDigest, generation: u64) -> Via {
         let mut table = self.table.lock().await;
         if table.generation == generation {
@@ -147,7 +147,7 @@ impl Routes {
         table.via(object)
     }
 
-    /// Asks for new URLs. Whatever goes wrong, what is expired is read through the service.
+    /// Requests new URLs. Whatever fails, objects with expired URLs are read through the service.
     async fn renew(&self, table: &mut RouteTable) {
         let now = Instant::now();
         table.urls.retain(|_, presigned| presigned.expires_at > now + URL_MARGIN);

@@ -1,4 +1,4 @@
-//! The routes beside lookups and chunks: direct uploads, contexts, explain, usage, jobs, events.
+//! The remaining routes: direct uploads, contexts, explain, usage, jobs, events.
 
 use std::collections::VecDeque;
 
@@ -17,10 +17,10 @@ use super::Client;
 use crate::{Error, limits};
 
 impl Client {
-    /// Announces an upload that goes to the object store directly.
+    /// Announces an upload directly to the object store.
     ///
     /// # Errors
-    /// `direct_unavailable` where the store has no presigned URLs: store through the service then.
+    /// `direct_unavailable` if the store has no presigned URLs: store through the service then.
     pub async fn announce_upload(&self, request: &UploadRequest) -> Result<UploadTicket, Error> {
         self.json(self.with_json(Method::POST, routes::UPLOADS, request)?).await
     }
@@ -33,7 +33,7 @@ impl Client {
         self.json(self.request(Method::POST, &routes::upload_commit(upload_id))).await
     }
 
-    /// Stores a chunk object without its bytes passing through the service, or through it where that is not possible.
+    /// Stores a chunk object directly in the object store, or through the service if that is not possible.
     ///
     /// # Errors
     /// As [`put_chunk`](Self::put_chunk).
@@ -60,7 +60,7 @@ impl Client {
 
     async fn upload(&self, request: &UploadRequest, object: Bytes) -> Result<StoredChunk, Error> {
         let ticket = self.announce_upload(request).await?;
-        // No credential of the service goes to the store.
+        // Never send the service's credentials to the store.
         let mut put = self.direct.put(&ticket.url).timeout(limits::UPLOAD_TIMEOUT).body(object);
         for (name, value) in &ticket.headers {
             put = put.header(name, value);
@@ -72,7 +72,7 @@ impl Client {
         self.commit_upload(&ticket.upload_id).await
     }
 
-    /// A presigned URL of an object, or a new one for an expired.
+    /// A presigned URL of an object, or a new one to replace an expired one.
     ///
     /// # Errors
     /// `unknown_chunk`, `direct_unavailable`.
@@ -85,10 +85,10 @@ impl Client {
         self.json(self.request(Method::GET, &routes::object_url(model_id, seq_hash, object))).await
     }
 
-    /// Why a lookup misses.
+    /// Explains why a lookup misses.
     ///
     /// # Errors
-    /// As every request: see [`Error`].
+    /// As for every request: see [`Error`].
     pub async fn explain(&self, request: &ExplainRequest) -> Result<ExplainResponse, Error> {
         self.json(self.with_json(Method::POST, routes::EXPLAIN, request)?).await
     }
@@ -126,7 +126,7 @@ impl Client {
         self.json(self.request(Method::GET, &routes::context_versions(context_id))).await
     }
 
-    /// Writes a context's next version.
+    /// Writes a new version of a context.
     ///
     /// # Errors
     /// `unknown_context`, `invalid_context`, `context_conflict`.
@@ -143,7 +143,8 @@ impl Client {
         self.send(request.timeout(self.config.control_timeout)).await.map(|_| ())
     }
 
-    /// Removes all objects of a chunk: lookups stop offering it now, its bytes go after the grace.
+    /// Removes all objects of a chunk: lookups stop offering it at once, and its bytes are deleted after the
+    /// grace period.
     ///
     /// # Errors
     /// `unknown_chunk`.
@@ -152,24 +153,24 @@ impl Client {
         self.send(request.timeout(self.config.control_timeout)).await.map(|_| ())
     }
 
-    /// What the caller's tenant keeps in the store.
+    /// The caller's tenant's usage of the store.
     ///
     /// # Errors
-    /// As every request: see [`Error`].
+    /// As for every request: see [`Error`].
     pub async fn usage(&self) -> Result<UsageResponse, Error> {
         self.json(self.request(Method::GET, routes::USAGE)).await
     }
 
-    /// Tells the service how a load went.
+    /// Reports a load to the service.
     ///
     /// # Errors
-    /// As every request: see [`Error`].
+    /// As for every request: see [`Error`].
     pub async fn report_load(&self, record: &LoadRecord) -> Result<(), Error> {
         let request = self.with_json(Method::POST, routes::LOADS, record)?;
         self.send(request.timeout(self.config.control_timeout)).await.map(|_| ())
     }
 
-    /// Starts a job on the replica that answers.
+    /// Starts a job on the replica that receives the request.
     ///
     /// # Errors
     /// `job_running`.
@@ -185,35 +186,35 @@ impl Client {
         self.json(self.request(Method::GET, &routes::job(job_id))).await
     }
 
-    /// The jobs that the replica remembers.
+    /// The jobs that the replica keeps a record of.
     ///
     /// # Errors
-    /// As every request: see [`Error`].
+    /// As for every request: see [`Error`].
     pub async fn jobs(&self) -> Result<JobList, Error> {
         self.json(self.request(Method::GET, routes::JOBS)).await
     }
 
-    /// The service's metrics, in Prometheus' text format.
+    /// The service's metrics in the Prometheus text format.
     ///
     /// # Errors
-    /// As every request: see [`Error`].
+    /// As for every request: see [`Error`].
     pub async fn metrics(&self) -> Result<String, Error> {
         let request = self.request(Method::GET, routes::METRICS).timeout(self.config.control_timeout);
         let body = super::body::read_bounded(self.send(request).await?, limits::CONTROL_BYTES_MAX).await?;
         String::from_utf8(body).map_err(|e| Error::protocol(e.to_string()))
     }
 
-    /// Opens the stream of events; it ends only with the service or a break of the connection.
+    /// Opens the event stream. It ends only when the service stops or the connection breaks.
     ///
     /// # Errors
-    /// As every request: see [`Error`].
+    /// As for every request: see [`Error`].
     pub async fn events(&self, query: &EventsQuery) -> Result<EventStream, Error> {
         let response = self.send(self.request(Method::GET, &with_query(routes::EVENTS, query)?)).await?;
         Ok(EventStream { response, bytes: Vec::new(), ready: VecDeque::new() })
     }
 }
 
-/// A path with a query, whose absent fields are left out.
+/// A path with a query; absent fields are omitted.
 pub(super) fn with_query(path: &str, query: &impl serde::Serialize) -> Result<String, Error> {
     let fields = serde_json::to_value(query).map_err(|e| Error::Config { what: e.to_string() })?;
     let mut pairs = url::form_urlencoded::Serializer::new(String::new());
@@ -234,9 +235,9 @@ pub(super) fn with_query(path: &str, query: &impl serde::Serialize) -> Result<St
 /// How a chunk was stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirectStore {
-    /// What the service says of it.
+    /// The service's response.
     pub stored: StoredChunk,
-    /// Whether its bytes went to the object store directly; otherwise why not.
+    /// Why its bytes were not sent to the object store directly; `None` if they were.
     pub fallback: Option<String>,
 }
 
@@ -261,7 +262,7 @@ impl EventStream {
     /// The next event; `None` once the service has ended the stream.
     ///
     /// # Errors
-    /// When the connection breaks, or what arrives is no event.
+    /// If the connection breaks, or the data is not a valid event.
     pub async fn next(&mut self) -> Result<Option<EventMessage>, Error> {
         loop {
             if let Some(message) = self.ready.pop_front() {
@@ -282,7 +283,7 @@ impl EventStream {
     }
 }
 
-/// One message; none for a comment.
+/// One message; `None` for a comment.
 fn parse(message: &[u8]) -> Result<Option<EventMessage>, Error> {
     let text = str::from_utf8(message).map_err(|e| Error::protocol(e.to_string()))?;
     let field = |name: &str| {
@@ -290,7 +291,7 @@ fn parse(message: &[u8]) -> Result<Option<EventMessage>, Error> {
         lines.map(|value| value.strip_prefix(' ').unwrap_or(value)).next()
     };
     let Some(data) = field("data") else { return Ok(None) };
-    let wrong = |e: serde_json::Error| Error::protocol(format!("an event: {e}"));
+    let wrong = |e: serde_json::Error| Error::protocol(format!("an invalid event: {e}"));
     Ok(Some(match field("event") {
         Some("dropped") => EventMessage::Dropped(serde_json::from_str(data).map_err(wrong)?),
         _ => EventMessage::Event(serde_json::from_str(data).map_err(wrong)?),

@@ -1,4 +1,4 @@
-//! Loads of one client that read the same object at the same time read each byte once.
+//! Concurrent loads of one client that read the same object read each byte once.
 
 use std::{
     collections::HashMap,
@@ -32,7 +32,7 @@ impl SharedReads {
     }
 }
 
-/// What has arrived of an object, and what is on its way, for as long as a load holds it.
+/// The arrived and requested bytes of an object, for as long as a load holds it.
 #[derive(Debug, Default)]
 pub(crate) struct SharedObject {
     state: Mutex<ObjectState>,
@@ -41,19 +41,19 @@ pub(crate) struct SharedObject {
 
 #[derive(Debug, Default)]
 struct ObjectState {
-    /// By first byte; they do not overlap.
+    /// Sorted by first byte; they do not overlap.
     arrived: Vec<(u64, Bytes)>,
     /// Ranges that are being read.
     reading: Vec<Range<u64>>,
 }
 
-/// Who has the first bytes of a range.
+/// The source of the first bytes of a range.
 enum Source {
-    /// They are here.
+    /// They have arrived.
     Here(u64, Bytes),
-    /// A load reads them.
+    /// Another load reads them.
     Reading,
-    /// Nobody, up to here.
+    /// No load reads the bytes up to this offset.
     Nobody(u64),
 }
 
@@ -85,13 +85,13 @@ impl ObjectState {
         Source::Nobody(end.unwrap_or(range.end))
     }
 
-    /// Keeps bytes that are not here yet.
+    /// Keeps bytes that have not arrived before.
     fn insert(&mut self, offset: u64, bytes: &Bytes) {
         let (at, end) =
             (self.arrived.partition_point(|(start, _)| *start < offset), offset + bytes.len() as u64);
         let free_from = at.checked_sub(1).map(|i| &self.arrived[i]).map_or(0, |(s, b)| s + b.len() as u64);
         let free_to = self.arrived.get(at).map_or(u64::MAX, |(start, _)| *start);
-        // Bytes are read twice only where a read was given up; what came first stays.
+        // Bytes are read twice only after an abandoned read; the first copy is kept.
         if free_from <= offset && end <= free_to && !bytes.is_empty() {
             self.arrived.insert(at, (offset, bytes.clone()));
         }
@@ -115,7 +115,7 @@ impl Drop for ReadClaim<'_> {
     }
 }
 
-/// Keeps what a load reads for the others.
+/// Keeps a load's bytes for the other loads.
 struct Tee<'a, S> {
     object: &'a SharedObject,
     sink: &'a mut S,
@@ -138,8 +138,8 @@ impl SharedObject {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As [`Routes::read`], of bytes that no other load has or reads; the others' bytes are taken as they come. A load that stays
-    /// silent is not waited for.
+    /// Like [`Routes::read`], for bytes that no other load has or reads; the others' bytes are passed on as
+    /// they arrive. A load that stays silent is not waited for.
     pub(crate) async fn read(
         &self,
         routes: &Routes,
@@ -183,7 +183,7 @@ impl SharedObject {
         ReadClaim { object: self, range }
     }
 
-    /// How to get the first bytes of a range; what nobody reads is claimed.
+    /// How to get the first bytes of a range; a part that no load reads is claimed.
     fn next(&self, range: &Range<u64>) -> Next<'_> {
         let mut state = self.state();
         match state.source(range) {
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Whatever is here and on its way, every byte of a range comes from one place, in order.
+        /// Whatever has arrived or is in flight, every byte of a range comes from one source, in order.
         #[test]
         fn a_range_is_pieced_together(
             inserts in prop::collection::vec((0u64..60, 1usize..12), 0..8),

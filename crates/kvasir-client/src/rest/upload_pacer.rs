@@ -11,8 +11,8 @@ use crate::{
     limits::{UPLOAD_PAUSE, UPLOAD_PIECE_BYTES},
 };
 
-/// Paces an upload: as fast as its rate allows while nothing is loaded, and one piece every
-/// [`UPLOAD_PAUSE`] while something is, so that the service does not take it for dead.
+/// Paces an upload: at its configured rate while no load is active; otherwise one piece every
+/// [`UPLOAD_PAUSE`], so that the service does not consider it dead.
 #[derive(Debug, Clone)]
 pub(crate) struct UploadPacer {
     pub(crate) active_loads: Arc<ActiveLoads>,
@@ -20,7 +20,7 @@ pub(crate) struct UploadPacer {
 }
 
 impl UploadPacer {
-    /// The object as a body that is sent at the paced rate.
+    /// The object as a body sent at the paced rate.
     pub(crate) fn body(&self, object: Bytes) -> reqwest::Body {
         let start = Instant::now();
         let pieces = futures::stream::unfold(
@@ -41,7 +41,7 @@ impl UploadPacer {
         reqwest::Body::wrap_stream(pieces)
     }
 
-    /// Waits for a good moment to burn CPU time on encoding: loads decode on the same cores.
+    /// Waits for a good moment to encode: loads decode on the same cores.
     pub(crate) async fn before_encoding(&self, patience: Duration) {
         self.active_loads.wait_idle(patience).await;
     }

@@ -6,16 +6,16 @@ use kvasir_types::{LevelError, Loss, Name, Quality};
 
 use crate::limits::{HOPS_MAX, STORE_TOKENS_MIN};
 
-/// Which saves a queue takes: only what is likely to be asked for again.
+/// Selects the saves that a queue accepts: only contexts that are likely to be requested again.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdmissionPolicy {
     /// Fewest tokens of a context; shorter ones are recomputed in less time than a lookup takes.
     pub tokens_min: usize,
-    /// Types of request that are stored; all, when absent. A session that names no type is of none of them.
+    /// Types of request to store; `None` for all. A session without a type matches no type.
     pub classes: Option<BTreeSet<Name>>,
-    /// Most predicted KL beneath what is stored, in nats a token: errors compound over turns. When absent, twice that
-    /// of the profile's finest level; where that is not known, KV is stored that was computed over loads of quality
-    /// [`Transparent`](kvasir_types::Quality::Transparent), at most two after each other.
+    /// Largest predicted KL beneath stored KV, in nats per token: errors compound over turns. Default: twice
+    /// that of the profile's finest level. If that is unknown, KV is stored if it was computed over loads of
+    /// quality [`Transparent`](kvasir_types::Quality::Transparent), at most two in a chain.
     pub kl_beneath_max: Option<f64>,
 }
 
@@ -25,30 +25,31 @@ impl Default for AdmissionPolicy {
     }
 }
 
-/// Why something is not stored.
+/// Why a save is refused.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SaveRefusal {
-    /// Too short to be worth it.
-    #[error("{tokens} tokens are fewer than the {tokens_min} that are worth storing")]
+    /// Too short to be worth storing.
+    #[error("{tokens} tokens are fewer than the minimum of {tokens_min} for storing")]
     TooShort {
         /// Tokens offered.
         tokens: usize,
-        /// Fewest that are taken.
+        /// Minimum number of tokens.
         tokens_min: usize,
     },
-    /// A type of request that is not stored.
-    #[error("requests of its type are not stored")]
+    /// This type of request is not stored.
+    #[error("requests of this type are not stored")]
     Class,
     /// Computed over a prefix that was loaded too coarsely.
-    #[error("its prefix has a predicted KL of {kl_beneath:.1e} nats a token, above {kl_beneath_max:.1e}")]
+    #[error("its prefix has a predicted KL of {kl_beneath:.1e} nats per token, above {kl_beneath_max:.1e}")]
     KlBeneath {
         /// Predicted KL beneath it.
         kl_beneath: f64,
-        /// Most that is taken.
+        /// Maximum.
         kl_beneath_max: f64,
     },
-    /// Computed over a prefix that was loaded too coarsely, or too often over others, by the errors that were measured.
+    /// Computed over a prefix that was loaded too coarsely, or over too long a chain of loads, by the
+    /// measured errors.
     #[error(
         "its prefix has an error of {error} times what `transparent` allows, after {hops} lossy loads; at most 1 and {HOPS_MAX} are \
          stored"
@@ -56,7 +57,7 @@ pub enum SaveRefusal {
     Beneath {
         /// Error beneath it.
         error: LevelError,
-        /// Lossy loads beneath it that lie over each other.
+        /// Length of the chain of lossy loads beneath it.
         hops: u8,
     },
     /// No room in the queue.
@@ -65,17 +66,17 @@ pub enum SaveRefusal {
     /// The queue was closed.
     #[error("the save queue is closed")]
     Closed,
-    /// The service could not be asked for the namespace of the session's salt or adapter.
+    /// The root of the namespace of the session's salt or adapter could not be fetched.
     #[error("the namespace of the session's salt or adapter is not known")]
     NotConnected,
 }
 
 impl AdmissionPolicy {
-    /// Whether a context of `tokens` tokens of a class, over a prefix that has lost `beneath`, is taken. `kl_beneath_max` is the
-    /// profile's.
+    /// Whether a context of `tokens` tokens of a class, over a prefix with the loss `beneath`, is accepted.
+    /// `kl_beneath_max` is the profile's.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason for refusal.
     pub(crate) fn check(
         &self,
         tokens: usize,
@@ -93,8 +94,8 @@ impl AdmissionPolicy {
     }
 }
 
-/// Whether KV over a prefix that has lost `beneath` is stored, where the predicted KL of loads is known by at most
-/// `kl_beneath_max` nats a token, else by what was measured.
+/// Whether KV over a prefix with the loss `beneath` is stored: by the predicted KL, at most `kl_beneath_max`
+/// nats per token, if that is known; otherwise by the measured errors.
 pub(super) fn check_beneath(beneath: Loss, kl_beneath_max: Option<f64>) -> Result<(), SaveRefusal> {
     let Loss { kl: kl_beneath, error, hops } = beneath;
     match kl_beneath_max {

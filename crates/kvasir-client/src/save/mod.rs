@@ -1,4 +1,4 @@
-//! Saving: cut, encode off the caller's path, upload what is not there yet.
+//! Saving: split into chunks, encode in the background, upload the missing ones.
 
 mod admission;
 mod queue;
@@ -32,11 +32,11 @@ use crate::{
     rest::{Client, UploadPacer},
 };
 
-/// Leading tokens of a session that it has stored itself.
+/// Leading tokens that the session itself has stored.
 #[derive(Debug, Default)]
 pub(crate) struct StoredTokens(AtomicUsize);
 
-/// What is saved, besides the KV.
+/// The data of a save, besides the KV.
 #[derive(Debug, Clone)]
 pub(crate) struct Context {
     pub(crate) client: Client,
@@ -46,7 +46,7 @@ pub(crate) struct Context {
     /// The tokens; the chain says how many of them are saved.
     pub(crate) tokens: Arc<Vec<u32>>,
     pub(crate) chain: Arc<TokenChain>,
-    /// What the KV has lost that it was computed over. It is kept with the chunks.
+    /// Loss of the KV beneath this KV. It is stored with the chunks.
     pub(crate) beneath: Loss,
     pub(crate) stored: Arc<StoredTokens>,
     /// Leading tokens that the session's lookup found.
@@ -67,11 +67,11 @@ impl Context {
 /// How a save shares CPU and network.
 #[derive(Debug, Clone, Copy)]
 enum Urgency {
-    /// As fast as it can: two chunks at a time.
+    /// At full speed: two chunks at a time.
     Now,
-    /// One chunk at a time, stepping aside while the client loads something.
+    /// One chunk at a time, yielding to the client's loads.
     Background {
-        /// Most bytes a second, even when nothing is loaded.
+        /// Most bytes per second, even when no load is active.
         rate: Option<ByteRate>,
     },
 }
@@ -86,7 +86,8 @@ struct Saver {
 }
 
 impl Saver {
-    /// Asks what is there, encodes the missing chunks on blocking threads and uploads them. Resuming is calling it again.
+    /// Looks up what is stored, encodes the missing chunks on blocking threads and uploads them. Call it
+    /// again to resume.
     async fn save(
         &self,
         context: &Context,
@@ -170,7 +171,7 @@ impl Saver {
         }
         let encoding = Instant::now();
         let mut object = job.encode(writer.encoder()).await?;
-        // A trained profile is good for text like that which it was trained on.
+        // A trained profile suits text similar to its training data.
         if writer.may_miss() && misses_transparent(&object) {
             match codec.starter_for(client, sample).await {
                 Ok(starter) => {
@@ -193,7 +194,7 @@ impl Saver {
             )
         };
         let stored = match put().await {
-            // The service's bucket was emptied since.
+            // The service's bucket was emptied in the meantime.
             Err(error)
                 if matches!(error.code(), Some(ErrorCode::UnknownModel | ErrorCode::UnknownProfile)) =>
             {
@@ -203,11 +204,11 @@ impl Saver {
             stored => stored?,
         };
         if stored.seq_hash != hash {
-            return Err(Error::protocol("it acknowledged another chunk than the one that was sent"));
+            return Err(Error::protocol("it acknowledged a different chunk than the one sent"));
         }
         let upload = started.elapsed();
         Ok(ChunkOutcome::Stored {
-            // Not always the digest of what was sent: a name under deletion is not used again.
+            // Not always the digest of the sent object: a name under deletion is not used again.
             object_digest: stored.object_digest,
             profile_hash: writer.profile().hash(),
             bytes: stored.bytes,
@@ -218,7 +219,7 @@ impl Saver {
     }
 }
 
-/// A copy that outlives the caller's borrow, so that encoding can go on elsewhere; one chunk at a time.
+/// A copy that outlives the caller's borrow, so that encoding can run elsewhere; one chunk at a time.
 async fn copy_rows(binding: &Binding, kv: &dyn KvSource, range: &Range<usize>) -> KvBuffer {
     let spec = &binding.codec.spec;
     let mut rows = KvBuffer::new(spec, range.len());
@@ -234,7 +235,7 @@ async fn copy_rows(binding: &Binding, kv: &dyn KvSource, range: &Range<usize>) -
     rows
 }
 
-/// Whether a chunk need not be stored: covered, or a tail that grew too little.
+/// Whether a chunk need not be stored: it is covered, or a tail that grew too little.
 fn is_there(range: &Range<usize>, matched: u64, chunk_tokens: usize) -> bool {
     let end = range.end as u64;
     let grown_little = range.len() < chunk_tokens

@@ -1,4 +1,4 @@
-//! Saves in the background: nothing in the engine waits for one.
+//! Background saves: the engine waits for none of them.
 
 use std::{
     collections::VecDeque,
@@ -23,28 +23,29 @@ use crate::{
     },
 };
 
-/// Which job goes when there is no room for a new one.
+/// Which job to drop when there is no room for a new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DropPolicy {
-    /// The one that has waited longest, and as many more as it takes: what was used last is asked for soonest.
+    /// The one that has waited longest, and more if needed: recently used contexts are requested again
+    /// soonest.
     #[default]
     Oldest,
     /// The new one.
     Newest,
 }
 
-/// How a queue works.
+/// Configuration of a save queue.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QueueConfig {
-    /// What is taken.
+    /// Admission policy.
     pub admission: AdmissionPolicy,
-    /// Most jobs that wait.
+    /// Maximum number of queued jobs.
     pub jobs_max: usize,
-    /// Most bytes of copied KV that wait.
+    /// Maximum bytes of copied KV in the queue.
     pub bytes_max: u64,
-    /// What goes when it is full.
+    /// Which job to drop when it is full.
     pub drop_policy: DropPolicy,
-    /// Most bytes a second that uploads take, even when nothing is loaded.
+    /// Most bytes per second for uploads, even when no load is active.
     pub rate: Option<ByteRate>,
 }
 
@@ -60,32 +61,32 @@ impl Default for QueueConfig {
     }
 }
 
-/// What became of a save.
+/// The outcome of a save.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SaveOutcome {
-    /// Everything that was missing is durable now.
+    /// All missing chunks are now durable.
     Saved(SaveReport),
-    /// It was not taken, or dropped to make room.
+    /// It was not admitted, or was dropped to make room.
     Refused(SaveRefusal),
-    /// It failed for good; chunks acknowledged before stay stored.
+    /// It failed permanently; chunks acknowledged before remain stored.
     Failed(Error),
 }
 
-/// What a queue has done so far.
+/// Statistics of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct QueueStats {
-    /// Saves that wait.
+    /// Queued saves.
     pub waiting: usize,
-    /// Bytes of copied KV that wait or are being saved.
+    /// Bytes of copied KV that are queued or being saved.
     pub bytes: u64,
-    /// Saves done.
+    /// Completed saves.
     pub saved: u64,
     /// Saves not admitted.
     pub refused: u64,
     /// Saves dropped because the queue was full.
     pub dropped: u64,
-    /// Saves that failed for good.
+    /// Saves that failed permanently.
     pub failed: u64,
     /// Saves cancelled by dropping their tickets.
     pub cancelled: u64,
@@ -93,8 +94,8 @@ pub struct QueueStats {
     pub resumed: u64,
 }
 
-/// A save in the background. Dropping it cancels the save: chunks that were acknowledged stay stored, and nothing is sent
-/// afterwards.
+/// A background save. Dropping it cancels the save: acknowledged chunks remain stored, and nothing more is
+/// sent.
 #[derive(Debug)]
 #[must_use = "dropping the ticket cancels the save: call `in_background`, or wait for `outcome`"]
 pub struct SaveTicket {
@@ -118,15 +119,15 @@ impl Drop for TicketJob {
 }
 
 impl SaveTicket {
-    /// A save that cannot be taken.
+    /// A save that was refused.
     pub(crate) fn refused() -> Self {
         let (sender, outcome) = oneshot::channel();
-        // The receiver is here.
+        // The receiver exists, so sending cannot fail.
         let _ = sender.send(SaveOutcome::Refused(SaveRefusal::NotConnected));
         Self { outcome, job: None }
     }
 
-    /// Lets the save go on without the ticket.
+    /// Lets the save continue without the ticket.
     pub fn in_background(mut self) {
         if let Some(mut job) = self.job.take() {
             job.queue = Weak::new();
@@ -138,7 +139,7 @@ impl SaveTicket {
         (&mut self.outcome).await.unwrap_or(SaveOutcome::Refused(SaveRefusal::Closed))
     }
 
-    /// Blocks until the outcome is there; for engines without an async runtime.
+    /// Blocks until the outcome is known; for engines without an async runtime.
     pub fn wait(self) -> SaveOutcome {
         let Self { outcome, job } = self;
         let outcome = outcome.blocking_recv().unwrap_or(SaveOutcome::Refused(SaveRefusal::Closed));
@@ -146,13 +147,13 @@ impl SaveTicket {
         outcome
     }
 
-    /// The outcome, if it is there already.
+    /// The outcome, if it is already known.
     pub fn try_outcome(&mut self) -> Option<SaveOutcome> {
         self.outcome.try_recv().ok()
     }
 }
 
-/// A context that waits to be saved.
+/// A queued context.
 struct SaveJob {
     id: u64,
     context: Context,
@@ -172,12 +173,12 @@ struct QueueState {
     closed: bool,
 }
 
-/// What the queue and its worker share.
+/// State shared by the queue and its worker.
 struct QueueShared {
     config: QueueConfig,
     chunk_tokens: usize,
     state: Mutex<QueueState>,
-    /// Something to do, or nothing any more.
+    /// A job was added, or the queue was closed.
     changed: Notify,
     /// The job that is being saved was cancelled.
     cancelled: Notify,
@@ -189,11 +190,11 @@ impl std::fmt::Debug for QueueShared {
     }
 }
 
-/// Encodes and uploads in the background, one context at a time, in the order of their arrival.
+/// Encodes and uploads in the background, one context at a time, in order of arrival.
 ///
-/// Memory is bounded, uploads are paced and step aside while the client loads something, and what is stored already is found by
-/// a lookup and not sent. An upload that breaks off is resumed after a wait: what was acknowledged is found by the next lookup.
-/// Dropping the queue drops what waits.
+/// Memory is bounded, uploads are paced and yield to the client's loads, and a lookup finds chunks that are
+/// already stored, so that they are not sent. An interrupted upload resumes after a wait: the next lookup
+/// finds the acknowledged chunks. Dropping the queue drops queued jobs.
 #[derive(Debug)]
 pub(crate) struct SaveQueue {
     shared: Arc<QueueShared>,
@@ -210,7 +211,7 @@ impl SaveQueue {
         Self { shared, worker }
     }
 
-    /// Offers a context. What has to be kept of `kv` is copied before this returns.
+    /// Offers a context. Copies the needed part of `kv` before it returns.
     pub(crate) fn save(&self, context: Context, kv: &dyn KvSource) -> SaveTicket {
         let chunk = self.shared.chunk_tokens;
         let spec = Arc::clone(&context.binding.codec.spec);
@@ -228,7 +229,7 @@ impl SaveQueue {
         self.offer(context, 0, || kv)
     }
 
-    /// Saves at once, beside the queue.
+    /// Saves at once, bypassing the queue.
     pub(crate) async fn save_now(
         &self,
         context: &Context,
@@ -254,14 +255,14 @@ impl SaveQueue {
                 SaveTicket { outcome, job: Some(TicketJob { id, queue }) }
             }
             Err(refusal) => {
-                // The receiver is here.
+                // The receiver exists, so sending cannot fail.
                 let _ = ticket.send(SaveOutcome::Refused(refusal));
                 SaveTicket { outcome, job: None }
             }
         }
     }
 
-    /// Makes room, or says why not. The room is taken before the copy is made.
+    /// Makes room, or returns the refusal. Space is reserved before the copy is made.
     fn admit(&self, context: &Context, bytes: u64) -> Result<u64, SaveRefusal> {
         let config = &self.shared.config;
         let (tokens, kl_max) = (context.chain.token_count(), context.binding.codec.kl_beneath_max());
@@ -293,12 +294,12 @@ impl SaveQueue {
         })
     }
 
-    /// What it has done so far.
+    /// Its statistics so far.
     pub(crate) fn stats(&self) -> QueueStats {
         self.shared.with(|state| QueueStats { waiting: state.jobs.len(), ..state.stats })
     }
 
-    /// Waits until nothing waits or is being saved.
+    /// Waits until no job is queued or being saved.
     pub(crate) async fn drain(&self) {
         loop {
             let changed = self.shared.changed.notified();
@@ -333,7 +334,7 @@ impl QueueShared {
         }
     }
 
-    /// Ends a job that waits or is being saved; one that is over is none.
+    /// Ends a queued or running job; a finished one is ignored.
     fn cancel(&self, id: u64) {
         let dropped = self.with(|state| {
             if state.working == Some(id) {
@@ -399,14 +400,14 @@ async fn cancellation(shared: &QueueShared, id: u64) {
     }
 }
 
-/// Saves a job and resumes it after an interruption: the next attempt's lookup finds what was acknowledged.
+/// Saves a job and resumes it after an interruption: the next attempt's lookup finds the acknowledged chunks.
 async fn save_with_retries(shared: &QueueShared, job: &SaveJob) -> SaveOutcome {
     let saver = shared.saver(Urgency::Background { rate: shared.config.rate });
     for attempt in 1.. {
         match saver.save(&job.context, &*job.kv, |_| ()).await {
             Ok(report) => return SaveOutcome::Saved(report),
             Err(error) if error.is_retryable() && attempt < STORE_ATTEMPTS_MAX => {
-                tracing::debug!(%error, attempt, "a save broke off and will be resumed");
+                tracing::debug!(%error, attempt, "a save was interrupted and will resume");
                 shared.with(|state| state.stats.resumed += 1);
                 tokio::time::sleep(retry_delay(attempt)).await;
             }

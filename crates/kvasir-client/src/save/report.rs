@@ -1,4 +1,4 @@
-//! What a save did.
+//! The report of a save.
 
 use std::time::Duration;
 
@@ -7,55 +7,55 @@ use kvasir_types::{ObjectDigest, ProfileHash, SeqHash, TokenRange};
 /// One finished chunk of a save, as it happens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SaveProgress {
-    /// Chunks finished so far, this one included.
+    /// Chunks finished so far, including this one.
     pub finished: usize,
-    /// Chunks in all.
+    /// Total number of chunks.
     pub chunks: usize,
     /// Bytes uploaded so far.
     pub bytes: u64,
 }
 
-/// What became of a chunk.
+/// The outcome of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChunkOutcome {
     /// Uploaded, and durable.
     Stored {
         /// Its object.
         object_digest: ObjectDigest,
-        /// What it was encoded with: not the profile in force where that one does not fit the chunk.
+        /// The profile that encoded it: not the one in force if that does not fit the chunk.
         profile_hash: ProfileHash,
         /// Size of the object.
         bytes: u64,
-        /// False when the very same object was there already.
+        /// False if the identical object already existed.
         created: bool,
         /// Time spent encoding.
         encode: Duration,
         /// Time spent uploading.
         upload: Duration,
     },
-    /// Its tokens are stored already, or it is a tail with too few new ones.
+    /// Its tokens are already stored, or it is a tail with too few new ones.
     AlreadyThere,
     /// It was computed over a prefix that was loaded too coarsely to build on.
     TooLossy,
 }
 
-/// What a save did with one chunk.
+/// The outcome of one chunk of a save.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChunkSaveReport {
     /// The chunk's tokens.
     pub tokens: TokenRange,
     /// Its identity.
     pub seq_hash: SeqHash,
-    /// What became of it.
+    /// The outcome.
     pub outcome: ChunkOutcome,
 }
 
-/// What a save did.
+/// The report of a save.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SaveReport {
     /// One entry per chunk, in order.
     pub chunks: Vec<ChunkSaveReport>,
-    /// Whole duration.
+    /// Total duration.
     pub elapsed: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! One request of an engine: what is stored of its tokens, loads of it, saves over it.
+//! One request of an engine: the stored part of its tokens, its loads, its saves.
 
 mod request;
 
@@ -22,18 +22,18 @@ use crate::{
     save::{Context, SaveProgress, SaveReport, SaveTicket, StoredTokens},
 };
 
-/// One request of an engine, or one conversation turn by turn. [`Kvasir::session`] opens it.
+/// One request of an engine, or one conversation turn by turn. Opened by [`Kvasir::session`].
 ///
-/// It knows what of its tokens is stored, loads that, and saves what was computed; what a load brought at reduced quality is
-/// remembered and kept with what is saved over it. Nothing is shared between sessions but connections. Dropping it cancels
-/// nothing: loads and saves are values of their own.
+/// A session looks up which of its tokens are stored, loads them, and saves newly computed KV. It records the
+/// loss of its loads and stores it with the KV saved over them. Sessions share nothing but connections.
+/// Dropping a session cancels nothing: loads and saves are separate values.
 #[derive(Debug)]
 pub struct Session {
     kvasir: Kvasir,
-    /// Says the request's class.
+    /// Sends the request's class.
     client: Client,
     class: RequestClass,
-    /// None where the service could not be asked for the root of this salt or adapter.
+    /// `None` if the root of this salt or adapter could not be fetched.
     bound: Option<Bound>,
     tokens: Arc<Vec<u32>>,
     lookup_error: Option<Error>,
@@ -44,7 +44,7 @@ pub struct Session {
 #[derive(Debug, Clone)]
 struct Bound {
     binding: Arc<Binding>,
-    /// The root that `chain` begins at.
+    /// The root where `chain` begins.
     root: RootHash,
     chain: Arc<TokenChain>,
     matched: Matched,
@@ -75,7 +75,7 @@ impl Session {
         };
         let result = match tokio::time::timeout_at(deadline.instant(), opened).await {
             Ok(result) => result,
-            Err(_) => Err(Error::protocol("the lookup was not answered before the deadline")),
+            Err(_) => Err(Error::protocol("the lookup did not complete before the deadline")),
         };
         match result {
             Ok(()) if looks_up => session.kvasir.lookup_log().answered(),
@@ -93,7 +93,7 @@ impl Session {
         &self.tokens
     }
 
-    /// Leading tokens that are stored at the wanted quality; 0 for a miss.
+    /// Leading tokens that are stored at the requested quality; 0 for a miss.
     pub fn matched_tokens(&self) -> u64 {
         self.bound.as_ref().map_or(0, |bound| bound.matched.tokens())
     }
@@ -108,10 +108,10 @@ impl Session {
         self.lookup_error.as_ref()
     }
 
-    /// Looks the tokens up again; gives [`matched_tokens`](Self::matched_tokens).
+    /// Looks the tokens up again and returns [`matched_tokens`](Self::matched_tokens).
     ///
     /// # Errors
-    /// Those of the request; what was matched before stays.
+    /// Those of the request; the previous match is kept.
     pub async fn lookup(&mut self) -> Result<u64, Error> {
         let result = self.ask().await;
         self.lookup_error = None;
@@ -139,8 +139,8 @@ impl Session {
         Ok(())
     }
 
-    /// Appends tokens: what the engine generated, and the next turn. Only new blocks are hashed. What is matched stays; look up
-    /// again to find more.
+    /// Appends tokens: the generated ones, and the next turn. Only new blocks are hashed. The match is kept;
+    /// look up again to extend it.
     pub fn extend(&mut self, tokens: &[u32]) {
         Arc::make_mut(&mut self.tokens).extend_from_slice(tokens);
         if let Some(bound) = &mut self.bound {
@@ -148,20 +148,22 @@ impl Session {
         }
     }
 
-    /// Says that the engine already had KV for these tokens that has lost this: from its own prefix cache, into which a load had
-    /// brought it ([`Loaded::loss`](crate::Loaded::loss)). What is saved carries it.
+    /// Reports that the engine already had KV of these tokens with this loss: from its own prefix cache,
+    /// filled by an earlier load ([`Loaded::loss`](crate::Loaded::loss)). Saves carry the loss.
     pub fn reused(&self, loss: Loss) {
         self.beneath.settle(loss);
     }
 
-    /// Loads what is matched into an engine's pages by the deadline.
+    /// Loads the match into an engine's pages by the deadline.
     ///
-    /// `tables` is one table, or one for each rank of this node: the bytes are fetched once, and each rank's layers and heads
-    /// are decoded from them. Page `i` of a table holds tokens `i × page_tokens ..`. The load goes on by itself; a failing
-    /// network or service is no error, only more that [`Loaded::missing`](crate::Loaded::missing) lists.
+    /// `tables` is one table, or one per rank of this node: the bytes are fetched once, and each rank's
+    /// layers and heads are decoded from them. Page `i` of a table holds tokens `i × page_tokens ..`. The
+    /// load proceeds without being polled. A failure of the network or the service is no error; it only adds
+    /// to [`Loaded::missing`](crate::Loaded::missing).
     ///
     /// # Errors
-    /// [`Error::Config`] when a table is too short for what is matched, or the model's caches cannot be written into pages.
+    /// [`Error::Config`] if a table is too short for the match, or the model's caches cannot be written into
+    /// pages.
     pub fn load(
         &self,
         tables: impl IntoIterator<Item = BlockTable>,
@@ -170,7 +172,8 @@ impl Session {
         Ok(Load::new(self.begin(tables, options.into(), TextMode::Deferred)?))
     }
 
-    /// As [`load`](Self::load), for an engine that computes while the load goes on: GPU and network are two resources.
+    /// Like [`load`](Self::load), for an engine that computes during the load: GPU and network are separate
+    /// resources.
     ///
     /// # Errors
     /// As [`load`](Self::load).
@@ -206,10 +209,11 @@ impl Session {
         task.begin(tables.into_iter().collect(), options, text)
     }
 
-    /// Saves the KV of the first `tokens` tokens in the background and returns at once. `kv` holds them from token 0 on; what is
-    /// not stored yet is copied, so the engine's pages are free again when this returns.
+    /// Saves the KV of the first `tokens` tokens in the background and returns at once. `kv` holds them from
+    /// token 0 on. The part that is not stored yet is copied, so the engine may reuse its pages when this
+    /// returns.
     ///
-    /// The ticket cancels the save when it is dropped; [`SaveTicket::in_background`] lets it go on.
+    /// Dropping the ticket cancels the save; [`SaveTicket::in_background`] lets it continue.
     pub fn save(&self, kv: &dyn KvSource, tokens: usize) -> SaveTicket {
         match self.context(tokens) {
             Some(context) => self.kvasir.save_queue().save(context, kv),
@@ -217,8 +221,8 @@ impl Session {
         }
     }
 
-    /// As [`save`](Self::save) without a copy, for engines whose pages can be held (reference counted, a forked block table):
-    /// they are read chunk by chunk when their turn comes, and let go with the save.
+    /// Like [`save`](Self::save) without a copy, for engines that can hold pages (reference counts, a forked
+    /// block table): the pages are read chunk by chunk when their turn comes, and released with the save.
     pub fn save_shared(&self, kv: Arc<dyn KvSource + Send + Sync>, tokens: usize) -> SaveTicket {
         match self.context(tokens) {
             Some(context) => self.kvasir.save_queue().save_shared(context, kv),
@@ -226,11 +230,12 @@ impl Session {
         }
     }
 
-    /// Saves as fast as it can and waits for it, for tools: `progress` is called after each chunk. Calling it again resumes: what
-    /// was acknowledged is found.
+    /// Saves at full speed and waits for the result, for tools. Calls `progress` after each chunk. Call it
+    /// again to resume: acknowledged chunks are found.
     ///
     /// # Errors
-    /// The first chunk that could not be encoded or uploaded. Chunks acknowledged before it stay stored.
+    /// That of the first chunk that could not be encoded or uploaded. Chunks acknowledged before it remain
+    /// stored.
     pub async fn save_now(
         &self,
         kv: &dyn KvSource,
@@ -260,7 +265,8 @@ impl Session {
         };
         let root = bound.binding.root(&self.client, self.kvasir.runtime());
         if root != bound.root && context.stored_tokens() == 0 {
-            // The namespace's salt was rotated since, and nothing of this session hangs on the former root.
+            // The namespace's salt was rotated in the meantime, and nothing in this session depends on the
+            // former root.
             context.chain = Arc::new(TokenChain::new(root, &self.tokens[..count]));
         } else if count < self.tokens.len() {
             Arc::make_mut(&mut context.chain).resize(&self.tokens[..count]);

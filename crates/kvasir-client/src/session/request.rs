@@ -1,4 +1,4 @@
-//! How a session is opened.
+//! Opening a session.
 
 use std::{num::NonZeroU32, pin::Pin};
 
@@ -7,7 +7,7 @@ use kvasir_types::Name;
 use super::Session;
 use crate::{Deadline, Kvasir, kvasir::BindingKey, rest::RequestClass};
 
-/// A session that is not opened yet: `await` opens it, and looks its tokens up.
+/// A session that is not open yet: `await` opens it and looks its tokens up.
 #[derive(Debug)]
 #[must_use = "a session is opened by `await`"]
 pub struct SessionRequest<'a> {
@@ -20,8 +20,8 @@ pub struct SessionRequest<'a> {
 }
 
 impl Kvasir {
-    /// Opens a session for a token sequence: `kvasir.session(&tokens).await` looks it up. Class, salt and adapter of the
-    /// request are said in between: `kvasir.session(&tokens).salt(user).await`.
+    /// Opens a session for a token sequence: `kvasir.session(&tokens).await` looks it up. Set the request's
+    /// class, salt and adapter in between: `kvasir.session(&tokens).salt(user).await`.
     pub fn session<'a>(&self, tokens: &'a [u32]) -> SessionRequest<'a> {
         SessionRequest::new(self.clone(), tokens)
     }
@@ -34,20 +34,21 @@ impl<'a> SessionRequest<'a> {
         Self { kvasir, tokens, class, key, deadline, looks_up: true }
     }
 
-    /// Type of the request: `text`, `file`, `search`, `agent`, … The service keeps ready what such requests use again, and
-    /// infers what is not said.
+    /// Type of the request: `text`, `file`, `search`, `agent`, … The service keeps data that such requests
+    /// reuse, and infers omitted fields.
     pub fn class(mut self, kind: Name) -> Self {
         self.class.kind = Some(kind);
         self
     }
 
-    /// The request's turn in its conversation, from 1; 0 leaves it to the service.
+    /// The request's turn in its conversation, from 1; with 0 the service infers it.
     pub const fn turn(mut self, turn: u32) -> Self {
         self.class.turn = NonZeroU32::new(turn);
         self
     }
 
-    /// A secret of those who may share this cache: sessions with another salt, or with none, match nothing of it.
+    /// A secret of the users who may share this cache: sessions with another salt, or without one, never
+    /// match it.
     pub fn salt(mut self, salt: impl Into<Vec<u8>>) -> Self {
         self.key.salt = Some(salt.into());
         self
@@ -59,13 +60,13 @@ impl<'a> SessionRequest<'a> {
         self
     }
 
-    /// Does not ask what is stored: for a session that only saves. A save finds out by itself.
+    /// Skips the lookup, for a session that only saves. Saves do their own lookup.
     pub const fn without_lookup(mut self) -> Self {
         self.looks_up = false;
         self
     }
 
-    /// Longest that the lookup may take. One that takes longer is a miss.
+    /// Time limit of the lookup. A lookup that exceeds it is a miss.
     pub const fn deadline(mut self, deadline: Deadline) -> Self {
         self.deadline = deadline;
         self

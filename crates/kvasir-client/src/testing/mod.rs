@@ -1,4 +1,4 @@
-//! What engines test themselves with: the feature `testing`.
+//! Test support for engines: the feature `testing`.
 
 mod page_checks;
 mod page_store;

@@ -15,11 +15,11 @@ use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use super::{PageStoreFault, TestedPages, values::RandomRows};
 use crate::pages::{BlockTable, PageRef, PageRows, Rows, Shard, WriteGate};
 
-/// Writes of random cuts.
+/// Writes with random cuts.
 const WRITES: usize = 48;
-/// Times that pages are taken away from a thread that writes.
+/// How often pages are reassigned while a thread writes.
 const RACES: usize = 24;
-/// Seed of everything random: a fault is found again.
+/// Seed of all randomness, so that a fault can be reproduced.
 const SEED: u64 = 22;
 
 /// Layer, plane, head and token of a row on the device.
@@ -35,7 +35,7 @@ pub(super) struct PageChecks<'a, P> {
     tokens: usize,
     pages: P,
     random: StdRng,
-    /// What the pages hold.
+    /// The expected contents of the pages.
     expected: BTreeMap<(usize, usize, usize, usize), Vec<u8>>,
 }
 
@@ -77,7 +77,7 @@ impl<'a, P: TestedPages> PageChecks<'a, P> {
         planes(&self.device).into_iter().flat_map(of_plane).collect()
     }
 
-    /// Notes what the pages hold.
+    /// Records the contents of the pages.
     fn look(&mut self) -> Result<(), PageStoreFault> {
         for place @ (layer, plane, head, token) in self.places() {
             let row = self.pages.row(layer, plane, head, token);
@@ -100,7 +100,7 @@ impl<'a, P: TestedPages> PageChecks<'a, P> {
         }
     }
 
-    /// Compares what the pages hold with what was noted.
+    /// Compares the contents of the pages with the recorded ones.
     fn holds(&self, when: &str) -> Result<(), PageStoreFault> {
         for place @ (layer, plane, head, token) in self.places() {
             let (found, right) = (self.pages.row(layer, plane, head, token), &self.expected[&key(place)]);
@@ -125,7 +125,7 @@ impl<'a, P: TestedPages> PageChecks<'a, P> {
         RandomRows::new(self.spec.kv_dtype, [heads.len(), tokens.len(), elements], &mut self.random)
     }
 
-    /// Writes rows of the device's layers and heads as a load does; gives the rows that were refused.
+    /// Writes rows of the device's layers and heads as a load does. Returns the number of refused rows.
     fn write(&mut self, table: &BlockTable, (layer, plane, heads, tokens): &Cut, rows: Rows<'_>) -> usize {
         let layer = layer + self.shard.layers.start;
         let count = self.spec.layers[layer].layout.planes()[*plane as usize].0;
@@ -142,7 +142,7 @@ impl<'a, P: TestedPages> PageChecks<'a, P> {
         start..self.random.random_range(start..count) + 1
     }
 
-    /// Everything, then heads and tokens cut anyhow.
+    /// Writes everything, then random cuts of heads and tokens.
     fn cuts(&mut self) -> Result<(), PageStoreFault> {
         let planes = planes(&self.device);
         if planes.is_empty() {
@@ -190,7 +190,7 @@ impl<'a, P: TestedPages> PageChecks<'a, P> {
         Ok(())
     }
 
-    /// Pages of a generation that is not yet, and pages that do not exist.
+    /// Pages of a future generation, and pages that do not exist.
     fn other_pages(&mut self) -> Result<(), PageStoreFault> {
         let table = self.table();
         let Some(page) = table.pages().first().copied() else { return Ok(()) };
@@ -233,7 +233,7 @@ impl<'a, P: TestedPages> PageChecks<'a, P> {
         Ok(())
     }
 
-    /// Pages are taken away from a thread that writes, and written by their next owner.
+    /// Reassigns pages while a thread writes, and lets their next owner write them.
     fn race(&mut self) -> Result<(), PageStoreFault> {
         let Some((layer, plane, heads, _)) = planes(&self.device).first().copied() else { return Ok(()) };
         let cut = (layer, plane, 0..heads, 0..self.tokens);
@@ -257,7 +257,7 @@ impl<'a, P: TestedPages> PageChecks<'a, P> {
         if refused > 0 {
             return self.fault("a table that was made after a reassignment was refused");
         }
-        // The thread has ended, and with it the write that the reassignment met.
+        // The thread has ended, and with it the write that raced with the reassignment.
         let places = (0..heads).flat_map(|head| (0..self.tokens).map(move |token| (head, token)));
         for (head, token) in places {
             if self.pages.row(layer, plane, head, token) != ours.bytes(head, token) {
@@ -271,7 +271,7 @@ impl<'a, P: TestedPages> PageChecks<'a, P> {
     }
 }
 
-/// Layer, plane, heads and elements of every plane that holds anything.
+/// Layer, plane, heads and elements of every non-empty plane.
 pub(super) fn planes(spec: &ModelSpec) -> Vec<(usize, Plane, usize, usize)> {
     let planes = spec.layers.iter().enumerate().flat_map(|(layer, kv)| {
         Plane::ALL
@@ -282,7 +282,7 @@ pub(super) fn planes(spec: &ModelSpec) -> Vec<(usize, Plane, usize, usize)> {
     planes.filter(|(.., heads, elements)| heads * elements > 0).collect()
 }
 
-/// Writes straight into the pages of a table; gives the rows that were refused.
+/// Writes straight into the pages of a table. Returns the number of refused rows.
 fn write_pages(table: &BlockTable, (layer, plane, heads, tokens): &Cut, rows: Rows<'_>) -> usize {
     let mut refused = 0;
     for (page, first) in table.pages().iter().zip(tokens.clone().step_by(table.page_tokens())) {

@@ -1,31 +1,33 @@
-//! Whether an engine's pages do what loads rely on.
+//! Checks that an engine's pages do what loads rely on.
 
 use kvasir_types::{ModelSpec, Plane};
 
 use super::page_checks::{PageChecks, planes};
 use crate::pages::{BlockTable, Shard, check_dtype};
 
-/// An engine's pages for one context, as [`check_page_store`] needs them.
+/// An engine's pages for one context, for [`check_page_store`].
 pub trait TestedPages: Send + Sync {
-    /// The pages of the context that holds them now, in order.
+    /// The pages of the context that owns them now, in order.
     fn table(&self) -> BlockTable;
 
-    /// The bytes of one row of that context, in the machine's byte order; layer and head are the device's own.
+    /// The bytes of one row of that context, in the machine's byte order; layer and head are relative to the
+    /// device.
     fn row(&self, layer: usize, plane: Plane, head: usize, token: usize) -> Vec<u8>;
 
-    /// Ends the context and gives its pages, all of them, to another: tables made before write nothing any more.
+    /// Ends the context and gives all its pages to another: earlier tables no longer write.
     fn reassign(&self);
 }
 
-/// What is wrong with an engine's [`PageStore`](crate::pages::PageStore).
+/// A fault of an engine's [`PageStore`](crate::pages::PageStore).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct PageStoreFault(pub(super) String);
 
-/// Checks an engine's [`PageStore`](crate::pages::PageStore): rows of every cut of layers, heads and tokens, for a whole model and for
-/// ranks, come back bit for bit and disturb no others; pages that were reassigned, while threads write to them too, are not written;
-/// nor are pages that do not exist. `make` gives pages for so many tokens of a model with the device's own layers and heads.
-/// What is random is the same in every run but for the timing of threads.
+/// Checks an engine's [`PageStore`](crate::pages::PageStore). Rows of every cut of layers, heads and tokens,
+/// for a whole model and for ranks, must be restored bit for bit without changes to other rows. Pages that
+/// were reassigned, also during concurrent writes, and pages that do not exist must not be written. `make`
+/// returns pages for a number of tokens of a model with the device's layers and heads. All randomness is the
+/// same in every run, except for the timing of threads.
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -50,7 +52,7 @@ pub struct PageStoreFault(pub(super) String);
 /// ```
 ///
 /// # Errors
-/// The first fault that was found.
+/// The first fault.
 pub fn check_page_store<P: TestedPages>(
     spec: &ModelSpec,
     make: impl Fn(&ModelSpec, usize) -> P,

@@ -25,38 +25,38 @@ use kvasir_codec::container::{Head, ObjectVerifier};
 use kvasir_types::{Level, Medium, ModelId, ModelSpec, ObjectDigest, ProfileHash, RootHash, SeqHash};
 use tokio::{net::TcpListener, sync::Notify, task::JoinHandle};
 
-/// Largest body that is taken: the largest object of a service with default settings.
+/// Largest accepted body: the largest object of a service with default settings.
 const BODY_BYTES_MAX: usize = 256 << 20;
-/// How long a broken answer waits before it breaks, so that its first half leaves.
+/// How long a broken response waits before it breaks, so that its first half is sent.
 const BREAK_PAUSE: Duration = Duration::from_millis(20);
 
-/// What goes wrong next.
+/// The next failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// This many reads of objects answer 503.
+    /// This many reads of objects respond 503.
     Unavailable(u32),
     /// This many reads break off half way.
     BreakOff(u32),
-    /// This many reads of the object that hold this byte flip a bit of it.
+    /// This many reads of the object that include this byte have one of its bits flipped.
     Corrupt(ObjectDigest, u64, u32),
     /// Every read of the object is a 404.
     Gone(ObjectDigest),
-    /// This many reads answer another object's bytes.
+    /// This many reads return another object's bytes.
     Misdirected(u32),
-    /// This many reads answer more than was asked for.
+    /// This many reads return more than requested.
     TooLong(u32),
-    /// This many reads say that they start elsewhere.
+    /// This many reads report another start.
     OtherRange(u32),
-    /// This many reads begin and never go on.
+    /// This many reads begin and never continue.
     Stall(u32),
-    /// Reads answer nothing until [`Server::release`].
+    /// Reads do not respond until [`Server::release`].
     Hold,
-    /// This many uploads of chunks answer 503.
+    /// This many uploads of chunks respond 503.
     PutUnavailable(u32),
-    /// This many registrations and lookups answer 503.
+    /// This many registrations and lookups respond 503.
     ControlUnavailable(u32),
-    /// Lookups answer nothing until [`Server::release`].
+    /// Lookups do not respond until [`Server::release`].
     HoldLookups,
 }
 
@@ -85,8 +85,9 @@ struct Shared {
     released: Notify,
 }
 
-/// A Kvasir service in memory, for tests of an engine: it checks every object that it is sent as the real one does, and fails on
-/// request. It knows no tenants, no credentials, and keeps nothing on disk; it stops when it is dropped.
+/// An in-memory Kvasir service for tests of an engine. It checks every uploaded object as the real one does,
+/// and fails on request. It has no tenants and no credentials, and writes nothing to disk. It stops when it
+/// is dropped.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
@@ -104,7 +105,7 @@ impl Server {
     /// Starts a service on a free port of this machine.
     ///
     /// # Errors
-    /// When no port can be bound.
+    /// If no port can be bound.
     pub async fn start() -> std::io::Result<Self> {
         let shared = Arc::<Shared>::default();
         let app = Router::new()
@@ -120,7 +121,7 @@ impl Server {
             .with_state(Arc::clone(&shared));
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
-        // It ends with this value.
+        // Dropping this value ends it.
         let task = tokio::spawn(async move { drop(axum::serve(listener, app).await) });
         Ok(Self { address, shared, task })
     }
@@ -130,18 +131,18 @@ impl Server {
         format!("http://{}", self.address)
     }
 
-    /// Lets something go wrong, beside what is already.
+    /// Adds a failure to the active ones.
     pub fn fail(&self, fault: Fault) {
         self.shared.contents().faults.push(fault);
     }
 
-    /// Ends all faults.
+    /// Ends all failures.
     pub fn release(&self) {
         self.shared.contents().faults.clear();
         self.shared.released.notify_waiters();
     }
 
-    /// Objects that are stored.
+    /// Stored objects.
     pub fn digests(&self) -> Vec<ObjectDigest> {
         self.shared.contents().objects.keys().copied().collect()
     }
@@ -151,28 +152,28 @@ impl Server {
         self.shared.contents().objects.get(digest).map(|object| object.bytes.clone())
     }
 
-    /// Uploads of chunks that were acknowledged.
+    /// Acknowledged uploads of chunks.
     pub fn puts(&self) -> usize {
         self.shared.contents().puts
     }
 
-    /// Lookups that were answered.
+    /// Answered lookups.
     pub fn lookups(&self) -> u32 {
         self.shared.contents().lookups
     }
 
-    /// Forgets everything: a bucket that was emptied.
+    /// Deletes everything, like a bucket that was emptied.
     pub fn clear(&self) {
         *self.shared.contents() = Contents::default();
     }
 
-    /// Gives every namespace a new root, as a rotation of salts does. What is stored stays.
+    /// Gives every namespace a new root, as a rotation of salts does. Stored objects are kept.
     pub fn rotate_salts(&self) {
         self.shared.contents().rotations += 1;
     }
 
-    /// Lookups that ask for presigned URLs get some that point to `store` and say that they hold for `seconds`; their query says
-    /// how many lookups were answered before.
+    /// Lookups that request presigned URLs get URLs that point to `store` and claim to be valid for
+    /// `seconds`; their query contains the number of earlier lookups.
     pub fn presign(&self, store: SocketAddr, seconds: u64) {
         self.shared.contents().presigned = Some((store, seconds));
     }
@@ -214,7 +215,7 @@ impl Contents {
         }
     }
 
-    /// The object that starts at token `next` of this chain and matches most blocks.
+    /// The object that starts at token `next` of this chain and matches the most blocks.
     fn best_match(&self, next: u64, blocks: &[[u8; 32]], direct: bool) -> Option<ChunkMatch> {
         let ours = blocks.get(next as usize / kvasir_types::BLOCK_TOKENS..)?;
         let matched = |object: &StoredObject| {

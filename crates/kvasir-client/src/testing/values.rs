@@ -1,4 +1,4 @@
-//! Rows of a cache's type, of every bit pattern: what is copied comes back, what is converted does not.
+//! Rows of a cache's type with arbitrary bit patterns: only bitwise copies preserve them.
 
 use half::{bf16, f16, slice::HalfBitsSliceExt};
 use kvasir_codec::HeadRows;
@@ -24,7 +24,7 @@ enum Values {
 }
 
 impl RandomRows {
-    /// Rows of `[heads, tokens, elements]`, heads or tokens outermost, with gaps or without.
+    /// Rows of `[heads, tokens, elements]`, with heads or tokens outermost, with or without gaps.
     pub(super) fn new(dtype: KvDtype, [heads, tokens, elements]: [usize; 3], random: &mut StdRng) -> Self {
         let row = elements + random.random_range(0..3);
         let (head_stride, token_stride) =

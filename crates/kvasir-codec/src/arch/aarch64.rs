@@ -1,5 +1,5 @@
-//! AArch64: NEON. 32 lanes are eight registers; a stage table is four, which `tbl` looks up for four lanes at once. Rows need
-//! no kernel of their own: NEON is part of the target, so that the portable one is compiled to it.
+//! AArch64: NEON. 32 lanes are eight registers; a stage table is four, which `tbl` looks up for four lanes at
+//! once. Rows need no separate kernel: NEON is part of the target, so the portable kernel is compiled to it.
 #![allow(
     clippy::multiple_unsafe_ops_per_block,
     reason = "register intrinsics share one proof: the CPU feature"
@@ -56,17 +56,17 @@ const fn spread() -> [[u8; 16]; 16] {
     table
 }
 
-/// A token that can only be had on a CPU with NEON.
+/// A proof that the CPU has NEON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Neon(());
 
 impl Neon {
-    /// `None` where the CPU lacks it.
+    /// `None` if the CPU lacks it.
     pub(crate) fn new() -> Option<Self> {
         std::arch::is_aarch64_feature_detected!("neon").then_some(Self(()))
     }
 
-    /// Streams that are best decoded at once.
+    /// Number of streams to decode in parallel for the best speed.
     pub(crate) const STREAMS: usize = Kernel4::STREAMS;
 
     /// Decodes streams in lockstep.
@@ -175,7 +175,7 @@ unsafe fn trit_part(
     }
 }
 
-/// Four lanes of the escapes' first bits: new states, values, lanes with more to come.
+/// Four lanes of the escapes' first bits: new states, values, and the lanes whose escape continues.
 ///
 /// # Safety
 /// NEON.

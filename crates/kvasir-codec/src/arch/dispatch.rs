@@ -76,7 +76,7 @@ impl StreamDecoder {
         }
     }
 
-    /// Streams that are best decoded at once.
+    /// Number of streams to decode in parallel for the best speed.
     pub(crate) fn streams(self) -> usize {
         match self.0 {
             StreamPath::Scalar => 1,
@@ -89,7 +89,7 @@ impl StreamDecoder {
         }
     }
 
-    /// Decodes at most [`streams`](Self::streams) streams of one piece, in lockstep where that is faster.
+    /// Decodes at most [`streams`](Self::streams) streams of one piece, in lockstep if that is faster.
     pub(crate) fn decode<V: StreamCell>(
         self,
         bank: &TableBank,
@@ -172,12 +172,12 @@ impl StreamEncoder {
         }
     }
 
-    /// Whether [`encode_blocks`](Self::encode_blocks) is there.
+    /// Whether [`encode_blocks`](Self::encode_blocks) is available.
     pub(crate) fn takes_blocks(self) -> bool {
         self != Self::scalar()
     }
 
-    /// Encodes one stream, or two in turns, from blocks; `None` where that is no faster than from rows.
+    /// Encodes one stream, or two alternately, from blocks; `None` if that is no faster than from rows.
     pub(crate) fn encode_blocks(
         self,
         jobs: &[BlockJob<'_>],
@@ -199,5 +199,5 @@ impl StreamEncoder {
     }
 }
 
-/// Streams that an encoder takes at once.
+/// Streams that an encoder processes together.
 pub(crate) const ENCODED_AT_ONCE: usize = 2;

@@ -1,4 +1,4 @@
-//! What a register file has to do.
+//! The operations that a register file must implement.
 
 use crate::rans::{LANES, stream::cell::Cell, u16_lanes::StepTable};
 
@@ -16,9 +16,9 @@ pub(crate) trait Kernel: Copy {
     /// 32 values of 16 bits, in lane order.
     type Values: Copy;
 
-    /// Streams that decode in lockstep: a step waits for its table, its product and its words, and what waits leaves room
-    /// for other streams' steps as long as their registers last. A kernel does each part of a step for all of them before
-    /// the next part, for a CPU looks ahead no further than a step or two.
+    /// Streams that decode in lockstep. A step waits for its table, its product and its words; the waiting
+    /// time can be used by steps of other streams while their registers last. A kernel does each part of a
+    /// step for all streams before the next part, because a CPU looks ahead no further than a step or two.
     const STREAMS: usize;
 
     /// Loads 32 coders.
@@ -49,7 +49,7 @@ pub(crate) trait Kernel: Copy {
         values: [Self::Values; N],
     ) -> ([Self::Coders; N], [Self::Values; N]);
 
-    /// Whichever the steps are: which of both is next, nobody can predict.
+    /// Steps of either kind: the CPU cannot predict which kind is next.
     unsafe fn eithers<const N: usize>(
         tables: [&StepTable; N],
         coders: [Self::Coders; N],
@@ -59,8 +59,8 @@ pub(crate) trait Kernel: Copy {
     /// A trit step on values of 32 bits.
     unsafe fn trit_wide(table: &StepTable, coders: Self::Coders, values: &mut [i32; LANES]) -> Self::Coders;
 
-    /// The escapes' first eight bypass bits before their refill: new states, values with magnitude and sign of these
-    /// bits in the lanes of `set`, and the lanes that have more to come.
+    /// The escapes' first eight bypass bits before their refill: new states, values with magnitude and sign
+    /// from these bits in the lanes of `set`, and the lanes whose escape continues.
     unsafe fn escape(
         coders: Self::Coders,
         values: Self::Values,
@@ -74,7 +74,8 @@ pub(crate) trait Kernel: Copy {
     ) -> ([Self::Coders; N], [usize; N]);
 }
 
-/// The steps of several streams for a [`Kernel`] that has them one stream at a time: `stage`, `trit` and `refill` of its own.
+/// Implements the steps of several streams for a [`Kernel`] that has them only for one: `stage`, `trit` and
+/// `refill`.
 macro_rules! one_by_one {
     () => {
         #[inline(always)]

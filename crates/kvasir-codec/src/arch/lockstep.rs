@@ -11,16 +11,16 @@ use crate::rans::{
     stream::{StreamFault, StreamJob, cell::Fit},
 };
 
-/// Coders and cursors of streams. A cursor behind `word_bytes` means an underrun; it is found at the end, and until then decoding
-/// goes on with whatever lies there.
+/// Coders and cursors of streams. A cursor past `word_bytes` means an underrun. It is detected at the end;
+/// until then decoding continues with arbitrary bytes.
 #[derive(Clone, Copy)]
 struct Live<K: Kernel, const N: usize> {
     coders: [K::Coders; N],
     cursors: [usize; N],
 }
 
-/// Does something for every index below `N`, at most 4, written out: what a loop indexes would be kept in memory. No closures:
-/// they would not be compiled for the kernel's features.
+/// Repeats a statement for every index below `N`, at most 4, unrolled: an indexed array would be kept in
+/// memory. No closures: they would not be compiled for the kernel's features.
 macro_rules! each {
     ($count:ident, |$i:ident| $body:expr) => {
         each!($count $i $body; 0 1 2 3)
@@ -178,7 +178,7 @@ pub(super) unsafe fn decode<K: Kernel, V: KernelCell, const N: usize>(
     }
 }
 
-/// As [`decode`], of streams whose steps are all as `M` says.
+/// As [`decode`], for streams whose steps are all of the kind `M`.
 ///
 /// # Safety
 /// As [`Kernel`].

@@ -1,6 +1,6 @@
 //! Matrix products of `f32` on one thread: a safe face of the `gemm` crate's kernels.
 
-/// A matrix in a slice: element `(row, column)` lies at `row * row_stride + column * column_stride`.
+/// A matrix in a slice: element `(row, column)` is at `row * row_stride + column * column_stride`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shape {
     rows: usize,
@@ -20,7 +20,7 @@ impl Shape {
         Self { rows, columns, row_stride: 1, column_stride: rows }
     }
 
-    /// A part of a row-major matrix with rows of `stride`, in the slice that begins with the part's first element.
+    /// A part of a row-major matrix with rows of `stride`; the slice begins with the part's first element.
     pub(crate) const fn part(rows: usize, columns: usize, stride: usize) -> Self {
         Self { rows, columns, row_stride: stride, column_stride: 1 }
     }
@@ -54,7 +54,10 @@ fn product(
     assert!(to.rows == left.rows && left.columns == right.rows && to.columns == right.columns, "shapes fit");
     assert!(out.len() >= to.extent() && a.len() >= left.extent() && b.len() >= right.extent(), "lengths fit");
     // Shapes are made of one stride of 1 and another of at least a row or a column, unless a part's stride is too small.
-    assert!(to.row_stride >= to.columns || to.column_stride >= to.rows, "elements of the product are apart");
+    assert!(
+        to.row_stride >= to.columns || to.column_stride >= to.rows,
+        "elements of the product must not overlap"
+    );
     let stride = |stride: usize| stride as isize; // at most a slice's length, where there is more than one element
     let (read, alpha) = (factor.is_some(), f32::from(u8::from(factor.is_some())));
     // SAFETY: gemm reads `left.rows × left.columns` elements of `a` and `right.rows × right.columns` of `b` and writes

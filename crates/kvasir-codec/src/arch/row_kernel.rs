@@ -1,4 +1,4 @@
-//! Choosing a row kernel at run time.
+//! Chooses a row kernel at run time.
 
 use kvasir_types::Rope;
 

@@ -1,22 +1,22 @@
-//! Steps of a stream as its decoder does them, and what those of a stream have in common.
+//! Steps of a stream for its decoder, and the properties common to a stream's steps.
 
 use crate::rans::{coding::Coding, u16_lanes::StepTable};
 
-/// What is done for one coefficient in every row.
+/// The operations for one coefficient in every row.
 #[derive(Clone, Copy)]
 pub(super) struct Step<'a> {
-    /// The stage's table, or where there is none, the trit's.
+    /// The stage's table, or the trit's if there is no stage.
     pub(super) table: &'a StepTable,
-    /// That of the trits behind a stage.
+    /// The table of the trits after a stage.
     refining: &'a StepTable,
     /// Its first value.
     pub(super) at: usize,
-    /// Trits behind the first table.
+    /// Trits after the first table.
     pub(super) trits: u8,
 }
 
 impl<'a> Step<'a> {
-    /// `None` where the bank lacks a table.
+    /// `None` if the bank lacks a table.
     #[inline(always)]
     pub(super) fn new([stages, trits]: &'a [Vec<StepTable>; 2], coding: Coding, at: usize) -> Option<Self> {
         Some(match coding {
@@ -46,7 +46,8 @@ impl<'a> Step<'a> {
     }
 }
 
-/// What the steps of some streams have in common: a step that has to ask which it is stops for every wrong guess.
+/// A property common to the steps of some streams: a step that must test its kind stalls on every
+/// misprediction.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Mix {
     /// Each is a stage without trits.
@@ -76,7 +77,7 @@ impl Mix {
         }
     }
 
-    /// Of several streams at once.
+    /// Combines the properties of several streams.
     pub(super) fn with(self, other: Self) -> Self {
         match (self, other) {
             (a, b) if a == b => a,

@@ -1,4 +1,4 @@
-//! One stream as kernels decode it, and what of it is left to the scalar coders.
+//! One stream as kernels decode it, with the parts left to the scalar coders.
 
 use std::borrow::Cow;
 
@@ -14,24 +14,24 @@ use crate::rans::{
     u16_lanes::StepTable,
 };
 
-/// A stream being decoded; its steps, and what changes with every one, are its driver's.
+/// A stream being decoded. Its driver holds its steps and the state that changes with each step.
 pub(super) struct Stream<'a, V> {
     bank: &'a TableBank,
-    /// None where the stream's head is faulty.
+    /// Empty if the stream's head is faulty.
     codings: &'a [Coding],
     rows: RowsAt<'a>,
-    /// `stride` of every row that there is.
+    /// `stride` cells for every row.
     values: &'a mut [V],
     stride: usize,
     tokens: usize,
     /// Largest magnitude of a stage value that the cells have to hold.
     most: i32,
     fit: Fit,
-    /// The words with at least [`REFILL_BYTES`] behind them.
+    /// The words, followed by at least [`REFILL_BYTES`] readable bytes.
     padded: Cow<'a, [u8]>,
     /// Bytes of the words proper.
     word_bytes: usize,
-    /// The same coders for what is rare: long escapes, the partial row, the end check.
+    /// The same coders for rare cases: long escapes, the partial row, the end check.
     pub(super) scalar: LaneDecoder<'a>,
     fault: Option<StreamFault>,
 }
@@ -56,7 +56,7 @@ impl<'a, V: KernelCell> Stream<'a, V> {
         Self { bank, codings, rows, values, stride, tokens, most, fit, padded, word_bytes, scalar, fault }
     }
 
-    /// One a coding, and what they have in common.
+    /// One step per coding, and their common property.
     pub(super) fn steps(&self) -> (Vec<Step<'a>>, Mix) {
         let (tables, mut steps) = (self.bank.steps(), Vec::with_capacity(self.codings.len()));
         for (c, coding) in self.codings.iter().enumerate() {
@@ -82,7 +82,7 @@ impl<'a, V: KernelCell> Stream<'a, V> {
         unsafe { &mut *first.cast() }
     }
 
-    /// The next words at a cursor, or what lies behind the last.
+    /// The next words at a cursor, or the bytes after the last word.
     #[inline(always)]
     pub(super) fn words(&self, at: usize) -> &[u8; REFILL_BYTES] {
         // SAFETY: `padded` has REFILL_BYTES behind `word_bytes`.
@@ -111,7 +111,7 @@ impl<'a, V: KernelCell> Stream<'a, V> {
         (next, cursor + taken)
     }
 
-    /// The first eight bits of escapes and a refill, and where some are long the rest; the cursor.
+    /// The first eight bits of escapes and a refill, and the rest of long escapes; returns the cursor.
     ///
     /// # Safety
     /// As [`Kernel`]; `at` as for [`row_values`](Self::row_values).
@@ -151,7 +151,7 @@ impl<'a, V: KernelCell> Stream<'a, V> {
         let cells = &mut self.values[values_at..values_at + LANES];
         let mut row = [0; LANES];
         row.iter_mut().zip(&*cells).for_each(|(value, cell)| *value = cell.get());
-        // the only fault there is here; `finish` reports it
+        // the only possible fault here; `finish` reports it
         let Ok(()) = self.scalar.escape(escapes, &mut row) else { return self.word_bytes + 1 };
         for (cell, value) in cells.iter_mut().zip(row) {
             match V::of(value, self.most) {
@@ -174,7 +174,7 @@ impl<'a, V: KernelCell> Stream<'a, V> {
         match self.scalar.cells(self.bank, self.codings[c], cells, self.most) {
             Ok(Fit::Held) => {}
             Ok(Fit::TooWide) => self.fit = Fit::TooWide,
-            // the only fault there is here; `finish` reports it
+            // the only possible fault here; `finish` reports it
             Err(_) => return self.word_bytes + 1,
         }
         *states = self.scalar.states;

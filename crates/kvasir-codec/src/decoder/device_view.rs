@@ -32,7 +32,7 @@ pub struct ScopeSpan<'a> {
     pub level: Level,
     /// Exact tokens at the start of the span, and their values as stored: `[member][token][element]`.
     pub exact: Option<(usize, &'a [u8])>,
-    /// The anchors; `None` where they are absent or the scope has none.
+    /// The anchors; `None` if they are absent or the scope has none.
     pub anchors: Option<PieceBytes<'a>>,
     /// One entry a level, coarsest first, up to `level`; `None` is absent.
     pub levels: Vec<Option<PieceBytes<'a>>>,
@@ -67,7 +67,7 @@ pub struct MemberView {
 /// Coefficients that one section codes, in stream order, and how.
 pub type PlanView<'a> = (&'a [usize], &'a [Coding]);
 
-/// What a scope predicts from.
+/// The predictor of a scope.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum PredictorView<'a> {
     /// Nothing.
@@ -103,13 +103,13 @@ pub enum PredictorView<'a> {
 pub struct ScopeView<'a> {
     /// Its heads, in element order.
     pub members: Vec<MemberView>,
-    /// Static mean, one an element.
+    /// Static mean, one per element.
     pub mean: &'a [f32],
     /// Coefficients of one token.
     pub rank: usize,
     /// One plan a level.
     pub levels: Vec<PlanView<'a>>,
-    /// Synthesis matrix `[coefficient][element]`; `None` where coefficients are elements.
+    /// Synthesis matrix `[coefficient][element]`; `None` if coefficients are elements.
     pub synthesis: Option<&'a [f16]>,
     /// The predictor.
     pub predictor: PredictorView<'a>,
@@ -174,7 +174,7 @@ impl CpuDecoder {
         }
     }
 
-    /// A scope as flat data; `None` where the profile has no such scope.
+    /// A scope as flat data; `None` if the profile has no such scope.
     pub fn scope_view(&self, scope: usize) -> Option<ScopeView<'_>> {
         let (prepared, _) = self.scopes.get(scope)?;
         Some(view_of(prepared, self.profile.scopes.get(scope)?))
@@ -235,7 +235,7 @@ impl CpuDecoder {
         Ok(found)
     }
 
-    /// Where the exact values of a span are, after everything about them was checked.
+    /// The positions of a span's exact values, after all checks on them.
     pub(super) fn exact_bytes<'a>(
         &self,
         object: &PartialObject<'a, '_>,

@@ -56,7 +56,7 @@ impl DecodePath {
     }
 }
 
-/// What decoding a scope takes besides its output.
+/// The buffers for decoding a scope, except its output.
 #[derive(Debug, Default)]
 pub(super) struct DirectScratch {
     narrow: Vec<i16>,
@@ -68,10 +68,10 @@ pub(super) struct DirectScratch {
 
 /// Takes the rows, `[token][element]`, of members.
 pub(super) trait RowDestination {
-    /// Room for all of a member's rows, where they can be made in place.
+    /// Memory for all of a member's rows, if they can be made in place.
     fn room(&mut self, member: &MemberView, tokens: usize) -> Option<Bf16Rows<'_>>;
 
-    /// Takes rows that had no room, while they are in the cache.
+    /// Receives rows that were not made in place, while they are in the cache.
     fn take(&mut self, member: &MemberView, rows: &[bf16]);
 }
 
@@ -128,10 +128,10 @@ impl RowDestination for SinkRows<'_> {
     }
 }
 
-/// One member behind the other.
+/// The members, concatenated.
 pub(super) struct AppendedRows {
     pub(super) rows: Vec<bf16>,
-    /// Values that are there.
+    /// Number of values present.
     pub(super) done: usize,
 }
 
@@ -153,7 +153,7 @@ struct LevelSteps<'a> {
 }
 
 impl LevelSteps<'_> {
-    /// The first of the scope's coefficients that is not decoded yet; all are where there is none.
+    /// The first of the scope's coefficients that is not decoded yet; all are if there is none.
     fn waiting(&self) -> usize {
         self.steps.next().map_or(usize::MAX, |step| self.plan.coefficients[step.start])
     }
@@ -295,7 +295,7 @@ impl CpuDecoder {
     }
 }
 
-/// Makes a member's rows where they belong, or on the way there.
+/// Makes a member's rows in place, or in a buffer first.
 fn placed(
     member: &MemberView,
     tokens: usize,

@@ -1,4 +1,4 @@
-//! The level that gives the cache back bit for bit.
+//! The level that restores the cache bit for bit.
 
 use super::{CpuDecoder, sections::PartialObject, task::DecodeTask};
 use crate::{
@@ -38,7 +38,7 @@ impl CpuDecoder {
         Ok(elements.by_token(tokens, &decoded.ok_or(malformed)?))
     }
 
-    /// What the exact level starts from: `[member][token][element]`.
+    /// The values beneath the exact level: `[member][token][element]`.
     pub(super) fn beneath(
         &self,
         object: &PartialObject<'_, '_>,

@@ -66,8 +66,8 @@ impl CpuDecoder {
         self
     }
 
-    /// Decodes some scopes, each at a level of its own, from their sections alone: a pipeline stage, or the
-    /// state between two levels of an object that is still arriving.
+    /// Decodes some scopes, each at a separate level, from their sections alone: for a pipeline stage, or
+    /// between two levels of an object that is still arriving.
     ///
     /// # Errors
     /// As [`ChunkDecoder::decode`]; a scope that the profile lacks is [`DecodeError::Sections`].
@@ -86,7 +86,7 @@ impl CpuDecoder {
         let (first_position, half) = (head.header.first_position, sink.wants_bf16());
         let mut ropes: Vec<SpanRopes<'_>> = Vec::new();
         for batch in tasks.chunks(rayon::current_num_threads().max(1)) {
-            // Tasks go span by span: what is behind is not needed again.
+            // Tasks run span by span: data before the current span is not needed again.
             let of_batch =
                 batch.first().map_or(0, |task| task.span)..batch.last().map_or(0, |task| task.span + 1);
             ropes.retain(|r| r.span.start >= spans[of_batch.start].start);
@@ -122,13 +122,14 @@ impl CpuDecoder {
         Ok(())
     }
 
-    /// What the lossless level starts from in the first span of an object, `[member][token][element]`: for trainers.
+    /// The values beneath the lossless level in the first span of an object, `[member][token][element]`, for
+    /// trainers.
     ///
     /// # Errors
     /// As [`decode`](ChunkDecoder::decode).
     ///
     /// # Panics
-    /// Where the profile has no such scope.
+    /// If the profile has no such scope.
     pub fn rows_beneath_lossless(
         &self,
         head: &Head,
@@ -142,14 +143,14 @@ impl CpuDecoder {
         self.beneath(&object, DecodeTask { scope, span: 0, level: self.profile.lossy_levels() }, &ropes)
     }
 
-    /// Coefficients of one scope and span in finest steps, `[coefficient][token]`: what the synthesis starts from. For tests that
-    /// compare products.
+    /// Coefficients of one scope and span in finest steps, `[coefficient][token]`: the input of the
+    /// synthesis. For tests that compare products.
     ///
     /// # Errors
     /// As [`decode`](ChunkDecoder::decode).
     ///
     /// # Panics
-    /// Where the profile has no such scope or lossy level, or the object no such span.
+    /// If the profile has no such scope or lossy level, or the object no such span.
     pub fn scope_coefficients(
         &self,
         head: &Head,

@@ -7,19 +7,19 @@ use half::bf16;
 use super::{CpuDecoder, direct::AppendedRows, sections::PartialObject, task::DecodeTask};
 use crate::{DecodeError, KvSink, exact_piece, span_ropes::SpanRopes, transform::Elements};
 
-/// Rows `[member][token][element]` in what the sink takes.
+/// Rows `[member][token][element]` in the type that the sink accepts.
 pub(super) enum DecodedRows {
     Full(Vec<f32>),
     Half(Vec<bf16>),
 }
 
 impl DecodedRows {
-    /// Rounds where the sink wants it.
+    /// Rounds if the sink wants bf16.
     pub(super) fn of(rows: Vec<f32>, half: bool) -> Self {
         if half { Self::Half(rows.iter().map(|x| bf16::from_f32(*x)).collect()) } else { Self::Full(rows) }
     }
 
-    /// Gives the `kept` tokens of a span of `tokens` to a sink, as tokens from `first` on.
+    /// Writes the `kept` tokens of a span of `tokens` to a sink, as tokens from `first` on.
     pub(super) fn write(
         &self,
         elements: &Elements,
@@ -40,7 +40,7 @@ impl DecodedRows {
 }
 
 impl CpuDecoder {
-    /// Rows `[member][token][element]` of one scope and span, in bf16 where `half`.
+    /// Rows `[member][token][element]` of one scope and span, in bf16 if `half`.
     pub(super) fn decode_task(
         &self,
         object: &PartialObject<'_, '_>,

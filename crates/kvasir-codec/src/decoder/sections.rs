@@ -1,4 +1,4 @@
-//! What an object has against what its profile writes: checked before anything is decoded.
+//! Checks an object's sections against those that its profile writes, before anything is decoded.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -14,7 +14,7 @@ use crate::{
 /// Section index by (scope, band, level).
 pub(super) type SectionMap = BTreeMap<(u16, u8, Level), usize>;
 
-/// An object, or what is there of it.
+/// An object, or its available prefix.
 #[derive(Clone, Copy)]
 pub(super) struct PartialObject<'a, 's> {
     pub(super) head: &'a Head,
@@ -23,13 +23,13 @@ pub(super) struct PartialObject<'a, 's> {
 }
 
 impl<'a> PartialObject<'a, '_> {
-    /// Index of a section and byte range of one of its pieces, where it is not absent.
+    /// Index of a section and byte range of one of its pieces, if it is not absent.
     pub(super) fn entry(&self, task: DecodeTask, band: u8, level: usize) -> Option<(usize, Range<u64>)> {
         let section = *self.sections.get(&(task.scope as u16, band, Level(level as u8)))?;
         Some((section, self.head.piece(section, task.span)?.range))
     }
 
-    /// A piece's bytes after their checksum was checked; `None` where it is absent.
+    /// A piece's bytes after its checksum was verified; `None` if it is absent.
     pub(super) fn piece(
         &self,
         task: DecodeTask,
@@ -46,7 +46,7 @@ impl<'a> PartialObject<'a, '_> {
 }
 
 impl CpuDecoder {
-    /// The sections of an object and the work that a request is, after both were checked.
+    /// The sections of an object and the tasks of a request, after both were checked.
     pub(super) fn plan_tasks(
         &self,
         head: &Head,
@@ -65,7 +65,7 @@ impl CpuDecoder {
                 return Err(DecodeError::NoSuchLevel { level, top });
             }
             if scope >= self.scopes.len() {
-                return Err(DecodeError::Sections { what: "a scope was asked for that the profile lacks" });
+                return Err(DecodeError::Sections { what: "a requested scope is not in the profile" });
             }
         }
         let needed = if tokens.is_empty() {
@@ -89,12 +89,12 @@ impl CpuDecoder {
             return Err(DecodeError::ForeignProfile { object: header.profile_hash, decoder });
         }
         if usize::from(header.level_count) != self.profile.level_count() {
-            return Err(DecodeError::Sections { what: "its number of levels is not the profile's" });
+            return Err(DecodeError::Sections { what: "its number of levels differs from the profile's" });
         }
         Ok(())
     }
 
-    /// Finds every section the profile writes, and nothing else.
+    /// Finds every section that the profile writes; rejects others.
     pub(super) fn section_map(&self, head: &Head) -> Result<SectionMap, DecodeError> {
         let map: SectionMap = (head.sections().iter().enumerate())
             .map(|(index, id)| ((id.scope, id.band, id.level), index))
@@ -109,14 +109,14 @@ impl CpuDecoder {
             let exact_level = exact_level.map(|_| (scope, BAND_LOSSLESS, self.profile.top_level()));
             for id in mains.chain(anchors).chain(exact_level) {
                 if !map.contains_key(&id) {
-                    return Err(DecodeError::Sections { what: "one is missing" });
+                    return Err(DecodeError::Sections { what: "a section is missing" });
                 }
                 expected += 1;
             }
             expected += usize::from(map.contains_key(&(scope, BAND_EXACT, Level::BASE)));
         }
         if expected != head.sections().len() {
-            return Err(DecodeError::Sections { what: "there are unknown ones" });
+            return Err(DecodeError::Sections { what: "there are unknown sections" });
         }
         Ok(map)
     }

@@ -1,4 +1,4 @@
-//! What is decoded at a time.
+//! The unit of decoding.
 
 /// One scope of one span, to be decoded at a level.
 #[derive(Debug, Clone, Copy)]

@@ -1,5 +1,5 @@
-//! Values of the members in work: the few rows between what streams gave and what rows were made of, so that they stay in the
-//! cache however many coefficients a scope has.
+//! Values of the members being processed: only the few rows between the decoded streams and the finished
+//! rows, so that they stay in the cache however many coefficients a scope has.
 
 use std::ops::Range;
 
@@ -9,14 +9,14 @@ use crate::{
     rans::{Cell, DecodeTarget, LANES},
 };
 
-/// Rows that a window keeps before it moves: as many as a scope of four layers of a plane has. Moving took longer than what the
-/// second-level cache does not hold.
+/// Rows that a window keeps before it moves: as many as a scope of four layers of a plane has. Moving more
+/// often cost more than exceeding the second-level cache.
 const ROWS: usize = 4096;
 /// Cells of a cache line.
 const LINE: usize = 64 / size_of::<i16>();
 
-/// Cells from one row of narrow ones to the next: whole lines, whose number is odd, so that the same token of consecutive rows is
-/// not in the same few sets of a cache.
+/// Cells between narrow rows: an odd number of whole cache lines, so that the same token of consecutive rows
+/// is not in the same few sets of a cache.
 pub(super) fn narrow_stride(tokens: usize) -> usize {
     const { assert!(LINE == LANES) };
     (tokens.div_ceil(LINE) | 1) * LINE
@@ -27,7 +27,7 @@ pub(super) struct Window<'a, V> {
     /// Room for all of them, though only the first part is used.
     values: &'a mut [V],
     base: usize,
-    /// The first row that was never asked for.
+    /// The first row that was never requested.
     top: usize,
     stride: usize,
     most: i32,

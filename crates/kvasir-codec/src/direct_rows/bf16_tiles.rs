@@ -1,7 +1,8 @@
-//! Rows in bf16: reconstruct, scale, rotate and round while tokens are the lanes, then transpose what is half as wide.
+//! Rows in bf16: reconstruct, scale, rotate and round with tokens as lanes, then transpose the rounded
+//! values, which have half the width.
 //!
-//! The numbers are those of the f32 rows, rounded to nearest even with denormals kept: the same operations in the same
-//! order, on other lanes.
+//! The numbers are those of the f32 rows, rounded to nearest even with denormals kept: the same operations in
+//! the same order, on other lanes.
 
 use std::ops::{Deref, DerefMut};
 
@@ -11,7 +12,7 @@ use kvasir_types::{Pairing, Rope};
 use super::{QuantisedRows, Scaling, TILE};
 use crate::{arch::RowKernel, rans::Cell, rope::sin_cos};
 
-/// One value of [`TILE`] tokens, in cache lines of its own: a register that crosses two costs twice.
+/// One value of [`TILE`] tokens, in separate cache lines: a register that crosses two costs twice.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 #[repr(C, align(64))]
 pub(crate) struct Lane<T>(pub(crate) [T; TILE]);
@@ -37,7 +38,7 @@ pub(crate) fn aligned<T: Copy + Default>(buffer: &mut Vec<T>, count: usize) -> &
     const LINE: usize = 64;
     let spare = LINE / size_of::<T>();
     buffer.resize((count + spare).max(buffer.len()), T::default());
-    // no further than a line for types whose size divides it
+    // at most one line for types whose size divides it
     let start = buffer.as_ptr().align_offset(LINE).min(spare);
     &mut buffer[start..start + count]
 }
@@ -59,7 +60,7 @@ impl RotationTable {
         RowKernel::best().rotation_table(rope, first, tokens)
     }
 
-    /// As [`new`](Self::new): plain loops, to be compiled for what a CPU has.
+    /// As [`new`](Self::new): plain loops, to be compiled for the CPU's features.
     #[inline(always)]
     pub(crate) fn portable(rope: &Rope, first: u64, tokens: usize) -> Self {
         let pairs = rope.freqs.len();
@@ -152,21 +153,21 @@ impl RotationTable {
     }
 }
 
-/// Where bf16 rows `[token][element]` go.
+/// The destination of bf16 rows `[token][element]`.
 pub(crate) struct Bf16Rows<'a> {
     pub(crate) rows: &'a mut [bf16],
-    /// Whether they may go past the cache, because nobody reads them soon: a store that has to fetch its line first, to
-    /// overwrite all of it, costs as much as making what it stores.
+    /// Whether stores may bypass the cache, because no reader needs the rows soon. A store that must first
+    /// fetch its line, only to overwrite all of it, costs as much as making the values.
     pub(crate) past_cache: bool,
 }
 
-/// What a kernel works in, kept from head to head.
+/// A kernel's scratch memory, kept from head to head.
 #[derive(Debug, Default)]
 pub(crate) struct RowScratch {
     pub(crate) elements: Vec<Lane<f32>>,
     /// Two neighbouring elements in a word, the first in the low half.
     pub(crate) pairs: Vec<Lane<u32>>,
-    /// What is taken off the magnitude of every element.
+    /// The amount subtracted from the magnitude of every element.
     pub(crate) offs: Vec<f32>,
     /// Numbers of every element's frequent values.
     pub(crate) tables: Vec<Lane<u32>>,
@@ -202,7 +203,7 @@ fn reconstruct_tile<V: Cell>(
 }
 
 impl RowScratch {
-    /// What is taken off the magnitude of every element, and words of pairs.
+    /// The amount subtracted from the magnitude of every element, and words of pairs.
     #[cfg(target_arch = "x86_64")]
     pub(crate) fn prepared(
         &mut self,
@@ -223,7 +224,7 @@ impl RowScratch {
     }
 }
 
-/// Rows of one tile, whole or not: the definition, and what other kernels use for the last tokens.
+/// Rows of one tile, whole or not: the reference, and the path for the last tokens of other kernels.
 pub(crate) fn bf16_tile<V: Cell>(
     scaling: &Scaling<'_>,
     rotation: Option<&RotationTable>,

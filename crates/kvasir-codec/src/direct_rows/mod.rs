@@ -12,7 +12,7 @@ use self::{
 };
 use crate::{arch::RowKernel, levels::ratio, rans::Cell};
 
-/// Tokens and elements of the square that kernels transpose at once.
+/// Tokens and elements of the square that kernels transpose together.
 pub(crate) const TILE: usize = 16;
 
 /// How the quantised values of consecutive elements of one head become numbers.
@@ -39,7 +39,7 @@ impl Scaling<'_> {
         ratio(self.up)
     }
 
-    /// What is taken off the magnitude of a value that is not zero, in finest steps.
+    /// The amount subtracted from the magnitude of a nonzero value, in finest steps.
     pub(crate) fn towards_zero(&self, element: usize) -> i32 {
         self.off(self.shifts[element])
     }
@@ -86,7 +86,8 @@ impl<V> QuantisedRows<'_, V> {
     }
 }
 
-/// As [`scale_rows`], then rotated by `rotation`, rounded to bf16. Values are such that they fit 16 bits in finest steps too.
+/// As [`scale_rows`], then rotated by `rotation`, rounded to bf16. The values must fit 16 bits in finest
+/// steps too.
 pub(crate) fn bf16_rows(
     kernel: RowKernel,
     scaling: &Scaling<'_>,
@@ -114,7 +115,7 @@ pub(crate) fn bf16_rows_portable<V: Cell>(
     }
 }
 
-/// Quantised values of a head's `rows[token][element]`; `false` where one is out of range.
+/// Quantises a head's `rows[token][element]`; `false` if a value is out of range.
 pub(crate) fn quantise_rows(
     kernel: RowKernel,
     steps: &QuantiserSteps<'_>,

@@ -1,4 +1,4 @@
-//! The way back: rows of a head to quantised values, tokens as lanes.
+//! The reverse direction: rows of a head to quantised values, with tokens as lanes.
 
 use std::ops::Range;
 
@@ -18,11 +18,11 @@ pub(crate) struct QuantiserSteps<'a> {
     pub(crate) mean: &'a [f32],
     /// Steps in a unit: 1 over the head's gain.
     pub(crate) inverse: f32,
-    /// Tokens at the start whose values are 0, as they are stored elsewhere.
+    /// Tokens at the start whose values are 0, because they are stored separately.
     pub(crate) masked: usize,
 }
 
-/// Where quantised values of a head go.
+/// The destination of a head's quantised values.
 #[derive(Debug)]
 pub(crate) enum QuantiseTarget<'a> {
     /// `[element][token]`, up to [`QUANTISED_MAX`].

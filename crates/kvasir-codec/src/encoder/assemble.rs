@@ -60,8 +60,8 @@ impl CpuEncoder {
         Ok(builder.finish()?)
     }
 
-    /// Scopes in fetch order: by layer in level 0, above it by how much predicted loss a byte takes away, so that a
-    /// reader who stops between two levels stops well.
+    /// Scopes in fetch order: by layer in level 0; in higher levels by the predicted loss that a byte
+    /// removes, so that a reader who stops between two levels gets the best quality.
     fn fetch_order(&self, level: usize, bytes: &[usize]) -> Vec<usize> {
         let mut order: Vec<usize> = (0..self.scopes.len()).collect();
         if level > 0 {

@@ -1,4 +1,4 @@
-//! What keeps a first profile's promise where its steps do not: rows that repeat have errors that do not average out.
+//! Keeps a first profile's promise if its steps do not: rows that repeat have errors that do not average out.
 
 use kvasir_types::{LevelError, Quality};
 

@@ -1,5 +1,5 @@
-//! The encoder's ends, for encoders whose middle runs elsewhere (the `kvasir-cuda` crate): scopes as flat data in front,
-//! pieces to an object behind.
+//! The first and last stages of the encoder, for encoders whose middle stages run elsewhere (the
+//! `kvasir-cuda` crate): scopes as flat data before them, pieces to an object after them.
 
 use kvasir_types::{ModelSpec, SPAN_TOKENS};
 
@@ -11,11 +11,11 @@ use crate::{
 /// The pieces of one scope and span; `None` is absent.
 #[derive(Debug, Clone, Default)]
 pub struct CodedSpan {
-    /// What [`CpuEncoder::exact_piece`] gave: for the chunk's exact tokens, or for all of the span.
+    /// The output of [`CpuEncoder::exact_piece`]: for the chunk's exact tokens, or for the whole span.
     pub exact: Option<Vec<u8>>,
     /// The anchors.
     pub anchors: Option<Vec<u8>>,
-    /// One entry a level. All absent where the whole span is exact.
+    /// One entry per level. All absent if the whole span is exact.
     pub levels: Vec<Option<Vec<u8>>>,
     /// Whether the whole span is exact because a value was not finite or out of range.
     pub forced_exact: bool,
@@ -37,12 +37,12 @@ impl CpuEncoder {
         self.scopes.len()
     }
 
-    /// A scope as flat data; `None` where the profile has no such scope.
+    /// A scope as flat data; `None` if the profile has no such scope.
     pub fn scope_view(&self, scope: usize) -> Option<ScopeView<'_>> {
         Some(view_of(&self.scopes.get(scope)?.prepared, self.profile.scopes.get(scope)?))
     }
 
-    /// The analysis matrix of a scope, `[coefficient][element]`; `None` where coefficients are elements.
+    /// The analysis matrix of a scope, `[coefficient][element]`; `None` if coefficients are elements.
     pub fn analysis_matrix(&self, scope: usize) -> Option<&[f32]> {
         match &self.scopes.get(scope)?.analysis {
             Matrix::Identity => None,
@@ -59,7 +59,8 @@ impl CpuEncoder {
         Ok(self.exact_tokens(input))
     }
 
-    /// The piece that holds `rows` as they are: `[member][token][element]` of the first `tokens` tokens of a span.
+    /// The piece that holds `rows` exactly: `[member][token][element]` of the first `tokens` tokens of a
+    /// span.
     ///
     /// # Errors
     /// [`EncodeError::Value`].

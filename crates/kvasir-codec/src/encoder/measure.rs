@@ -16,11 +16,11 @@ use crate::{
     profile::{Member, Predictor, Profile, Scope},
 };
 
-/// Tokens of a span that are measured where a basis has to be multiplied.
+/// Tokens of a span that are measured if a basis must be multiplied.
 const SAMPLE_TOKENS: usize = 16;
-/// Standard errors that are added to what a sample says.
+/// Standard errors that are added to a sample's result.
 const STANDARD_ERRORS: f64 = 3.0;
-/// An error that is the same at all tokens is not averaged away by attention: it counts ten times.
+/// An error that is equal at all tokens is not averaged out by attention: it counts ten times.
 const CONSTANT_WEIGHT: f64 = 10.0;
 /// The error of one token may be this many times the bound.
 const TOKEN_ALLOWANCE: f64 = 16.0;
@@ -50,7 +50,7 @@ pub(super) struct ScopeErrors {
 }
 
 impl ScopeErrors {
-    /// Of one span; `None` where the profile does not say what errors are compared with, or the scope has anchors.
+    /// The errors of one span; `None` if the profile has no reference powers, or the scope has anchors.
     pub(super) fn of(job: &SpanJob<'_>) -> Option<Self> {
         let scope = job.scope;
         match &scope.predictor {
@@ -164,13 +164,13 @@ impl ScopeErrors {
         self.tokens
     }
 
-    /// The worst error of a head of the scope, over what `transparent` allows.
+    /// The largest error of a head of the scope, relative to the bound of `transparent`.
     pub(super) fn worst(&self, spec: &ModelSpec, scope: &Scope) -> f64 {
         let heads = self.levels.iter().flat_map(|heads| scope.members.iter().zip(heads));
         heads.filter_map(|(member, head)| self.relative(spec, member, head)).fold(0.0, f64::max)
     }
 
-    /// The error of a head, over what `transparent` allows.
+    /// The error of a head, relative to the bound of `transparent`.
     fn relative(&self, spec: &ModelSpec, member: &Member, head: &HeadErrors) -> Option<f64> {
         let layout = spec.layers.get(member.layer)?.layout;
         let power = f64::from(member.power) * Quality::transparent_error(layout, member.plane);
@@ -189,7 +189,7 @@ impl ScopeErrors {
         }
     }
 
-    /// The error of a head, in squares of the finest step an element, that the bounds are for.
+    /// The error of a head to which the bounds apply, in squares of the finest step per element.
     fn bounded(&self, head: &HeadErrors) -> f64 {
         if self.tokens == 0 {
             return 0.0;
@@ -204,7 +204,8 @@ impl ScopeErrors {
     }
 }
 
-/// What the spans of all scopes, `[scope][span]`, say of a chunk; `None` where one of them was not measured.
+/// Combines the results of all scopes' spans, `[scope][span]`, for a chunk; `None` if one of them was not
+/// measured.
 pub(super) fn measured(
     spec: &ModelSpec,
     profile: &Profile,
@@ -274,7 +275,7 @@ fn head_errors(dim: usize, tokens: usize, errors: &[f32]) -> HeadErrors {
     }
 }
 
-/// The sum of squares, by lanes that a compiler can keep apart.
+/// The sum of squares, in lanes that a compiler can vectorise.
 fn power_of(row: &[f32]) -> f32 {
     const LANES: usize = 8;
     let (whole, rest) = row.as_chunks::<LANES>();
@@ -289,7 +290,7 @@ fn power_of(row: &[f32]) -> f32 {
 struct LevelSteps {
     ratio: f32,
     inverse: f32,
-    /// 1 where the level has the coefficient, 0 where it is as predicted.
+    /// 1 if the level has the coefficient, 0 if it is as predicted.
     present: Vec<f32>,
     /// Centroid shifts in finest steps.
     shifts: Vec<f32>,
@@ -308,7 +309,7 @@ impl LevelSteps {
         }
     }
 
-    /// What a decoder makes of a value, in finest steps. Ratios are odd, so no value of the finest level is a tie.
+    /// A decoder's value, in finest steps. Ratios are odd, so no value of the finest level is a tie.
     fn reconstruct(&self, value: f32, shift: f32) -> f32 {
         let level = nearest(nearest(value) * self.inverse);
         level * self.ratio - level.clamp(-1.0, 1.0) * shift

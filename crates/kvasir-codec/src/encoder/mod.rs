@@ -42,19 +42,19 @@ pub struct CpuEncoder {
 struct EncoderScope {
     prepared: PreparedScope,
     analysis: Matrix,
-    /// For what is measured: nothing where the profile does not say what errors are compared with.
+    /// For measurements; empty if the profile has no reference powers.
     synthesis: Matrix,
 }
 
-/// What an encoder noticed besides the bytes.
+/// Findings of an encoder in addition to the bytes.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct EncodeReport {
     /// Scope and span of everything stored exactly because a value was not finite or out of range, or because a model's first
     /// profile would not have been `transparent` there.
     pub exact_spans: Vec<(usize, usize)>,
-    /// Bits an element of the whole object over those of held-out text in training, head and tokens included. Well
-    /// above 1 on chunks of the usual length the profile no longer fits what is stored: retrain it on this traffic.
-    /// (Short chunks cost more an element wherever they come from.)
+    /// Bits per element of the whole object over those of held-out text in training, head and tokens
+    /// included. If it is well above 1 on chunks of the usual length, the profile no longer fits the stored
+    /// data: retrain it on this traffic. (Short chunks always cost more per element.)
     pub drift: Option<f32>,
 }
 
@@ -85,7 +85,7 @@ impl CpuEncoder {
         self
     }
 
-    /// As [`ChunkEncoder::encode`], and says what was stored exactly and need not have been.
+    /// As [`ChunkEncoder::encode`], and reports what was stored exactly without need.
     ///
     /// # Errors
     /// As [`ChunkEncoder::encode`].
@@ -114,7 +114,7 @@ impl CpuEncoder {
         Ok((object, EncodeReport { exact_spans, drift }))
     }
 
-    /// Bits an element over what training found; `None` where it found nothing.
+    /// Bits per element over the value from training; `None` if training recorded none.
     fn drift(&self, tokens: usize, bytes: usize) -> Option<f32> {
         let expected = self.profile.levels().last()?.bits_per_element;
         let elements = (tokens * self.spec.elements_per_token()) as f32;

@@ -35,8 +35,8 @@ pub(super) struct QuantisedSpan {
     pub(super) main_tokens: usize,
 }
 
-/// Quantises coefficients, `[coefficient][token]` in units of the finest step; `None` where a value is out of
-/// range. `predictions` is of the same shape; the first `exact` tokens are masked.
+/// Quantises coefficients, `[coefficient][token]` in units of the finest step; `None` if a value is out of
+/// range. `predictions` has the same shape; the first `exact` tokens are masked.
 pub(super) fn quantise(
     scope: &Scope,
     tokens: usize,
@@ -67,8 +67,8 @@ pub(super) fn quantise(
     Some(QuantisedSpan { anchors, anchor_tokens: anchor_list.len(), main, main_tokens: main_list.len() })
 }
 
-/// As [`quantise`] for a scope whose coefficients are its elements and whose prediction is the mean, head by head; the same
-/// values in one pass, to buffers that may have served others. `false` where a value is not finite, too.
+/// As [`quantise`] for a scope whose coefficients are its elements and whose prediction is the mean, head by
+/// head: the same values in one pass, to buffers that may be reused. Also `false` if a value is not finite.
 pub(super) fn direct_values(
     prepared: &PreparedScope,
     mean: &[f32],

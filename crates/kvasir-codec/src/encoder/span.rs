@@ -25,7 +25,7 @@ pub(super) struct SpanPieces {
     pub(super) levels: Vec<Option<Vec<u8>>>,
     pub(super) lossless: Option<Vec<u8>>,
     pub(super) forced_exact: bool,
-    /// What the lossy levels lose, where it was measured.
+    /// The errors of the lossy levels, if measured.
     pub(super) errors: Option<ScopeErrors>,
 }
 
@@ -63,10 +63,11 @@ impl<'a> SpanJob<'a> {
         Self { encoder, prepared, analysis, synthesis, scope, input, ropes, exact }
     }
 
-    /// Its pieces, and what they lose. Where a value is not finite or out of range, all of it is stored exactly.
+    /// Its pieces and their errors. If a value is not finite or out of range, the whole span is stored
+    /// exactly.
     ///
     /// # Errors
-    /// [`EncodeError`] where a piece would exceed the format's limits, or a value those of the cache's type.
+    /// [`EncodeError`] if a piece would exceed the format's limits, or a value the range of the cache's type.
     pub(super) fn pieces(&self) -> Result<SpanPieces, EncodeError> {
         let mut pieces = self.coded()?;
         pieces.errors = match pieces.forced_exact {
@@ -113,8 +114,8 @@ impl<'a> SpanJob<'a> {
         Ok(pieces)
     }
 
-    /// The pieces of a direct scope whose values go from rows to blocks of 16 bits in one pass; `None` where the scope is
-    /// another, the encoder takes no blocks, or a value does not fit.
+    /// The pieces of a direct scope whose values are converted from rows to blocks of 16 bits in one pass;
+    /// `None` if the scope is not direct, the encoder does not support blocks, or a value does not fit.
     fn pieces_of_blocks(&self) -> Result<Option<SpanPieces>, EncodeError> {
         if !self.is_direct() || !self.encoder.pieces.takes_blocks() || self.scope.lossless.is_some() {
             return Ok(None);
@@ -139,7 +140,7 @@ impl<'a> SpanJob<'a> {
         direct_values(self.prepared, &self.scope.mean, self.ropes, self.exact, self.input.kv, to)
     }
 
-    /// Values at the finest level; `None` where one is not finite or out of range.
+    /// Values at the finest level; `None` if one is not finite or out of range.
     fn values(&self) -> Option<QuantisedSpan> {
         let tokens = self.ropes.tokens();
         if self.is_direct() {
@@ -175,19 +176,19 @@ impl<'a> SpanJob<'a> {
         (raw, finite)
     }
 
-    /// The piece that holds the span's first tokens as they are.
+    /// The piece that holds the span's first tokens exactly.
     fn exact_piece(&self, tokens: usize) -> Result<Vec<u8>, EncodeError> {
         let ((raw, _), whole) = (self.read(tokens), 0..tokens);
         let members = self.prepared.elements.members(tokens, &whole, &raw);
         exact_piece::encode(self.encoder.exact_dtype, tokens, members.flat_map(|m| m.rows.values()))
     }
 
-    /// The piece of the exact tokens; `None` where there are none.
+    /// The piece of the exact tokens; `None` if there are none.
     fn exact_prefix(&self) -> Result<Option<Vec<u8>>, EncodeError> {
         (self.exact > 0).then(|| self.exact_piece(self.exact)).transpose()
     }
 
-    /// The whole span as it is.
+    /// The whole span, stored exactly.
     fn all_exact(&self) -> Result<SpanPieces, EncodeError> {
         Ok(SpanPieces {
             exact: Some(self.exact_piece(self.ropes.tokens())?),
@@ -197,7 +198,8 @@ impl<'a> SpanJob<'a> {
         })
     }
 
-    /// As [`all_exact`](Self::all_exact), of a span whose values the cache's type holds; `None` of another one.
+    /// As [`all_exact`](Self::all_exact), for a span whose values the cache's type can hold; `None`
+    /// otherwise.
     ///
     /// # Errors
     /// As [`pieces`](Self::pieces).
@@ -208,7 +210,8 @@ impl<'a> SpanJob<'a> {
         holds.then(|| Ok(SpanPieces { errors, ..self.all_exact()? })).transpose()
     }
 
-    /// As [`all_exact`](Self::all_exact), of a span that its exact level cannot tell: bit for bit, or not at all.
+    /// As [`all_exact`](Self::all_exact), for a span that its exact level cannot represent: bit for bit, or
+    /// not at all.
     fn all_told(&self) -> Result<SpanPieces, EncodeError> {
         let rows = self.read(self.ropes.tokens()).0;
         let unheld = rows.iter().find(|value| !self.encoder.exact_dtype.holds(**value));
@@ -223,7 +226,7 @@ impl<'a> SpanJob<'a> {
         self.prepared.levels.iter().enumerate().map(level).collect()
     }
 
-    /// The piece of a section whose values lie `up` levels below `fine`; `None` where it would say nothing.
+    /// The piece of a section whose values are `up` levels below `fine`; `None` if it would be empty.
     fn section(
         &self,
         plan: &SectionPlan,
@@ -241,8 +244,8 @@ impl<'a> SpanJob<'a> {
         Ok((!piece.is_empty()).then_some(piece))
     }
 
-    /// The piece of the exact level over what the levels beneath give (`values`, where there are any); `None` where the
-    /// scope has no such level, or the cache's type does not hold the rows.
+    /// The piece of the exact level over the values of the levels beneath (`values`, if any); `None` if the
+    /// scope has no such level, or the cache's type cannot hold the rows.
     fn lossless(&self, values: Option<&[i32]>) -> Result<Option<Vec<u8>>, PieceError> {
         let float = float_of(self.encoder.spec.kv_dtype);
         let (Some(lossless), Some(float)) = (&self.scope.lossless, float) else { return Ok(None) };

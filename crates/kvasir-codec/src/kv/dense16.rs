@@ -5,11 +5,11 @@ use kvasir_types::{ModelSpec, Plane};
 
 use super::{HeadRows, KvBuffer, KvSink};
 
-/// A dense bf16 cache in memory, `[layer][plane][head][token][element]`: what a decoder writes for an engine whose cache is
-/// bf16, at half the traffic of [`KvBuffer`].
+/// A dense bf16 cache in memory, `[layer][plane][head][token][element]`: the decoder's output for an engine
+/// with a bf16 cache, at half the traffic of [`KvBuffer`].
 #[derive(Debug, Clone)]
 pub struct Bf16Buffer {
-    /// Says where a head's rows begin; holds no data.
+    /// Locates a head's rows; holds no data.
     shape: KvBuffer,
     data: Vec<bf16>,
     /// The first value, at the beginning of a cache line: rows that straddle two are written in twice the time.
@@ -29,7 +29,7 @@ impl Bf16Buffer {
         Self { shape, data, start }
     }
 
-    /// One head's rows, `[token][element]`. Empty where the model has no such head.
+    /// One head's rows, `[token][element]`. Empty if the model has no such head.
     pub fn rows(&self, layer: usize, plane: Plane, head: usize) -> &[bf16] {
         self.as_slice().get(self.shape.range(layer, plane, head)).unwrap_or_default()
     }
@@ -39,7 +39,7 @@ impl Bf16Buffer {
         &self.data[self.start..self.data.len() - (LINE - self.start)]
     }
 
-    /// All values but for the first `from`.
+    /// All values except the first `from`.
     fn values_mut(&mut self, from: usize) -> &mut [bf16] {
         let end = self.data.len() - (LINE - self.start);
         &mut self.data[self.start + from..end]

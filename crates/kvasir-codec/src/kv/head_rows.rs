@@ -2,8 +2,8 @@
 
 use std::{borrow::Cow, ops::Range};
 
-/// Rows of consecutive heads of one layer and plane: `elements` values for each head and token. Strides are in values, from one
-/// head to the next and from one token to the next. Every row lies within the slice.
+/// Rows of consecutive heads of one layer and plane: `elements` values for each head and token. Strides are
+/// in values, from one head to the next and from one token to the next. Every row is within the slice.
 ///
 /// ```
 /// use kvasir_codec::HeadRows;
@@ -27,7 +27,8 @@ pub struct HeadRows<'a, T> {
 }
 
 impl<'a, T: Copy> HeadRows<'a, T> {
-    /// Rows of `[heads, tokens, elements]` whose first value is the slice's first. `None` where they reach past the slice.
+    /// Rows of `[heads, tokens, elements]` whose first value is the slice's first. `None` if they exceed the
+    /// slice.
     pub fn strided(
         values: &'a [T],
         [heads, tokens, elements]: [usize; 3],
@@ -38,7 +39,7 @@ impl<'a, T: Copy> HeadRows<'a, T> {
         (reach([heads, tokens, elements], head_stride, token_stride)? <= values.len()).then_some(rows)
     }
 
-    /// Rows one behind the other, `[head][token][element]`: as many tokens as there are whole rows for.
+    /// Concatenated rows, `[head][token][element]`: as many tokens as there are whole rows for.
     pub fn dense(values: &'a [T], heads: usize, elements: usize) -> Self {
         let tokens = values.len().checked_div(heads * elements).unwrap_or(0);
         Self { values, heads, tokens, elements, head_stride: tokens * elements, token_stride: elements }
@@ -54,7 +55,7 @@ impl<'a, T: Copy> HeadRows<'a, T> {
         self.tokens
     }
 
-    /// Values of a row.
+    /// Values per row.
     pub const fn elements(&self) -> usize {
         self.elements
     }
@@ -69,10 +70,10 @@ impl<'a, T: Copy> HeadRows<'a, T> {
         &self.values[start..start + self.elements]
     }
 
-    /// All rows of one head, `[token][element]`: a copy only where they are apart.
+    /// All rows of one head, `[token][element]`; copied only if they are not contiguous.
     ///
     /// # Panics
-    /// Where there is no such head.
+    /// If there is no such head.
     pub fn head(&self, head: usize) -> Cow<'a, [T]> {
         assert!(head < self.heads, "no head {head}");
         if self.token_stride == self.elements && self.tokens > 0 {
@@ -100,10 +101,10 @@ impl<'a, T: Copy> HeadRows<'a, T> {
         Self { values, heads: heads.len(), tokens: tokens.len(), ..*self }
     }
 
-    /// Copies the rows to `to`, whose first value is that of the first row, with strides of its own.
+    /// Copies the rows to `to`, whose first value is that of the first row, with the given strides.
     ///
     /// # Panics
-    /// Where they reach past `to`.
+    /// If they exceed `to`.
     pub fn copy_to(&self, to: &mut [T], head_stride: usize, token_stride: usize) {
         let whole_heads = self.token_stride == self.elements && token_stride == self.elements;
         let (runs, length) =

@@ -1,4 +1,4 @@
-//! KV tensors at the codec's border: where rows come from and where they go.
+//! KV tensors at the codec's interface: sources and destinations of rows.
 
 mod dense16;
 mod head_rows;
@@ -8,8 +8,8 @@ use std::ops::Range;
 use half::bf16;
 use kvasir_types::{ModelSpec, Plane};
 
-/// Something that holds a chunk's KV, in the layout of its [`ModelSpec`]. Keys are as the engine caches them:
-/// after RoPE.
+/// A holder of a chunk's KV, in the layout of its [`ModelSpec`]. Keys are as the engine caches them: after
+/// RoPE.
 pub trait KvSource: Sync {
     /// Writes the rows of `tokens` (relative to the chunk's start) of one head into `out`, `[token][element]`.
     ///
@@ -17,8 +17,8 @@ pub trait KvSource: Sync {
     /// heads and tokens that the spec and the chunk have.
     fn read(&self, layer: usize, plane: Plane, head: usize, tokens: Range<usize>, out: &mut [f32]);
 
-    /// Where [`read`](Self::read) would copy from, if `[token][element]` lie there as they are: an encoder then does without
-    /// a copy.
+    /// The memory from which [`read`](Self::read) would copy, if it holds `[token][element]` unmodified: an
+    /// encoder can then avoid the copy.
     fn held(&self, _layer: usize, _plane: Plane, _head: usize, _tokens: Range<usize>) -> Option<&[f32]> {
         None
     }
@@ -43,8 +43,8 @@ pub trait KvSink {
         }
     }
 
-    /// Whether this sink keeps bf16 and would round what [`write`](Self::write) brings: decoders that can then call
-    /// [`write_bf16`](Self::write_bf16), and have half as much to move.
+    /// Whether this sink keeps bf16 and would round the rows passed to [`write`](Self::write). Decoders can
+    /// then call [`write_bf16`](Self::write_bf16), which moves half as much data.
     fn wants_bf16(&self) -> bool {
         false
     }
@@ -64,8 +64,9 @@ pub trait KvSink {
         }
     }
 
-    /// Where [`write_bf16`](Self::write_bf16) would put `[token][element]` of `tokens` tokens, if those of one head are one behind the other
-    /// there: a decoder then makes them in place. What it holds after an error is undefined.
+    /// The memory to which [`write_bf16`](Self::write_bf16) would write `[token][element]` of `tokens`
+    /// tokens, if the rows of one head are contiguous there: a decoder then makes them in place. After an
+    /// error its contents are undefined.
     fn place_bf16(
         &mut self,
         _layer: usize,
@@ -101,7 +102,7 @@ pub use head_rows::HeadRows;
 #[derive(Debug, Clone, PartialEq)]
 pub struct KvBuffer {
     tokens: usize,
-    /// `[heads, elements]` and the start of the plane in `data`, two planes a layer.
+    /// `[heads, elements]` and the start of the plane in `data`, two planes per layer.
     planes: Vec<PlaneShape>,
     data: Vec<f32>,
 }
@@ -149,7 +150,7 @@ impl KvBuffer {
         self.planes.get(2 * layer + plane as usize).map_or(0, |shape| shape.heads)
     }
 
-    /// One head's rows, `[token][element]`. Empty where the model has no such head.
+    /// One head's rows, `[token][element]`. Empty if the model has no such head.
     pub fn rows(&self, layer: usize, plane: Plane, head: usize) -> &[f32] {
         self.data.get(self.range(layer, plane, head)).unwrap_or_default()
     }
@@ -231,7 +232,7 @@ impl KvSink for KvBuffer {
     }
 }
 
-/// A part of a source as a source of its own: a chunk out of a whole context.
+/// A part of a source as a separate source: a chunk of a whole context.
 #[derive(Clone, Copy)]
 pub struct Tokens<'a> {
     source: &'a dyn KvSource,

@@ -41,7 +41,7 @@ impl<'a> BitReader<'a> {
         Self { bytes, held: 0, filled: 0 }
     }
 
-    /// The next `width` (at most 32) bits; `None` where there are fewer.
+    /// The next `width` (at most 32) bits; `None` if there are fewer.
     pub(super) fn take(&mut self, width: u32) -> Option<u32> {
         while self.filled < width {
             let (byte, rest) = self.bytes.split_first()?;
@@ -55,7 +55,7 @@ impl<'a> BitReader<'a> {
         Some(value as u32)
     }
 
-    /// Whether nothing but the fill of the last byte is left, and that is zeros.
+    /// Whether only the padding of the last byte is left, and is zero.
     pub(super) fn is_at_end(&self) -> bool {
         self.bytes.is_empty() && self.filled < 8 && self.held == 0
     }

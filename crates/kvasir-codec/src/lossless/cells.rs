@@ -10,7 +10,7 @@ use super::{
     float::FloatFormat,
 };
 
-/// Longest gap told in unary; a longer one is followed by the exponent itself.
+/// Longest gap coded in unary; a longer one is followed by the exponent itself.
 const GAP_MAX: u32 = 8;
 
 /// The cells of one element.
@@ -52,7 +52,7 @@ impl Cells {
         }
     }
 
-    /// Tells a pattern from the others of its cell.
+    /// Writes the bits that distinguish a pattern from the others of its cell.
     pub(super) fn write(self, bits: u32, out: &mut BitWriter) {
         let (exponent, mantissa) = self.float.fields(bits);
         let mantissa_bits = self.float.mantissa_bits();
@@ -72,7 +72,7 @@ impl Cells {
         out.push(mantissa & ((1 << low) - 1), low);
     }
 
-    /// The pattern that was written, of a cell; `None` where no pattern is meant.
+    /// Reads a pattern of a cell; `None` if the bits mean no pattern.
     pub(super) fn read(self, cell: i32, raw: &mut BitReader<'_>) -> Option<u32> {
         let negative = cell < 0;
         let cell = if negative { !cell } else { cell }.cast_unsigned();
@@ -141,7 +141,7 @@ mod tests {
     fn a_cell_beyond_the_type_and_an_exponent_that_has_a_shorter_form_are_no_patterns() {
         let cells = Cells { float: FloatFormat::E4m3, floor: 12 };
         assert_eq!(cells.read(2 << 3, &mut BitReader::new(&[])), None, "exponent 16");
-        // Eight zeros, then the exponent: 3 has none, 4 is told by seven zeros and a one.
+        // Eight zeros, then the exponent: 3 has none, 4 is coded as seven zeros and a one.
         for (exponent, expected) in [(3u8, Some(3 << 3)), (4, None)] {
             let bytes = [0, exponent, 0];
             assert_eq!(cells.read(0, &mut BitReader::new(&bytes)), expected);

@@ -1,4 +1,4 @@
-//! The floats that caches are made of, as integers.
+//! The float types of caches, as integers.
 
 use half::{
     bf16, f16,
@@ -99,7 +99,7 @@ impl FloatFormat {
     }
 }
 
-/// Past the halfway point between the largest value and what would come next, there is only NaN to say so.
+/// Past the halfway point between the largest value and the next step, only NaN remains.
 fn e4m3_bits(value: f32) -> u32 {
     let beyond = value.abs() > 464.0;
     u32::from(if beyond { e4m3::encode(f32::NAN.copysign(value)) } else { e4m3::encode(value) })

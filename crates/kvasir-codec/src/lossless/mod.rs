@@ -22,9 +22,9 @@ use crate::rans::{Coding, PieceError, PiecePlan, TableBank, decode_piece, encode
 /// How a scope's exact level is coded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lossless {
-    /// Whether lossy levels lie beneath.
+    /// Whether there are lossy levels beneath.
     pub residual: bool,
-    /// One entry an element.
+    /// One entry per element.
     pub elements: Vec<ElementCoding>,
 }
 
@@ -42,7 +42,7 @@ impl ElementCoding {
         Cells { float, floor: self.floor.into() }
     }
 
-    /// What tells a value's cell, and how many plain bits tell the value in it.
+    /// Splits a value into its cell and the plain bits that identify the value within the cell.
     pub fn split(self, float: FloatFormat, value: u32, predicted: f32) -> (i32, u32) {
         let cells = self.cells(float);
         (cells.cell(value) - cells.cell(predicted_bits(float, predicted)), cells.width(value))
@@ -56,7 +56,8 @@ impl Lossless {
     }
 }
 
-/// A prediction in the cache's type. Of a number that is none nothing is predicted: its pattern would be the machine's.
+/// A prediction in the cache's type. For a NaN nothing is predicted, because its pattern would depend on the
+/// machine.
 fn predicted_bits(float: FloatFormat, predicted: f32) -> u32 {
     float.bits(if predicted.is_nan() { 0.0 } else { predicted })
 }
@@ -67,7 +68,7 @@ fn predicted_patterns(float: FloatFormat, predicted: &[f32], out: &mut [u16]) {
     out.iter_mut().zip(predicted).filter(|(_, value)| value.is_nan()).for_each(|(bits, _)| *bits = 0);
 }
 
-/// Values and what is predicted of them, both `[element][token]`; the first `known` tokens are told elsewhere.
+/// Values and their predictions, both `[element][token]`; the first `known` tokens are stored separately.
 pub(crate) struct LosslessSpan<'a> {
     pub(crate) tokens: usize,
     pub(crate) known: usize,
@@ -75,13 +76,13 @@ pub(crate) struct LosslessSpan<'a> {
 }
 
 impl LosslessSpan<'_> {
-    /// Where an element's unknown tokens are.
+    /// The range of an element's unknown tokens.
     fn row(&self, element: usize) -> Range<usize> {
         element * self.tokens + self.known..(element + 1) * self.tokens
     }
 }
 
-/// The piece of the exact level; `None` where the cache's type does not hold a value.
+/// The piece of the exact level; `None` if the cache's type cannot hold a value.
 pub(crate) fn encode(
     bank: &TableBank,
     lossless: &Lossless,
@@ -119,8 +120,8 @@ pub(crate) fn encode(
     Some(Ok(piece))
 }
 
-/// Values of an exact piece, `[element][token]`; those of known tokens are as predicted. The outer error is a piece that
-/// does not decode, the inner `None` one whose numbers are no values.
+/// Values of an exact piece, `[element][token]`; those of known tokens are as predicted. The outer error
+/// means that the piece does not decode, the inner `None` that its numbers are not values.
 pub(crate) fn decode(
     bank: &TableBank,
     lossless: &Lossless,
@@ -152,7 +153,7 @@ pub(crate) fn decode(
     Ok(raw.is_at_end().then_some(values))
 }
 
-/// The float type of a model's cache, where it can be stored bit for bit.
+/// The float type of a model's cache, if it can be stored bit for bit.
 pub fn float_of(dtype: KvDtype) -> Option<FloatFormat> {
     match dtype {
         KvDtype::Bf16 => Some(FloatFormat::Bf16),

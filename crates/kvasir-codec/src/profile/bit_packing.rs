@@ -46,9 +46,9 @@ pub(crate) fn unpack(bytes: &[u8], bits: u8, count: usize) -> impl Iterator<Item
 /// An entry is `(2·code + 1 − 2^bits) · unit`, an odd multiple of the unit: with one bit that is a sign.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct PackedRows {
-    /// Bits of an entry, one number a row.
+    /// Bits per entry, one number per row.
     pub bits: Vec<u8>,
-    /// One a row.
+    /// One per row.
     pub units: Vec<f32>,
     /// All rows' codes, each row filled to a byte.
     pub codes: Vec<u8>,
@@ -62,7 +62,7 @@ impl PackedRows {
             let step = best_step(row, *bits);
             let codes = row.iter().map(|v| code(*v, step, *bits));
             let power: f64 = codes.clone().map(|c| f64::from(odd(c, *bits)).powi(2)).sum();
-            // Only the direction matters: coefficients are found for the row as it is.
+            // Only the direction matters: coefficients are computed for the row itself.
             packed.units.push((1.0 / power.sqrt()) as f32);
             packed.bits.push(*bits);
             pack(codes, *bits, &mut packed.codes);

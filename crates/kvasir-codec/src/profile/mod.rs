@@ -20,7 +20,7 @@ pub use token::TokenPredictor;
 
 use crate::{ProfileError, rans::TableBank};
 
-/// Version of profiles whose members say what errors are compared with.
+/// Version of profiles whose members have reference powers for errors.
 pub(crate) const VERSION: u16 = 4;
 /// Version of others with an exact level.
 const VERSION_EXACT: u16 = 3;
@@ -43,7 +43,7 @@ pub struct Profile {
     hash: ProfileHash,
 }
 
-/// Where a profile comes from.
+/// The origin of a profile.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct TrainingNote {
     /// Name of the recipe.
@@ -71,7 +71,7 @@ pub struct ProfileParts {
     pub shifts: Vec<[u8; LEVELS_MAX]>,
     /// One entry a level, coarsest first.
     pub levels: Vec<LevelNote>,
-    /// Where the profile comes from.
+    /// The origin of the profile.
     pub training: TrainingNote,
 }
 
@@ -108,11 +108,11 @@ impl Profile {
         Self { model_id, exact_tokens, scopes, bank, shifts, levels, training, hash }
     }
 
-    /// The same profile with what a quality oracle measured, one KL a level, coarsest first. It is another
-    /// file, so it has another hash.
+    /// The same profile with the measurements of a quality oracle, one KL per level, coarsest first. It is a
+    /// different file, so it has a different hash.
     ///
     /// # Errors
-    /// [`ProfileError::Invalid`] where a number is negative or not finite, or there is not one a level.
+    /// [`ProfileError::Invalid`] if a number is negative or not finite, or there is not one per level.
     pub fn with_predicted_kl(&self, kl: &[f32]) -> Result<Self, ProfileError> {
         if kl.len() != self.levels.len() {
             let found = format!("{} numbers for {} levels", kl.len(), self.levels.len());
@@ -125,8 +125,8 @@ impl Profile {
         Self::assemble(parts)
     }
 
-    /// The same profile with another number of exact tokens at the start of a context. It is another file, so it has
-    /// another hash.
+    /// The same profile with another number of exact tokens at the start of a context. It is a different file, so it
+    /// has a different hash.
     ///
     /// # Errors
     /// [`ProfileError::Invalid`] beyond [`EXACT_TOKENS_MAX`](crate::limits::EXACT_TOKENS_MAX).
@@ -134,8 +134,8 @@ impl Profile {
         Self::assemble(ProfileParts { exact_tokens, ..self.parts() })
     }
 
-    /// The same profile with what was measured about its levels, coarsest first. It is another file, so it has another
-    /// hash.
+    /// The same profile with measurements of its levels, coarsest first. It is a different file, so it has a
+    /// different hash.
     ///
     /// # Errors
     /// As [`with_predicted_kl`](Self::with_predicted_kl).
@@ -183,38 +183,38 @@ impl Profile {
         self.exact_tokens
     }
 
-    /// Predicted logit KL of a level in nats a token, if it was measured.
+    /// Predicted logit KL of a level in nats per token, if it was measured.
     pub fn predicted_kl(&self, level: Level) -> Option<f32> {
         self.levels.get(level.index())?.kl
     }
 
-    /// Loss that a level's errors cause, summed over scopes: predicted KL in nats a token where an engine measured what
-    /// errors cost by layer and plane, else NMSE summed over planes.
+    /// Loss caused by a level's errors, summed over scopes: predicted KL in nats per token if an engine
+    /// measured the cost of errors by layer and plane, else NMSE summed over planes.
     pub fn loss_of_errors(&self, level: Level) -> f32 {
         self.scopes.iter().filter_map(|scope| scope.loss.get(level.index())).sum()
     }
 
-    /// What is known about each level, coarsest first.
+    /// The notes about each level, coarsest first.
     pub fn levels(&self) -> &[LevelNote] {
         &self.levels
     }
 
-    /// Where the profile comes from.
+    /// The origin of the profile.
     pub fn training(&self) -> &TrainingNote {
         &self.training
     }
 
-    /// Levels below the exact one; all of them where there is none.
+    /// Levels below the exact one; all of them if there is none.
     pub fn lossy_levels(&self) -> usize {
         self.levels.len() - usize::from(self.is_lossless())
     }
 
-    /// Whether the finest level gives the cache back bit for bit.
+    /// Whether the finest level restores the cache bit for bit.
     pub fn is_lossless(&self) -> bool {
         self.scopes.iter().any(|scope| scope.lossless.is_some())
     }
 
-    /// Whether chunks say what their levels lose.
+    /// Whether chunks record the errors of their levels.
     pub fn is_measured(&self) -> bool {
         self.scopes.iter().all(Scope::is_measured)
     }

@@ -1,5 +1,5 @@
-//! The reader of profile files, the mirror of `write.rs`. Total: every length is checked against the bytes
-//! that are there before anything is allocated for it; what the values mean is checked in `validate.rs`.
+//! The reader of profile files, the counterpart of `write.rs`. Total: every length is checked against the
+//! available bytes before memory is allocated for it. `validate.rs` checks the values.
 
 use half::f16;
 use kvasir_container::ProfileHead;
@@ -75,7 +75,7 @@ fn invalid(field: &'static str, found: impl std::fmt::Display) -> ProfileError {
     ProfileError::Invalid { field, found: format!("{found}") }
 }
 
-/// What is left of the file.
+/// The remaining bytes of the file.
 struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
@@ -140,7 +140,7 @@ impl<'a> Reader<'a> {
 
     fn scope(&mut self, version: u16, level_count: usize) -> Result<Scope, ProfileError> {
         let [unrope, basis, predictor, lossless] = self.array::<4>("scope")?;
-        // Earlier versions say whether there is an exact level: a profile has one form.
+        // The version also determines whether there is an exact level: a profile has only one valid form.
         let is_as_said = version == VERSION || (version == VERSION_EXACT) == (lossless > 0);
         if unrope > 1 || lossless > 2 || !is_as_said {
             return Err(invalid("scope flags", format!("{unrope}, {lossless}")));
@@ -222,7 +222,7 @@ impl<'a> Reader<'a> {
         let shifts = self.take(rank, "predictor shifts")?.to_vec();
         let matrix_bits = self.take(rank, "predictor matrix")?.to_vec();
         let count = factors[0] + factors[1];
-        // Zeros are not in the file, so this is the one allocation that is larger than what it is read from.
+        // Zeros are not in the file, so this is the only allocation larger than its input.
         let mut matrix = vec![0; bounded(count, rank)?];
         for (coefficient, bits) in matrix_bits.iter().enumerate().filter(|(_, bits)| **bits > 0) {
             let column = self.signed((1, count, *bits), "predictor matrix")?;
@@ -255,14 +255,14 @@ impl<'a> Reader<'a> {
             return Err(invalid("basis", format!("{wrong} bits an entry")));
         }
         let units = self.f32s(rank, "basis")?;
-        // At most 2^32 rows, each with a byte of its own in the file, of less than 2^47 bytes.
+        // At most 2^32 rows, each with a separate byte in the file, of less than 2^47 bytes.
         let bytes = bits.iter().try_fold(0usize, |sum, b| sum.checked_add(packed_bytes(elements, *b)));
         let codes = self.take(bytes.ok_or(ProfileError::Truncated { field: "basis" })?, "basis")?.to_vec();
         Ok(PackedRows { bits, units, codes })
     }
 }
 
-/// Entries of a predictor's matrix, refused where no valid profile has as many.
+/// Entries of a predictor's matrix; an error if no valid profile has as many.
 fn bounded(factors: usize, rank: usize) -> Result<usize, ProfileError> {
     if factors > TOKEN_FACTORS_MAX || rank > COEFFICIENTS_MAX {
         return Err(invalid("predictor matrix", format!("{factors} factors of {rank} coefficients")));

@@ -19,8 +19,8 @@ pub struct Member {
     pub dim: usize,
     /// Value of one finest step in the member's own units: static scale × finest step.
     pub gain: f32,
-    /// What errors of the member are compared with: the mean square of its plane's elements about their means, un-roped, in its own
-    /// units. 0 where nobody said; then chunks say nothing of their errors.
+    /// The reference power for the member's errors: the mean square of its plane's elements about their
+    /// means, un-roped, in the plane's units. 0 if unknown; then chunks do not record their errors.
     pub power: f32,
 }
 
@@ -33,14 +33,14 @@ pub enum Basis {
     Trained {
         /// The matrix.
         synthesis: Vec<f16>,
-        /// Its own analysis matrix, same shape; `None` where encoders derive it from the synthesis.
+        /// Its separate analysis matrix, same shape; `None` if encoders derive it from the synthesis.
         analysis: Option<Vec<f16>>,
-        /// What `synthesis` was unpacked from, where it is stored in few bits.
+        /// The packed form of `synthesis`, if it is stored in few bits.
         packed: Option<PackedRows>,
     },
 }
 
-/// What is subtracted before quantisation, besides the static mean.
+/// The value subtracted before quantisation, in addition to the static mean.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Predictor {
     /// Nothing.
@@ -86,18 +86,18 @@ pub struct Scope {
     pub members: Vec<Member>,
     /// Whether keys are un-roped before the transform.
     pub unrope: bool,
-    /// Static mean, one an element, members in order.
+    /// Static mean, one per element, members in order.
     pub mean: Vec<f32>,
     /// From elements to coefficients.
     pub basis: Basis,
-    /// What is subtracted from coefficients.
+    /// The predictor subtracted from coefficients.
     pub predictor: Predictor,
     /// One entry a coefficient, by decreasing variance.
     pub coding: Vec<CoefficientCoding>,
-    /// Predicted logit KL that the scope's error causes at each level, in nats a token; only ratios matter where no
-    /// engine measured it. Encoders order sections by how much of it a byte removes.
+    /// Predicted logit KL caused by the scope's error at each level, in nats per token; only ratios matter if
+    /// no engine measured it. Encoders order sections by how much of it a byte removes.
     pub loss: Vec<f32>,
-    /// How the exact level is coded, where the profile has one.
+    /// The coding of the exact level, if the profile has one.
     pub lossless: Option<Lossless>,
 }
 
@@ -112,7 +112,7 @@ impl Scope {
         self.coding.len()
     }
 
-    /// Whether its members say what errors are compared with.
+    /// Whether its members have reference powers for errors.
     pub fn is_measured(&self) -> bool {
         self.members.iter().all(|member| member.power > 0.0)
     }

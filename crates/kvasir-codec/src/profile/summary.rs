@@ -1,4 +1,4 @@
-//! What `kvasir profile inspect` shows.
+//! The data that `kvasir profile inspect` shows.
 
 use kvasir_types::{ModelId, ProfileHash};
 
@@ -15,7 +15,7 @@ pub struct ProfileSummary {
     pub profile_bytes: u64,
     /// Tokens stored exactly at the start of a context.
     pub exact_tokens: usize,
-    /// Where it comes from.
+    /// Its origin.
     pub training: TrainingNote,
     /// Coarsest first.
     pub levels: Vec<LevelNote>,
@@ -36,9 +36,9 @@ pub struct ScopeSummary {
     pub planes: &'static str,
     /// Heads, over all layers and planes.
     pub heads: usize,
-    /// KV elements of a token.
+    /// KV elements per token.
     pub elements: usize,
-    /// Coefficients of a token.
+    /// Coefficients per token.
     pub rank: usize,
     /// Coefficients present at each level.
     pub rank_by_level: Vec<usize>,

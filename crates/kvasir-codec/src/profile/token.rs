@@ -38,7 +38,7 @@ impl TokenPredictor {
         self.row(&self.previous, previous, before);
     }
 
-    /// A token's factors; zeros where it has none.
+    /// A token's factors; zeros if it has none.
     fn row(&self, table: &[i8], token: Option<u32>, out: &mut [f32]) {
         out.fill(0.0);
         let Some(token) = token.map(|t| t as usize).filter(|t| *t < self.vocabulary) else { return };

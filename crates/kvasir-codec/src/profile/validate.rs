@@ -1,4 +1,4 @@
-//! What a profile's values must satisfy before anything is coded with them.
+//! The conditions on a profile's values, checked before anything is coded with them.
 
 use std::collections::BTreeSet;
 
@@ -63,7 +63,7 @@ fn check_lossless(parts: &ProfileParts) -> Result<(), ProfileError> {
     Ok(())
 }
 
-/// All members say what errors are compared with, or none does.
+/// Checks that all members have reference powers for errors, or none has.
 fn check_powers(parts: &ProfileParts) -> Result<(), ProfileError> {
     let powers = || parts.scopes.iter().flat_map(|scope| &scope.members).map(|member| member.power);
     let is_uniform =

@@ -171,7 +171,7 @@ impl Writer {
     }
 }
 
-/// Code of a basis: 0 identity, 1 trained, 2 with an analysis of its own; 3 and 4 the same, packed.
+/// Code of a basis: 0 identity, 1 trained, 2 with a separate analysis; 3 and 4 the same, packed.
 fn basis_kind(basis: &Basis) -> u8 {
     match basis {
         Basis::Identity => 0,

@@ -109,7 +109,7 @@ impl AliasTable {
         &self.buckets
     }
 
-    /// As decoders with lanes of 16 bits look it up.
+    /// The table in the form for decoders with 16-bit lanes.
     #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
     pub(super) fn u16_lanes(&self) -> U16Lanes {
         U16Lanes::of_stage(|bucket| {
@@ -123,13 +123,13 @@ impl AliasTable {
         })
     }
 
-    /// What slot `0..4096` decodes to.
+    /// The decoded symbol of slot `0..4096`.
     #[inline(always)]
     pub(super) fn slot(&self, slot: u32) -> DecodedSlot {
         self.sides.slot(slot)
     }
 
-    /// Code length of `value` in bits, the escape's payload included; infinite where it cannot be coded.
+    /// Code length of `value` in bits, including the escape's payload; infinite if it cannot be coded.
     pub fn cost_bits(&self, value: i32) -> f32 {
         let bits = |f: u16| PROBABILITY_BITS as f32 - f32::from(f).log2();
         let own = self.frequencies[StageSymbol::of(value).index()];
@@ -140,7 +140,7 @@ impl AliasTable {
     }
 }
 
-/// The one reading of a bucket that FORMAT.md §5.2 gives.
+/// The interpretation of a bucket defined by FORMAT.md §5.2.
 fn decode_slot(buckets: &Buckets, slot: u32) -> DecodedSlot {
     let (bucket, r) = ((slot / BUCKET_SLOTS) as usize, slot % BUCKET_SLOTS);
     let (own, other) = (buckets.own[bucket], buckets.other[bucket]);

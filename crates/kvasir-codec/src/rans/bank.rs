@@ -27,12 +27,12 @@ pub struct TableBank {
     encode: OnceLock<Vec<InvertedStage>>,
     /// Both kinds as SIMD encoders need them.
     wide: OnceLock<(Vec<StageEncoding>, Vec<TritEncoding>)>,
-    /// What decoders of streams look up.
+    /// The look-up tables for decoders of streams.
     #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
     steps: OnceLock<StepTables>,
 }
 
-/// What decoders of streams look up.
+/// The look-up tables for decoders of streams.
 #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
 #[derive(Debug, Clone)]
 pub(crate) struct StepTables {
@@ -75,7 +75,7 @@ impl TableBank {
         &self.trit
     }
 
-    /// Stage tables and trit tables as decoders of streams look them up.
+    /// Stage tables and trit tables in the form for decoders of streams.
     #[cfg(any(target_arch = "x86_64", all(target_arch = "aarch64", target_endian = "little")))]
     pub(crate) fn steps(&self) -> &StepTables {
         let stage = |table: &AliasTable| StepTable {
@@ -119,8 +119,8 @@ impl TableBank {
         &self.wide().1
     }
 
-    /// A stage table inverted, for encoders that run elsewhere: where the frequencies of each symbol start, and the slot
-    /// of every `start + offset`. `None` where the bank has no such table.
+    /// A stage table inverted, for encoders that run elsewhere: the start of each symbol's frequencies, and
+    /// the slot of every `start + offset`. `None` if the bank has no such table.
     pub fn inverted_stage(&self, table: usize) -> Option<(&[u32; ALPHABET], &[u16])> {
         let table = self.inverted_stages().get(table)?;
         Some((&table.starts, &table.slots[..PROBABILITY_ONE as usize]))
@@ -141,10 +141,10 @@ impl TableBank {
         out
     }
 
-    /// Reads a bank from the front of `bytes` and returns it with what follows. Total.
+    /// Reads a bank from the start of `bytes` and returns it with the bytes after it. Total.
     ///
     /// # Errors
-    /// [`TableError`]: too short, too many tables, or a table that is no bijection.
+    /// [`TableError`]: too short, too many tables, or a table that is not a bijection.
     pub fn from_bytes(bytes: &[u8]) -> Result<(Self, &[u8]), TableError> {
         let short = |expected| TableError::Length { expected, actual: bytes.len() };
         let (counts, rest) = bytes.split_first_chunk::<4>().ok_or(short(4))?;

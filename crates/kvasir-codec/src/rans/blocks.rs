@@ -1,9 +1,10 @@
-//! Values of a span as wide encoders take them: 16 bits each, 32 tokens of a coefficient side by side, and the coefficients
-//! of a stream behind each other, so that every level reads them in order and makes its own of them in registers.
+//! Values of a span in the form for wide encoders: 16 bits each, 32 tokens of a coefficient contiguous, and
+//! the coefficients of a stream in sequence. Every level reads them in order and computes its values in
+//! registers.
 
 use super::constants::{LANES, STREAM_COEFFICIENTS_MAX};
 
-/// Rows that lie together: those of a stream where a piece has all of them.
+/// Rows stored together: those of a stream if a piece has all of them.
 const GROUP: usize = STREAM_COEFFICIENTS_MAX;
 
 /// One coefficient's values of 32 tokens, a cache line.
@@ -11,18 +12,18 @@ const GROUP: usize = STREAM_COEFFICIENTS_MAX;
 #[repr(C, align(64))]
 pub(crate) struct Block(pub(crate) [i16; LANES]);
 
-/// Values `[group of rows][block of tokens][row][token]`; those behind the last token or row are anything.
+/// Values `[group of rows][block of tokens][row][token]`; those after the last token or row are arbitrary.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Blocks {
     rows: usize,
     tokens: usize,
-    /// Blocks of a row.
+    /// Blocks per row.
     per_row: usize,
     values: Vec<Block>,
 }
 
-/// 2^15 / 3 and 2^15 / 9, rounded: both a ninth, or a third, above. For what 15 bits hold that is less than what is between a
-/// quotient and a tie, which an odd divisor never makes.
+/// 2^15 / 3 and 2^15 / 9, rounded up by 1/3 and 1/9. For values of 15 bits that is less than the
+/// distance between a quotient and a tie, which an odd divisor never produces.
 pub(crate) const THIRD: i16 = 10_923;
 /// See [`THIRD`].
 pub(crate) const NINTH: i16 = 3_641;
@@ -46,20 +47,20 @@ impl Blocks {
     /// Largest magnitude of a value.
     pub(crate) const MOST: i32 = (1 << 14) - 1;
 
-    /// Makes room for rows; old values stay where they are.
+    /// Allocates space for rows; old values stay in place.
     pub(crate) fn reset(&mut self, rows: usize, tokens: usize) {
         (self.rows, self.tokens, self.per_row) = (rows, tokens, tokens.div_ceil(LANES));
         let count = rows.next_multiple_of(GROUP) * self.per_row;
         self.values.resize(count.max(self.values.len()), Block([0; LANES]));
     }
 
-    /// Takes `[row][token]` values; `false` where one is too large.
+    /// Stores `[row][token]` values; `false` if one is too large.
     pub(crate) fn fill(&mut self, tokens: usize, values: &[i32]) -> bool {
         self.reset(values.len() / tokens, tokens);
         values.chunks_exact(tokens).enumerate().all(|(row, values)| self.fill_row(row, values))
     }
 
-    /// Takes a row's values; `false` where one is too large.
+    /// Stores a row's values; `false` if one is too large.
     pub(crate) fn fill_row(&mut self, row: usize, values: &[i32]) -> bool {
         let most = values.iter().fold(0, |most, value| value.unsigned_abs().max(most));
         for (block, values) in values.chunks(LANES).enumerate() {
@@ -80,13 +81,13 @@ impl Blocks {
         self.tokens
     }
 
-    /// Where a block is.
+    /// The position of a block.
     #[inline(always)]
     pub(crate) fn at(&self, row: usize, block: usize) -> usize {
         (row / GROUP * self.per_row + block) * GROUP + row % GROUP
     }
 
-    /// A block; `None` where there is none.
+    /// A block; `None` if there is none.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the portable encoder takes rows"))]
     #[inline(always)]
     pub(crate) fn get(&self, row: usize, block: usize) -> Option<&Block> {
@@ -98,7 +99,7 @@ impl Blocks {
         &mut self.values
     }
 
-    /// Writes a row's values `up` levels up to `out`, from its beginning.
+    /// Writes a row's values `up` levels up to the start of `out`.
     #[inline(always)]
     pub(crate) fn write(&self, row: usize, up: u32, out: &mut [i32]) {
         for (block, out) in out.chunks_mut(LANES).enumerate() {

@@ -14,7 +14,7 @@ pub(crate) struct Buckets {
     pub(crate) other: [u32; ALPHABET],
 }
 
-/// Where both words have their upper field: the divide, the offset.
+/// Position of the upper field in both words: the divide, the offset.
 pub(crate) const UPPER_SHIFT: u32 = 20;
 
 impl Buckets {

@@ -9,12 +9,12 @@ pub enum Coding {
     Stage {
         /// Stage table of the bank.
         table: u8,
-        /// Trits behind the stage symbol, at most [`TRITS_MAX`](super::TRITS_MAX).
+        /// Trits after the stage symbol, at most [`TRITS_MAX`](super::TRITS_MAX).
         trits: u8,
         /// Trit table of the bank, for all of them.
         trit_table: u8,
     },
-    /// The coefficient is known at the level before and refined by one trit.
+    /// The coefficient is known at the previous level and refined by one trit.
     Trit {
         /// Trit table of the bank.
         table: u8,
@@ -22,7 +22,8 @@ pub enum Coding {
 }
 
 impl Coding {
-    /// Largest magnitude after this coding where a stage gives `most` at the most; what is refined has been bounded before.
+    /// Largest magnitude after this coding if a stage gives at most `most`; refined values were bounded
+    /// before.
     pub(crate) fn bound(self, most: i32) -> i32 {
         match self {
             Self::Stage { trits, .. } => {

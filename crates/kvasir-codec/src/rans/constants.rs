@@ -28,7 +28,7 @@ pub const STREAM_COEFFICIENTS_MAX: usize = 128;
 pub const STREAM_WORDS_MAX: usize = 0xffff;
 /// Most coefficients of a piece: the count shares a `u16` with the raw flag.
 pub const COEFFICIENTS_MAX: usize = 0x7fff;
-/// Most trits behind a stage symbol: there are no more levels to pass through.
+/// Most trits after a stage symbol: there are no more levels to pass through.
 pub const TRITS_MAX: u8 = LEVELS_MAX as u8 - 1;
 /// Largest magnitude of a value that an encoder accepts: exact in an `f32`.
 pub const VALUE_MAX: i32 = (1 << 24) - 1;

@@ -50,7 +50,7 @@ pub enum TableError {
         trit: usize,
     },
     /// A serialised bank of the wrong length.
-    #[error("a bank of {actual} bytes where its counts say {expected}")]
+    #[error("the bank has {actual} bytes, but {expected} according to its counts")]
     Length {
         /// Bytes needed.
         expected: usize,
@@ -89,7 +89,7 @@ pub enum PieceError {
         /// Its coding.
         coding: Coding,
     },
-    /// A value beyond what the format carries; such a span has to be stored exactly.
+    /// A value beyond the range of the format; such a span must be stored exactly.
     #[error("coefficient {coefficient}, token {token}: |{value}| exceeds {VALUE_MAX}")]
     ValueRange {
         /// Coefficient index.
@@ -100,7 +100,7 @@ pub enum PieceError {
         value: i32,
     },
     /// The piece ends early or late.
-    #[error("the piece has {actual} bytes where its contents need {expected}")]
+    #[error("the piece has {actual} bytes, but its contents need {expected}")]
     Length {
         /// Bytes its contents need.
         expected: usize,
@@ -108,7 +108,7 @@ pub enum PieceError {
         actual: usize,
     },
     /// More active coefficients than the plan has.
-    #[error("{actual} active coefficients where the plan has {expected}")]
+    #[error("{actual} active coefficients, but the plan has {expected}")]
     Active {
         /// Coefficients of the plan.
         expected: usize,
@@ -133,9 +133,9 @@ pub enum PieceError {
         /// State found.
         state: u32,
     },
-    /// A stream asks for more words than it has: corrupt bytes, or coded with another profile.
+    /// A stream needs more words than it has: corrupt bytes, or coded with another profile.
     #[error(
-        "stream {stream}: needs more than its {words} words; the bytes or the profile are not the encoder's"
+        "stream {stream}: needs more than its {words} words; the bytes are corrupt or the profile is not the encoder's"
     )]
     Underrun {
         /// Stream index.
@@ -143,9 +143,9 @@ pub enum PieceError {
         /// Words of the stream.
         words: usize,
     },
-    /// A stream did not end where the encoder began: corrupt bytes, or coded with another profile.
+    /// A stream did not end at the encoder's initial state: corrupt bytes, or coded with another profile.
     #[error(
-        "stream {stream} ended with {left} words left and {lanes} lanes off; the bytes or the profile are not the encoder's"
+        "stream {stream} ended with {left} words left and {lanes} lanes in a wrong state; the bytes are corrupt or the profile is not the encoder's"
     )]
     FinalState {
         /// Stream index.

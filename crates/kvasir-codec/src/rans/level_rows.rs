@@ -1,19 +1,20 @@
-//! Rows of values, made where an encoder needs them: a piece is many times what a core keeps close, a stream is not.
+//! Rows of values, made when an encoder needs them: a piece exceeds a core's nearest caches many times, a
+//! stream does not.
 
 use super::{blocks::Blocks, nested_index::digit, raw::zigzag};
 use crate::levels::coarser_by;
 
-/// Values of a piece by coefficient, `up` levels below those that they are made of.
+/// Values of a piece by coefficient, `up` levels below the source values.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LevelRows<'a> {
     pub(crate) fine: FinestValues<'a>,
     pub(crate) tokens: usize,
-    /// The row of every coefficient; none: one after the other.
+    /// The row of every coefficient; `None`: in sequence.
     pub(crate) listed: Option<&'a [usize]>,
     pub(crate) up: u32,
 }
 
-/// What rows are made of.
+/// The source values of rows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum FinestValues<'a> {
     /// `[row][token]`.
@@ -27,7 +28,7 @@ pub(crate) enum FinestValues<'a> {
 pub(crate) struct RowBits {
     /// Those of its values' zigzag codes.
     pub(crate) values: u32,
-    /// The same of what a raw piece stores of them.
+    /// The same for the part stored by a raw piece.
     stored: u32,
 }
 
@@ -40,7 +41,7 @@ impl RowBits {
         Self { values, stored }
     }
 
-    /// Of what a raw piece stores of a value.
+    /// Width of a value as stored by a raw piece.
     pub(crate) fn width(self) -> usize {
         (u32::BITS - self.stored.leading_zeros()) as usize
     }
@@ -62,7 +63,7 @@ impl LevelRows<'_> {
         let fine = match self.fine {
             FinestValues::Wide(fine) => &fine[row * self.tokens..(row + 1) * self.tokens],
             FinestValues::Narrow(blocks) => {
-                // by constants, so that it vectorises; here and below
+                // division by constants, so that it vectorises; here and below
                 match self.up {
                     0 => blocks.write(row, 0, out),
                     1 => blocks.write(row, 1, out),

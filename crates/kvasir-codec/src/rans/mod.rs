@@ -1,7 +1,8 @@
 //! The entropy stage: integer coefficients ⇄ the bytes of a *piece* (one section, one span).
 //!
-//! A bijection on its domain: the same values under the same plan and bank give the same bytes on every path, and every
-//! decoder gives the values back bit for bit. FORMAT.md §5 is normative; this is its scalar reading.
+//! A bijection on its domain: the same values with the same plan and bank give the same bytes on every path,
+//! and every decoder restores the values bit for bit. FORMAT.md §5 is normative; this is its scalar
+//! implementation.
 //!
 //! * rANS with 32 interleaved lanes (lane = token, step = coefficient), `u32` states in `[2^15, 2^31)`, 16-bit
 //!   renormalisation words in lane order, 12-bit probabilities;

@@ -11,7 +11,7 @@ use super::{
     stream::stream_range,
 };
 
-/// What a piece consists of. Byte ranges count from the start of the piece.
+/// The parts of a piece. Byte ranges count from the start of the piece.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PieceParts {
     /// Nothing is coded: every value is as predicted.
@@ -24,7 +24,7 @@ pub enum PieceParts {
         active: usize,
         /// One width a coefficient, checked.
         widths: Range<usize>,
-        /// The values' bits; exactly as many as the widths say.
+        /// The values' bits; exactly as many as the widths require.
         bits: Range<usize>,
     },
 }
@@ -40,11 +40,12 @@ pub struct StreamParts {
     pub words: Range<usize>,
 }
 
-/// Outlines a piece: everything about its shape is checked, what its streams hold is not. Total, as
-/// [`decode_piece`](super::decode_piece).
+/// Outlines a piece. It checks everything about the piece's shape, but not the contents of its streams.
+/// Total, as [`decode_piece`](super::decode_piece).
 ///
 /// # Errors
-/// As [`decode_piece`](super::decode_piece), but for what only decoding finds: states, words, digits.
+/// As [`decode_piece`](super::decode_piece), except for errors that only decoding detects: states, words,
+/// digits.
 pub fn piece_parts(bank: &TableBank, plan: &PiecePlan<'_>, bytes: &[u8]) -> Result<PieceParts, PieceError> {
     plan.check(bank, plan.value_count())?;
     let (active, is_raw) = read_active(plan, bytes)?;

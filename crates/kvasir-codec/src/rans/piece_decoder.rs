@@ -49,10 +49,11 @@ impl PieceDecoder {
         self.streams.name()
     }
 
-    /// Decodes a whole piece. Total: any bytes give values or an error, never a panic. Empty bytes are an absent piece.
+    /// Decodes a whole piece. Total: any bytes give values or an error, never a panic. Empty bytes are an
+    /// absent piece.
     ///
-    /// For [`Coding::Stage`] coefficients `values` is written; for [`Coding::Trit`] it holds the value of the level
-    /// before and is refined in place.
+    /// For [`Coding::Stage`] coefficients `values` is written; for [`Coding::Trit`] it holds the value of the
+    /// previous level and is refined in place.
     ///
     /// # Errors
     /// A plan that does not fit, or bytes that this bank and plan cannot have produced. `values` is then unspecified.
@@ -72,8 +73,8 @@ impl PieceDecoder {
         Ok(())
     }
 
-    /// As [`decode_piece`](Self::decode_piece) where the plan's coefficients are the listed rows of `values`. The caller checks
-    /// the plan and that the rows increase and are there.
+    /// As [`decode_piece`](Self::decode_piece) if the plan's coefficients are the listed rows of `values`.
+    /// The caller checks the plan, and that the rows increase and exist.
     pub(crate) fn decode_rows(
         &self,
         bank: &TableBank,
@@ -89,8 +90,8 @@ impl PieceDecoder {
         Ok(())
     }
 
-    /// A piece to be decoded step by step, so that what is decoded can be used while it is in the cache. The caller checks
-    /// the plan.
+    /// A piece to be decoded step by step, so that decoded values can be used while they are in the cache.
+    /// The caller checks the plan.
     pub(crate) fn steps<'a>(
         &self,
         bank: &'a TableBank,
@@ -157,7 +158,7 @@ impl PieceSteps<'_> {
         self.step(RowsAt::listed(rows), DecodeTarget { values, stride, most })
     }
 
-    /// Decodes the values of the step's coefficients, whose rows these are.
+    /// Decodes the values of the step's coefficients into these rows.
     fn step<V: StreamCell>(
         &mut self,
         rows: RowsAt<'_>,
@@ -177,7 +178,7 @@ impl PieceSteps<'_> {
         Ok(fit)
     }
 
-    /// What is behind the active coefficients is as predicted.
+    /// Coefficients after the active ones are as predicted.
     fn inactive<V: StreamCell>(
         &self,
         range: &Range<usize>,
@@ -230,7 +231,7 @@ impl PieceSteps<'_> {
     }
 }
 
-/// Where values go.
+/// The destination of values.
 #[derive(Debug)]
 pub(crate) struct DecodeTarget<'a, V> {
     /// Rows of coefficients.
@@ -242,7 +243,7 @@ pub(crate) struct DecodeTarget<'a, V> {
 }
 
 impl<'a> DecodeTarget<'a, i32> {
-    /// Rows of wide cells, one behind the other.
+    /// Rows of wide cells, in sequence.
     pub(crate) fn wide(values: &'a mut [i32], tokens: usize) -> Self {
         Self { values, stride: tokens, most: i32::MAX }
     }
@@ -276,7 +277,7 @@ pub(super) fn read_active(plan: &PiecePlan<'_>, bytes: &[u8]) -> Result<(usize, 
     }
 }
 
-/// Cuts a piece into its streams.
+/// Splits a piece into its streams.
 pub(super) fn split_streams<'b>(
     plan: &PiecePlan<'_>,
     active: usize,
@@ -332,7 +333,8 @@ mod tests {
     use crate::rans::{AliasTable, Cell as _, TritTable, coarsen, encode_piece, narrow_most};
 
     proptest! {
-        /// Narrow cells of any stride hold what wide ones hold, on every path, or say that they cannot.
+        /// Narrow cells of any stride hold the same values as wide ones, on every path, or report that they
+        /// cannot.
         #[test]
         fn narrow_cells_are_wide_ones(
             coefficients in 1usize..400, tokens in 1usize..100, pad in 0usize..40, seed in any::<u32>(), mix in 0u32..5,
@@ -355,7 +357,7 @@ mod tests {
                 (random(i + 7) as i32) >> spread
             };
             let most = narrow_most(u32::from(trits) + 2).unwrap();
-            // what trits refine was bounded when it was a stage's
+            // values refined by trits were bounded at their stage
             let bounded = |i: usize| match codings[i / tokens] {
                 Coding::Stage { .. } => value(i),
                 Coding::Trit { .. } => value(i).clamp(-3 * most, 3 * most),
@@ -397,7 +399,7 @@ mod tests {
         }
     }
 
-    /// Symbols that have all slots stand among others, in stages and in either context of trits.
+    /// Symbols that have all slots occur among others, in stages and in either context of trits.
     #[test]
     fn certain_symbols_take_nothing() {
         let stage = AliasTable::from_counts(&[3, 3, 4, 5, 6, 8, 9, 20, 9, 8, 6, 5, 4, 3, 3, 2]);

@@ -56,14 +56,16 @@ impl PieceEncoder {
         self.streams.takes_blocks()
     }
 
-    /// Appends the bytes of a piece to `out`; nothing where every value is as predicted, which is an *absent* piece.
+    /// Appends the bytes of a piece to `out`; appends nothing if every value is as predicted, which is an
+    /// *absent* piece.
     ///
-    /// `values[c * plan.tokens + t]` is the value of coefficient `c` at token `t` *at this piece's level*; for
-    /// [`Coding::Trit`] the digit is derived from it, and the decoder has to know its [`coarsen`](super::coarsen)ed
-    /// value. Raw where a value cannot be coded or raw is smaller.
+    /// `values[c * plan.tokens + t]` is the value of coefficient `c` at token `t` *at this piece's level*;
+    /// for [`Coding::Trit`] the digit is derived from it, and the decoder must know its
+    /// [`coarsen`](super::coarsen)ed value. The piece is raw if a value cannot be coded or raw is smaller.
     ///
     /// # Errors
-    /// A plan that does not fit the bank or the values, or a value beyond [`VALUE_MAX`]. `out` is then as it was.
+    /// A plan that does not fit the bank or the values, or a value beyond [`VALUE_MAX`]. `out` is then
+    /// unchanged.
     pub fn encode_piece(
         &self,
         bank: &TableBank,
@@ -80,8 +82,8 @@ impl PieceEncoder {
         )
     }
 
-    /// As [`encode_piece`](Self::encode_piece), of values that are made a row at a time, where they are needed: a piece is many
-    /// times what a core keeps close, a stream is not.
+    /// As [`encode_piece`](Self::encode_piece), for values made row by row when needed: a piece exceeds a
+    /// core's nearest caches many times, a stream does not.
     pub(crate) fn encode_rows(
         &self,
         bank: &TableBank,
@@ -104,7 +106,8 @@ impl PieceEncoder {
         Ok(())
     }
 
-    /// `None` where a value cannot be coded, a stream's length does not fit its field, or raw values are smaller.
+    /// `None` if a value cannot be coded, a stream's length does not fit its field, or raw values are
+    /// smaller.
     fn encode_streams(
         &self,
         bank: &TableBank,
@@ -126,7 +129,7 @@ impl PieceEncoder {
         else {
             return Ok(None);
         };
-        // rows use no fewer bits than their beginnings, which mostly say enough
+        // the start of a row bounds its bits from below, which usually suffices
         let coded = coded_bytes(plan, &streams);
         let is_smaller = self.is_raw_as_long(coded, plan, active, rows, LANES)?
             || self.is_raw_as_long(coded, plan, active, rows, plan.tokens)?;
@@ -188,7 +191,8 @@ impl PieceEncoder {
         Ok(Some(streams))
     }
 
-    /// Blocks of the first `active` coefficients at the piece's level; `false` where a value is too large for them.
+    /// Blocks of the first `active` coefficients at the piece's level; `false` if a value is too large for
+    /// them.
     fn fill(
         &self,
         plan: &PiecePlan<'_>,
@@ -258,7 +262,7 @@ impl PieceEncoder {
         let mut row = vec![0; plan.tokens];
         for c in (0..plan.coefficients.len()).rev() {
             let beginning = LANES.min(plan.tokens);
-            // which mostly says enough
+            // which usually suffices
             if self.row(plan, rows, c, &mut row[..beginning])?.width() > 0
                 || self.row(plan, rows, c, &mut row)?.width() > 0
             {

@@ -1,4 +1,4 @@
-//! What a piece holds: for every coefficient, how it is coded at this level.
+//! The contents of a piece: for every coefficient, its coding at this level.
 
 use kvasir_types::SPAN_TOKENS;
 

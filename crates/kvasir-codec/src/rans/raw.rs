@@ -1,4 +1,5 @@
-//! Raw pieces: a width a coefficient, then fixed-width values. For what the coder cannot express or would not shrink.
+//! Raw pieces: a width per coefficient, then fixed-width values. For values that the coder cannot express or
+//! would not shrink.
 //!
 //! `u16 0x8000 | n_active · u8 width[n_active] · bits, least significant first, zero-filled to a byte`. A value is
 //! zigzag-coded (`0, -1, 1, -2, …`): a stage coefficient's value at the piece's level, a trit coefficient's digit.
@@ -30,7 +31,7 @@ fn unzigzag(code: u32) -> i32 {
     (code >> 1) as i32 ^ -((code & 1) as i32)
 }
 
-/// What is stored of a value.
+/// The stored form of a value.
 fn stored(coding: Coding, value: i32) -> u32 {
     match coding {
         Coding::Stage { .. } => zigzag(value),
@@ -38,7 +39,7 @@ fn stored(coding: Coding, value: i32) -> u32 {
     }
 }
 
-/// Width of a coefficient whose values these are.
+/// Width of a coefficient with these values.
 pub(super) fn width(coding: Coding, row: &[i32]) -> usize {
     let used = match coding {
         Coding::Stage { .. } => row.iter().fold(0, |bits, &value| bits | zigzag(value)),
@@ -47,7 +48,7 @@ pub(super) fn width(coding: Coding, row: &[i32]) -> usize {
     (u32::BITS - used.leading_zeros()) as usize
 }
 
-/// Size of a piece of `active` coefficients whose widths have this sum.
+/// Size of a piece of `active` coefficients with this sum of widths.
 pub(super) fn bytes(plan: &PiecePlan<'_>, active: usize, width_sum: usize) -> usize {
     2 + active + (width_sum * plan.tokens).div_ceil(8)
 }
@@ -107,7 +108,7 @@ pub(super) fn check<'b>(
     }
 }
 
-/// Decodes what follows the first field. Coefficients behind `active` are the caller's.
+/// Decodes the bytes after the first field. The caller handles coefficients after `active`.
 pub(super) fn decode<V: Cell>(
     plan: &PiecePlan<'_>,
     active: usize,
@@ -136,7 +137,7 @@ pub(super) fn decode<V: Cell>(
     Ok(Fit::Held)
 }
 
-/// Bits, least significant first; zeros behind the end.
+/// Bits, least significant first; zeros past the end.
 struct Bits<'a> {
     bytes: &'a [u8],
     pending: u64,

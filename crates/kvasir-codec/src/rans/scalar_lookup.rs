@@ -1,11 +1,12 @@
-//! Alias tables as the scalar decoder looks slots up: what is next depends on one load, not on a choice between two words.
+//! Alias tables for the scalar decoder: the next state depends on one load, not on a choice between two
+//! words.
 
 use super::constants::{ALPHABET, PROBABILITY_ONE};
 
 /// Slots of a bucket.
 pub(super) const BUCKET_SLOTS: u32 = PROBABILITY_ONE / ALPHABET as u32;
 
-/// What one slot decodes to.
+/// The decoded content of one slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DecodedSlot {
     pub(super) symbol: usize,
@@ -33,7 +34,7 @@ impl ScalarLookup {
         }
     }
 
-    /// What slot `0..4096`, the low 12 bits, decodes to.
+    /// The decoded content of slot `0..4096`, the low 12 bits.
     #[inline(always)]
     pub(super) fn slot(&self, slot: u32) -> DecodedSlot {
         let (bucket, r) = ((slot / BUCKET_SLOTS) as usize % ALPHABET, slot % BUCKET_SLOTS);

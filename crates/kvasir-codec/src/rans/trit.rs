@@ -6,14 +6,14 @@ use super::{
     frequencies::normalise,
 };
 
-/// Frequencies of the digits `-1, 0, 1` of a refinement, given that the coarser value is zero (context 0) or not
-/// (context 1, where the digit is counted away from zero: a negative value's digit is negated).
+/// Frequencies of the digits `-1, 0, 1` of a refinement, given that the coarser value is zero (context 0) or
+/// not (context 1, in which the digit is counted away from zero: a negative value's digit is negated).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TritTable {
     /// `thresholds[context] = [a, b]`: slots below `a` mean -1, below `b` mean 0, the others 1.
     thresholds: [[u16; 2]; 2],
-    /// `start << 16 | frequency` at `4 context + digit + 1`, the second threshold at `4 context + 3`: what a SIMD decoder looks
-    /// up. The first threshold is the first range, because that one starts at 0.
+    /// `start << 16 | frequency` at `4 context + digit + 1`, the second threshold at `4 context + 3`: the
+    /// table of a SIMD decoder. The first threshold is the first range, because that one starts at 0.
     ranges: [u32; 8],
 }
 
@@ -51,7 +51,8 @@ impl TritTable {
         &self.ranges
     }
 
-    /// Digit (folded), start, and frequency of slot `0..4096` in a context. What is next depends on loads, not on choices.
+    /// Digit (folded), start, and frequency of slot `0..4096` in a context. The next state depends on loads,
+    /// not on choices.
     #[inline(always)]
     pub(super) fn slot(&self, context: usize, slot: u32) -> (i32, u32, u32) {
         let at = 4 * (context & 1);
@@ -91,7 +92,7 @@ impl TritTable {
         out
     }
 
-    /// Context of a coarser value: 0 where it is zero, else 1.
+    /// Context of a coarser value: 0 if it is zero, else 1.
     pub fn context(coarse: i32) -> usize {
         usize::from(coarse != 0)
     }

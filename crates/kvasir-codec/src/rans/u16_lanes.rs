@@ -1,4 +1,4 @@
-//! Steps as decoders with lanes of 16 bits look them up: one reading of tables for stages and trits.
+//! Steps for decoders with lanes of 16 bits: one form of table for stages and trits.
 
 use super::{
     buckets::Buckets,
@@ -23,7 +23,7 @@ impl StepTable {
     }
 }
 
-/// Entries that are looked up at once.
+/// Entries per look-up.
 pub(crate) const ENTRIES: usize = 32;
 
 /// A step whose every symbol has a class by what is known (a slot's bucket, what is refined), and within the class a place by
@@ -31,23 +31,24 @@ pub(crate) const ENTRIES: usize = 32;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(C, align(64))]
 pub(crate) struct U16Lanes {
-    /// By class: what a slot has to reach for the second place, and for the third.
+    /// By class: the thresholds for a slot's second place, and for its third.
     pub(crate) least: [[u16; ENTRIES]; 2],
     /// By entry: 16 times the frequency, so that a product's upper half begins where a state's does.
     pub(crate) frequency: [u16; ENTRIES],
-    /// By entry: what is added to what is compared.
+    /// By entry: the addend to the compared value.
     pub(crate) offset: [u16; ENTRIES],
-    /// By entry: the value, or what is added to three times the coarser one.
+    /// By entry: the value, or the addend to three times the coarser one.
     pub(crate) value: [i16; ENTRIES],
     pub(crate) kind: StepKind,
-    /// Whether a symbol has all slots: a state stays as it is then, and 16 times the frequency does not fit.
+    /// Whether a symbol has all slots: the state does not change then, and 16 times the frequency does not
+    /// fit.
     pub(crate) certain: bool,
 }
 
-/// What stages and trits differ in; each in both halves of a word.
+/// The differences between stages and trits; each in both halves of a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct StepKind {
-    /// All ones where the class is that of the coarser value, not the bucket.
+    /// All ones if the class is that of the coarser value, not the bucket.
     pub(crate) refines: u32,
     /// Bits of a slot that are compared.
     pub(crate) compared: u32,
@@ -55,7 +56,7 @@ pub(crate) struct StepKind {
     pub(crate) class: u32,
     /// Entries from one place to the next.
     pub(crate) place: u32,
-    /// What a coarser value counts.
+    /// The factor of a coarser value.
     pub(crate) times: u32,
 }
 
@@ -86,7 +87,8 @@ impl U16Lanes {
         certain: false,
     };
 
-    /// A stage whose bucket `i` has `[divide, [value, frequency], [value, frequency, offset]]`: its own symbol and the other one.
+    /// A stage whose bucket `i` has `[divide, [value, frequency], [value, frequency, offset]]`: its own
+    /// symbol and the other one.
     pub(super) fn of_stage(bucket: impl Fn(usize) -> (u16, [BucketSide; 2])) -> Self {
         let mut lanes = Self { least: [[0; ENTRIES], [u16::MAX; ENTRIES]], ..Self::NONE };
         for i in 0..ENTRIES {

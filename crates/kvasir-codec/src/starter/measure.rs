@@ -1,4 +1,4 @@
-//! What the levels of a starter cost and lose on its sample.
+//! The cost and loss of a starter's levels on its sample.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::{
     authoring::{Member, ProfileParts, plane_errors},
 };
 
-/// Encodes and decodes the sample and notes bits an element and error by level.
+/// Encodes and decodes the sample and records bits per element and error by level.
 pub(super) fn note_levels(
     spec: &ModelSpec,
     mut parts: ProfileParts,
@@ -20,7 +20,8 @@ pub(super) fn note_levels(
     kv: &dyn KvSource,
 ) -> Result<Profile, StarterError> {
     for scope in &mut parts.scopes {
-        // The error summed over planes, which is what encoders order sections by: a member has its share of its plane's.
+        // The error summed over planes, by which encoders order sections: a member has its share of its
+        // plane's.
         let of_member = |member: &Member| {
             let layout = spec.layers[member.layer].layout;
             let (heads, _) = layout.planes()[member.plane as usize];
@@ -58,7 +59,7 @@ pub(super) fn note_levels(
     Ok(Profile::assemble(parts)?)
 }
 
-/// The errors of all planes, averaged so that all elements count alike.
+/// The errors of all planes, averaged so that all elements have the same weight.
 fn mean_error(spec: &ModelSpec, truth: &KvBuffer, decoded: &KvBuffer) -> f64 {
     let sizes = spec.layers.iter().flat_map(|kv| kv.layout.planes()).map(|(heads, dim)| heads * dim);
     let errors = plane_errors(spec, truth, decoded).into_iter().zip(sizes);

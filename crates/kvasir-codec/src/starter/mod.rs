@@ -1,8 +1,8 @@
-//! The first profile of a model, made of one cache: good for any text, small for none.
+//! The first profile of a model, made from one cache: suitable for any text, smallest for none.
 //!
-//! Only means and scales are taken from the sample. Coefficients are elements, every one is coded at the finest level, and
-//! tables follow from a distribution instead of counts. So the error of a level is that of its step, whatever is encoded
-//! later: text that differs from the sample costs bits, never quality.
+//! Only means and scales come from the sample. Coefficients are elements, every one is coded at the finest
+//! level, and tables follow from a distribution instead of counts. So the error of a level is that of its
+//! step, whatever is encoded later: text that differs from the sample costs bits, never quality.
 
 mod measure;
 mod statistics;
@@ -18,19 +18,19 @@ use crate::{
     levels::ratio, profile::LevelNote, scope_layout::scopes_of,
 };
 
-/// Most tokens of a sample that are looked at: scales do not change any more behind them.
+/// Most tokens of a sample that are used: scales do not change any more after them.
 pub const STARTER_TOKENS_MAX: usize = 1_024;
 /// Fewest tokens that means and scales can be taken from.
 pub const STARTER_TOKENS_MIN: usize = 128;
-/// Tokens at the start of a context that are left out: attention sinks have norms of their own.
+/// Tokens at the start of a context that are omitted: the norms of attention sinks differ.
 pub const STARTER_SINKS: usize = 4;
-/// Fewest different tokens among them: the KV of a repeated token says nothing about the spread of others.
+/// Fewest distinct tokens among them: the KV of a repeated token says nothing about the spread of others.
 const DISTINCT_TOKENS_MIN: usize = 16;
 /// Levels: the finest, and two with a step three times as wide each.
 const LEVELS: usize = 3;
 /// Layers of a scope: they decode together.
 const SCOPE_LAYERS: usize = 4;
-/// What is left for rows that are not as the model of a quantiser has them, and for the rounding of the cache's own type.
+/// Margin for rows that deviate from the quantiser's model, and for the rounding of the cache's type.
 const ERROR_MARGIN: f64 = 0.9;
 
 /// Gains stay normal numbers whose inverses are finite.
@@ -40,11 +40,11 @@ const GAIN_MAX: f64 = 1e30;
 const POWER_MIN: f64 = 1e-36;
 const POWER_MAX: f64 = 1e36;
 
-/// Why a cache gives no starter.
+/// Why no starter can be made from a cache.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum StarterError {
-    /// Too short, or too much of the same.
+    /// Too short, or too repetitive.
     #[error(
         "a first profile needs a cache of {STARTER_TOKENS_MIN} tokens with {DISTINCT_TOKENS_MIN} different ones and finite values, \
          this one has {usable} usable tokens, {distinct} different ones"
@@ -52,7 +52,7 @@ pub enum StarterError {
     Sample {
         /// Tokens whose KV is finite.
         usable: usize,
-        /// Different ones among all tokens looked at.
+        /// Distinct tokens among all those examined.
         distinct: usize,
     },
     /// The spec is impossible or has no KV.
@@ -127,8 +127,8 @@ pub fn starter(
     measure::note_levels(spec, parts, tokens, first_position, kv)
 }
 
-/// Layers of each scope. The first layer's cache depends on the token alone, so that its errors repeat where tokens do and it is
-/// stored exactly there: nothing else should be.
+/// Layers of each scope. The first layer's cache depends on the token alone, so its errors repeat when tokens
+/// repeat, and it is stored exactly there. It has a separate scope so that nothing else is.
 fn scope_layers(count: usize) -> impl Iterator<Item = Range<usize>> {
     let later = (1..count).step_by(SCOPE_LAYERS).map(move |start| start..(start + SCOPE_LAYERS).min(count));
     std::iter::once(0..1).chain(later)

@@ -10,7 +10,7 @@ use crate::{
     authoring::{Elements, Rotations, Scope},
 };
 
-/// What a sample says of the elements of a scope that has one plane.
+/// The statistics of a sample for the elements of a scope with one plane.
 pub(super) struct Statistics {
     /// Tokens that were counted.
     pub(super) tokens: usize,

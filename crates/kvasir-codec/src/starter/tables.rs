@@ -10,13 +10,13 @@ use crate::{
     rans::{ALPHABET, AliasTable, ESCAPE, TRITS_MAX, TableBank, TritTable, coarsen, digit},
 };
 
-/// Widest stage, in its steps: 16 symbols hold it, with few escapes where text is twice as wide.
+/// Widest stage, in its steps: 16 symbols hold it, with few escapes if text is twice as wide.
 const STAGE_WIDTH_MAX: f64 = 1.65;
 /// Ratio of the widths of neighbouring tables: half of it costs less than 0.01 bit.
 const WIDTH_RATIO: f64 = 1.15;
 /// Narrowest table, in steps: below it nearly all values are zero.
 const WIDTH_MIN: f64 = 0.05;
-/// Refinements behind which the digits of a wide distribution are equally likely.
+/// Refinements after which the digits of a wide distribution are equally likely.
 const REFINEMENTS_MAX: u32 = 5;
 /// Counts of a table add up to about this.
 const COUNTS: f64 = (1u64 << 32) as f64;
@@ -50,7 +50,8 @@ impl Tables {
     /// The coding of an element of this width: its standard deviation in finest steps.
     pub(super) fn coding(&mut self, width: f64) -> CoefficientCoding {
         let levels = self.levels as i32 - 1;
-        // All enter at level 0: an element that entered later would lose everything below that on text where it is wider.
+        // All enter at level 0: an element that entered later would lose everything below that on text in
+        // which it is wider.
         let inner = (width / 3f64.powi(levels) / STAGE_WIDTH_MAX).ln() / 3f64.ln();
         let inner = inner.ceil().clamp(0.0, f64::from(TRITS_MAX)) as u32;
         let class = class_of(width / 3f64.powi(levels + inner as i32));
@@ -88,7 +89,7 @@ impl Tables {
         id
     }
 
-    /// The table of the `refinement`-th trit behind the stage, from 1.
+    /// The table of the `refinement`-th trit after the stage, from 1.
     fn trit(&mut self, class: i32, refinement: u32) -> u8 {
         let refinement = refinement.min(REFINEMENTS_MAX);
         if let Some(id) = self.trit_ids.get(&(class, refinement)) {
@@ -122,19 +123,19 @@ fn width_of(class: i32) -> f64 {
     WIDTH_RATIO.powi(class)
 }
 
-/// Share of values below `x` where the standard deviation is `width`.
+/// Share of values below `x` with the standard deviation `width`.
 fn below(x: f64, width: f64) -> f64 {
     1.0 / (1.0 + (-x / (SPREAD * width)).exp())
 }
 
 /// Share of values that are rounded to `value`.
 fn probability(value: i32, width: f64) -> f64 {
-    // From the tail's side, where nothing cancels.
+    // From the tail's side, without cancellation.
     let at = -f64::from(value.abs());
     below(at + 0.5, width) - below(at - 0.5, width)
 }
 
-/// How far, in 256ths of a step, values lie nearer to zero than the middles of their cells, on average.
+/// Average distance, in 256ths of a step, by which values are nearer to zero than the middles of their cells.
 fn centroid_shift(width: f64) -> u8 {
     let spread = SPREAD * width;
     let outside = 1.0 - below(0.5, width);

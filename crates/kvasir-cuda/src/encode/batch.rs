@@ -32,7 +32,7 @@ pub(super) struct EncodeSite {
     pub(super) masked: usize,
     /// Tokens that are anchors.
     pub(super) groups: usize,
-    /// First quantised value, `[coefficient][token]`, anchors behind the others.
+    /// First quantised value, `[coefficient][token]`; anchors follow the others.
     pub(super) values: u32,
     /// First coefficient, f32.
     pub(super) coefficients: u32,
@@ -41,7 +41,7 @@ pub(super) struct EncodeSite {
     placement: u32,
 }
 
-/// Which section of a site a piece is of.
+/// The section of a site to which a piece belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SectionKind {
     /// The coefficients at a level.
@@ -50,7 +50,7 @@ pub(super) enum SectionKind {
     Anchors,
 }
 
-/// What comes in front of coding.
+/// The phase before coding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EncodePhase {
     /// Rows to values: direct scopes need no coefficients in between.
@@ -227,7 +227,7 @@ impl EncodeBatch {
         }
     }
 
-    /// Whole rows of a site, as they are.
+    /// Whole rows of a site, unmodified.
     pub(super) fn rows_of(
         &mut self,
         view: &ScopeView<'_>,
@@ -362,7 +362,7 @@ impl EncodeBatch {
 }
 
 impl EncodeSite {
-    /// First anchor: behind the values of the other tokens.
+    /// First anchor: after the values of the other tokens.
     pub(super) fn anchors(&self, rank: usize) -> u32 {
         self.values + (rank * (self.tokens - self.groups)) as u32
     }

@@ -1,4 +1,4 @@
-//! From what kernels left to objects.
+//! Builds objects from the output of kernels.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{CudaError, Device, DeviceReadback, PagedKv};
 
-/// Rows that are stored as they are, `[member][token][element]`, by site.
+/// Rows that are stored exactly, `[member][token][element]`, by site.
 pub(super) type SiteRows = BTreeMap<usize, Vec<f32>>;
 
 impl<D: Device> KernelEncoder<D> {
@@ -38,7 +38,7 @@ impl<D: Device> KernelEncoder<D> {
         self.cpu.scope_view(site.scope).map_or(0, |view| view.mean.len())
     }
 
-    /// Whole rows of some sites; zeros where another rank has them.
+    /// Whole rows of some sites; zeros if another rank has them.
     ///
     /// # Safety
     /// As [`encode_from`](Self::encode_from).
@@ -58,7 +58,7 @@ impl<D: Device> KernelEncoder<D> {
         let mut firsts = Vec::with_capacity(wanted.len());
         for &index in wanted {
             let Some(site) = batch.sites.get(index).cloned() else {
-                return Err(CudaError::Partial { what: "rows were asked for of a span that is not there" });
+                return Err(CudaError::Partial { what: "rows of a missing span were requested" });
             };
             let Some(view) = self.cpu.scope_view(site.scope) else { continue };
             let first = batch.rows_of(&view, &site, index as u32)?;
@@ -76,7 +76,8 @@ impl<D: Device> KernelEncoder<D> {
             .collect())
     }
 
-    /// Objects of all requests. `exact` are the rows of exact tokens, `whole` those of spans whose flag is up.
+    /// Objects of all requests. `exact` are the rows of exact tokens, `whole` those of spans whose flag is
+    /// set.
     pub(super) fn objects(
         &self,
         requests: &[EncodeRequest<'_>],
@@ -122,7 +123,7 @@ impl<D: Device> KernelEncoder<D> {
         Ok(objects)
     }
 
-    /// The bytes of a piece; `None` where it is absent.
+    /// The bytes of a piece; `None` if it is absent.
     fn piece(
         &self,
         batch: &EncodeBatch,
@@ -145,7 +146,7 @@ impl<D: Device> KernelEncoder<D> {
         }
     }
 
-    /// A piece whose streams did not fit the room for them, from the values that kernels made.
+    /// A piece whose streams did not fit the reserved space, built from the values that kernels made.
     fn piece_on_host(
         &self,
         batch: &EncodeBatch,

@@ -31,7 +31,7 @@ pub struct KernelEncoder<D: Device> {
     stream_words: usize,
 }
 
-/// A chunk in an engine's pages, and what its object says besides.
+/// A chunk in an engine's pages, and the other fields of its object.
 #[derive(Debug, Clone, Copy)]
 pub struct EncodeRequest<'a> {
     /// The chunk's tokens.
@@ -40,9 +40,9 @@ pub struct EncodeRequest<'a> {
     pub preceding_token: Option<u32>,
     /// Absolute position of the first token.
     pub first_position: u64,
-    /// Where the chunk joins its chain.
+    /// Where the chunk attaches to its chain.
     pub link: ChainLink,
-    /// What the prefix lost that the KV was computed over.
+    /// The loss of the prefix over which the KV was computed.
     pub beneath: Loss,
     /// The sequence's block table.
     pub blocks: &'a [i32],
@@ -141,7 +141,7 @@ impl<D: Device> KernelEncoder<D> {
             Ok(())
         } else {
             Err(CudaError::Pages {
-                what: "an object needs all heads and layers: ranks encode with `partial`",
+                what: "an object needs all heads and layers; encode a rank's share with `partial`",
             })
         }
     }

@@ -10,8 +10,8 @@ use super::{
 };
 use crate::{CudaError, Device, DeviceReadback, PagedKv};
 
-/// A rank's share of some chunks: coefficients summed over its elements, and its rows of exact tokens. Both are zero where
-/// other ranks have something, so shares are added.
+/// A rank's share of some chunks: coefficients summed over its elements, and its rows of exact tokens. Both
+/// are zero for data of other ranks, so shares can be added.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Partial {
     /// Coefficients of all scopes and spans, in finest steps.
@@ -31,7 +31,7 @@ fn add_rows(into: &mut SiteRows, from: SiteRows) -> Result<(), CudaError> {
                 into.insert(site, rows);
             }
             Some(own) if own.len() == rows.len() => {
-                // Only one rank has a row: bits are kept, NaN and -0 included.
+                // Only one rank has a row, so its bits are kept, including NaN and -0.
                 own.iter_mut()
                     .zip(rows)
                     .filter(|(_, other)| other.to_bits() != 0)
@@ -47,16 +47,16 @@ impl Partial {
     /// Adds the share of the next rank. The order of ranks is that of the additions.
     ///
     /// # Errors
-    /// [`CudaError::Partial`] where the shares are of other chunks or another profile.
+    /// [`CudaError::Partial`] if the shares belong to other chunks or another profile.
     pub fn add(&mut self, next: Self) -> Result<(), CudaError> {
         if self.sums.len() != next.sums.len() || !self.exact.keys().eq(next.exact.keys()) {
-            return Err(CudaError::Partial { what: "they are of other chunks or another profile" });
+            return Err(CudaError::Partial { what: "they belong to other chunks or another profile" });
         }
         self.sums.iter_mut().zip(next.sums).for_each(|(own, other)| *own += other);
         add_rows(&mut self.exact, next.exact)
     }
 
-    /// Adds rows that [`finish`](KernelEncoder::finish) asked for.
+    /// Adds the rows that [`finish`](KernelEncoder::finish) requested.
     ///
     /// # Errors
     /// As [`add`](Self::add).
@@ -66,7 +66,7 @@ impl Partial {
 }
 
 impl<D: Device> KernelEncoder<D> {
-    /// This rank's share of some chunks. All ranks give the same requests but for block tables.
+    /// This rank's share of some chunks. All ranks must pass the same requests, except for block tables.
     ///
     /// # Safety
     /// As [`encode_from`](Self::encode_from).
@@ -88,8 +88,8 @@ impl<D: Device> KernelEncoder<D> {
         Ok(Partial { sums, exact: self.exact_rows(&batch, &buffers)?, whole: SiteRows::new() })
     }
 
-    /// Spans (request, scope, span) whose rows [`finish`](Self::finish) needs, in order: sums of theirs are not finite or out
-    /// of range.
+    /// Spans (request, scope, span) whose rows [`finish`](Self::finish) needs, in order: their sums are not
+    /// finite or out of range.
     ///
     /// # Errors
     /// As [`finish`](Self::finish).
@@ -143,8 +143,8 @@ impl<D: Device> KernelEncoder<D> {
             .map_err(|flagged| CudaError::RowsMissing { spans: flagged.len() })
     }
 
-    /// Objects, or the sites whose rows are missing.
-    #[allow(clippy::type_complexity, reason = "two outcomes that are no errors")]
+    /// The objects, or the sites whose rows are missing.
+    #[allow(clippy::type_complexity, reason = "two outcomes that are not errors")]
     fn finish_or_flags(
         &self,
         requests: &[EncodeRequest<'_>],
@@ -152,7 +152,7 @@ impl<D: Device> KernelEncoder<D> {
     ) -> Result<Result<Vec<(Vec<u8>, EncodeReport)>, Vec<usize>>, CudaError> {
         let batch = self.build(requests, None, EncodePhase::Finish)?;
         if batch.coefficients != sums.sums.len() {
-            return Err(CudaError::Partial { what: "they are of other chunks or another profile" });
+            return Err(CudaError::Partial { what: "they belong to other chunks or another profile" });
         }
         let buffers = EncodeBuffers::new(&self.device, &batch, None, self.cpu.spec(), Some(&sums.sums))?;
         let runner =

@@ -1,4 +1,5 @@
-//! What a profile keeps on the device for encoders: symbols, inverted tables, plans, elements, analysis matrices.
+//! The data of a profile that encoders keep on the device: symbols, inverted tables, plans, elements,
+//! analysis matrices.
 
 use kvasir_codec::{
     CpuEncoder, PredictorView, ScopeView,
@@ -12,7 +13,7 @@ use crate::{
     resident::{Frequencies, index_u32, push_predictor},
 };
 
-/// One section's plan: where its coefficients and coding words are, and how many.
+/// One section's plan: the positions of its coefficients and coding words, and their number.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct SectionPlan {
     pub(super) first: u32,
@@ -143,8 +144,9 @@ pub(super) fn symbols(bank: &TableBank) -> Vec<Symbol> {
     all
 }
 
-/// Division by `frequency` as a multiplication: `x / f = (x · ceil(2^(31 + l) / f)) >> (31 + l)` for `x < 2^31`, where
-/// `l = ceil(log2 f)` (Granlund and Montgomery 1994, theorem 4.2). A frequency of 1 has no such factor in 32 bits.
+/// Division by `frequency` as a multiplication: `x / f = (x · ceil(2^(31 + l) / f)) >> (31 + l)` for
+/// `x < 2^31`, with `l = ceil(log2 f)` (Granlund and Montgomery 1994, theorem 4.2). A frequency of 1 has no
+/// such factor in 32 bits.
 fn symbol(start: u32, frequency: u32) -> Symbol {
     debug_assert!(frequency <= PROBABILITY_ONE);
     if frequency < 2 {

@@ -1,4 +1,4 @@
-//! Launches of an encode, and what comes back.
+//! The launches of an encode, and their results.
 
 use kvasir_kernels::{
     ANALYSIS_DEPTH, ANALYSIS_TILE, AnalyseParams, EncodeParams, GatherParams, Kernel, PieceState,
@@ -29,7 +29,7 @@ pub(super) struct EncodeBuffers<M> {
 }
 
 impl<M: DeviceMemory> EncodeBuffers<M> {
-    /// `sums` are the coefficients, where they are already there.
+    /// `sums` are the coefficients, if they are already available.
     pub(super) fn new<D: Device<Memory = M>>(
         device: &D,
         batch: &EncodeBatch,
@@ -54,7 +54,7 @@ impl<M: DeviceMemory> EncodeBuffers<M> {
     }
 }
 
-/// What coding needs besides, and what it leaves.
+/// Additional input of the coding kernels, and their output.
 #[derive(Debug)]
 pub(super) struct CodingBuffers<M> {
     widths: M,
@@ -84,7 +84,7 @@ impl<M: DeviceMemory> CodingBuffers<M> {
     }
 }
 
-/// What coding left, on the host.
+/// The output of the coding kernels, on the host.
 #[derive(Debug, Default)]
 pub(super) struct EncodeResults {
     /// One a site: whether a value is not finite or out of range.
@@ -211,7 +211,7 @@ impl<D: Device> EncodeRunner<'_, D> {
         Ok(())
     }
 
-    /// Rows or coefficients, as far as the batch asks.
+    /// Rows or coefficients, as requested by the batch.
     ///
     /// # Safety
     /// The planes that the batch was built for are device memory of the layout they say.
@@ -264,5 +264,5 @@ pub(super) fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
 }
 
-/// Records that come back hold nothing but words.
+/// Records that are read back contain only words.
 const _: () = assert!(size_of::<PieceState>() == 24);

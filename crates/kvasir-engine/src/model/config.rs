@@ -1,4 +1,4 @@
-//! `config.json` in Hugging Face's Llama vocabulary, narrowed to what the engine runs.
+//! `config.json` in Hugging Face's Llama vocabulary, restricted to what the engine runs.
 
 use kvasir_types::{KvDtype, KvLayout, LayerKv, ModelSpec, Pairing, ROTARY_DIMS_MAX, Reuse, Rope};
 use serde::Deserialize;
@@ -55,7 +55,7 @@ pub struct LlamaConfig {
     pub heads: usize,
     /// Key/value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Elements of a head.
+    /// Elements per head.
     pub head_dim: usize,
     /// Tokens of the vocabulary.
     pub vocab: usize,
@@ -123,7 +123,7 @@ impl LlamaConfig {
         Ok(config)
     }
 
-    /// The identity and layout of this model's KV cache: RoPE resolved, one GQA layout a layer.
+    /// The identity and layout of this model's KV cache: RoPE resolved, one GQA layout per layer.
     pub fn spec(&self, weights: String, revision: String) -> ModelSpec {
         // Validated sizes fit: heads and head elements are at most 65,536.
         let layout = KvLayout::Gqa { kv_heads: self.kv_heads as u32, head_dim: self.head_dim as u32 };

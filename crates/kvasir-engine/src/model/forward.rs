@@ -81,7 +81,7 @@ impl Model {
         Ok(())
     }
 
-    /// Self-attention of one layer: projections over all items at once, attention item by item.
+    /// Self-attention of one layer: projections over all items at once, attention per item.
     fn attend(
         &self,
         items: &mut [StepItem<'_>],
@@ -112,7 +112,8 @@ impl Model {
         let (tokens, groups) = (q.len() / (heads * dim), heads / kv_heads);
         let (first, cached) = (kv.len(), kv.len() + tokens);
         let (keys, values) = (kv.gather(layer, Plane::K, cached), kv.gather(layer, Plane::V, cached));
-        // Query heads of a group share their KV head, so they lie together: [kv head][head of the group][token].
+        // Query heads of a group share their KV head, so they are stored together: [kv head][head of the
+        // group][token].
         let scale = (dim as f32).sqrt().recip();
         let of_head =
             |head: usize| (0..tokens).flat_map(move |token| &q[(token * heads + head) * dim..][..dim]);

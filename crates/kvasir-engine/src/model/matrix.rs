@@ -10,7 +10,7 @@ pub(super) struct Matrix {
 }
 
 impl Matrix {
-    /// Rows of `columns` values, one after the other; `columns` is at least 1.
+    /// Concatenated rows of `columns` values each; `columns` is at least 1.
     pub(super) fn new(columns: usize, values: Vec<f32>) -> Self {
         debug_assert!(values.len().is_multiple_of(columns), "whole rows");
         Self { columns, values }
@@ -24,7 +24,7 @@ impl Matrix {
         &self.values[row * self.columns..(row + 1) * self.columns]
     }
 
-    /// Rows `rows`, one after the other.
+    /// The range `rows` of rows, concatenated.
     pub(super) fn rows(&self, rows: std::ops::Range<usize>) -> &[f32] {
         &self.values[rows.start * self.columns..rows.end * self.columns]
     }

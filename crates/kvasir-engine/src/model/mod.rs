@@ -35,11 +35,11 @@ const TINY_CONFIG: &[u8] = include_bytes!("../../assets/kvasir-tiny/config.json"
 const TINY_WEIGHTS: &[u8] = include_bytes!("../../assets/kvasir-tiny/model.safetensors");
 const TINY_TOKENIZER: &[u8] = include_bytes!("../../assets/kvasir-tiny/tokenizer.json");
 
-/// The profile that ships with [`Model::kvasir_tiny`]: bytes for `Profile::from_bytes`. How it was trained and
-/// what its levels cost is in `assets/kvasir-tiny/README.md`.
+/// The profile that ships with [`Model::kvasir_tiny`], as bytes for `Profile::from_bytes`.
+/// `assets/kvasir-tiny/README.md` describes how it was trained and what its levels cost.
 pub const TINY_PROFILE: &[u8] = include_bytes!("../../assets/kvasir-tiny/default.kvp");
 
-/// A loaded model. Cheap to share behind an `Arc`; every call takes the cache it works on.
+/// A loaded model. Share it cheaply behind an `Arc`; every call takes the cache it works on.
 #[derive(Debug)]
 pub struct Model {
     config: LlamaConfig,
@@ -93,7 +93,7 @@ impl Model {
         })
     }
 
-    /// Sets how many tokens a prefill step takes at once (at least 1); bounds the memory of activations.
+    /// Sets how many tokens a prefill step processes (at least 1); bounds the memory for activations.
     #[must_use]
     pub fn with_prefill_tokens(mut self, tokens: usize) -> Self {
         self.prefill_tokens = tokens.max(1);
@@ -110,7 +110,7 @@ impl Model {
         &self.config
     }
 
-    /// Parameters of the model: what budgets of profiles are shares of.
+    /// Number of parameters of the model. The budgets of profiles are shares of it.
     pub fn parameters(&self) -> usize {
         let c = &self.config;
         let attention = 2 * c.hidden * c.head_dim * (c.heads + c.kv_heads);
@@ -129,7 +129,7 @@ impl Model {
         self.weights.layers[layer].o.values()
     }
 
-    /// An empty cache over a pool of its own that holds one context, in pages of 16 tokens.
+    /// An empty cache over a new pool that holds one context, in pages of 16 tokens.
     ///
     /// # Errors
     /// [`EngineError::Paged`] when the model's KV type has no storage.
@@ -149,7 +149,7 @@ impl Model {
         Ok(kv)
     }
 
-    /// Prefills `tokens` after what the cache holds.
+    /// Prefills `tokens` after the tokens that the cache holds.
     ///
     /// # Errors
     /// As [`calculate_kv`](Self::calculate_kv), and [`EngineError::Paged`] when the pool is full.
@@ -173,9 +173,10 @@ impl Model {
         Ok(())
     }
 
-    /// Completes a cache that a load filled in part: the KV of `tokens` was written into the reserved pages, but for the ranges
-    /// `missing` (ascending, disjoint), and nothing was committed yet. Prefills these in place, each over everything before it.
-    /// What of them lies behind `tokens` is left out.
+    /// Completes a cache that a load filled in part. The KV of `tokens` is in the reserved pages, except for
+    /// the ranges `missing` (ascending, disjoint), and nothing is committed yet. This call prefills those
+    /// ranges in place, each over everything before it. Parts of `missing` behind the end of `tokens` are
+    /// ignored.
     ///
     /// # Errors
     /// As [`extend_kv`](Self::extend_kv); [`EngineError::Paged`] when pages were not reserved.

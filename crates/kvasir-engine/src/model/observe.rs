@@ -2,10 +2,10 @@
 
 use crate::error::EngineError;
 
-/// Sees what a layer computed. Used by token and layer budgets (H2O, SqueezeAttention); generation passes
+/// Observes what a layer computed. Token and layer budgets (H2O, SqueezeAttention) use it; generation passes
 /// [`Unobserved`].
 pub trait Observer {
-    /// Called before a layer reads or writes the cache. A load that is still under way holds the layer up here.
+    /// Called before a layer reads or writes the cache. A load that is still running blocks the layer here.
     ///
     /// # Errors
     /// [`EngineError::Interrupted`] ends the step; nothing is committed then.
@@ -30,8 +30,8 @@ pub trait Observer {
         let _ = (layer, before, after);
     }
 
-    /// A bias to add to the attention scores of a layer before the softmax, `[kv head][cached token]` (−∞ hides a token
-    /// from a head), or none.
+    /// A bias to add to the attention scores of a layer before the softmax, `[kv head][cached token]` (−∞
+    /// hides a token from a head), or `None`.
     fn bias(&self, layer: usize, cached: usize) -> Option<Vec<f32>> {
         let _ = (layer, cached);
         None

@@ -23,7 +23,7 @@ impl RotaryTable {
         Self { pairs: rope.freqs.len(), cos, sin }
     }
 
-    /// Rotates `rows`, `[token][head][element]`, whose first token stands at `position`.
+    /// Rotates `rows`, `[token][head][element]`; their first token is at `position`.
     pub(super) fn rotate(&self, rows: &mut [f32], heads: usize, position: usize) {
         let dim = 2 * self.pairs;
         for (token, heads) in rows.chunks_exact_mut(heads * dim).enumerate() {

@@ -1,4 +1,4 @@
-//! Texts of the model's own: what to train a profile on where no other text may be used.
+//! Texts sampled from the model itself: training data for a profile when no other text may be used.
 
 use super::{Model, StepItem, generate::Sampler, generate::Sampling};
 use crate::error::EngineError;
@@ -7,8 +7,8 @@ use crate::error::EngineError;
 const BATCH: usize = 16;
 
 impl Model {
-    /// `count` texts of `tokens` tokens, drawn from the model at temperature 1; each starts at a token of its own. Same
-    /// seed, same texts, on the same kind of machine.
+    /// Draws `count` texts of `tokens` tokens from the model at temperature 1; each starts with a different
+    /// token. The same seed gives the same texts on the same kind of machine.
     ///
     /// `progress` is told the share done, 0 to 1.
     ///

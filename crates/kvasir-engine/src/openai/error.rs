@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use crate::{error::EngineError, serving::SubmitError};
 
-/// Seconds after which a client that found every place taken may ask again: about the time of a prefill.
+/// `Retry-After` in seconds when all places are taken: about the time of a prefill.
 const RETRY_SECONDS: &str = "1";
 
 /// A refused or failed request.
@@ -48,7 +48,7 @@ impl ApiError {
         self
     }
 
-    /// A field whose value cannot be served.
+    /// A field whose value is not supported.
     pub(super) fn param(param: &'static str, message: impl Into<String>) -> Self {
         let mut error = Self::new(StatusCode::BAD_REQUEST, INVALID, message);
         error.body.error.param = Some(param);
@@ -57,7 +57,11 @@ impl ApiError {
 
     /// A body that is not a completion request.
     pub(super) fn json(error: &serde_json::Error) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, INVALID, format!("the body is no completion request: {error}"))
+        Self::new(
+            StatusCode::BAD_REQUEST,
+            INVALID,
+            format!("the body is not a valid completion request: {error}"),
+        )
     }
 
     pub(super) fn body(&self) -> &ErrorBody {
@@ -74,19 +78,19 @@ impl ApiError {
     }
 
     pub(super) fn route() -> Self {
-        Self::new(StatusCode::NOT_FOUND, INVALID, "there is no such route; POST /v1/completions is one")
+        Self::new(StatusCode::NOT_FOUND, INVALID, "there is no such route; use POST /v1/completions")
     }
 
     pub(super) fn method() -> Self {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, INVALID, "the route has another method")
     }
 
-    /// The engine gave a request up.
+    /// The engine failed while it ran a request.
     pub(super) fn engine() -> Self {
         Self::new(
             StatusCode::INTERNAL_SERVER_ERROR,
             "server_error",
-            "the engine gave the request up; its log says why",
+            "the engine stopped this request; its log has the reason",
         )
     }
 }

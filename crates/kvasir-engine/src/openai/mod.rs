@@ -40,7 +40,7 @@ use crate::{
     serving::{Completion, Engine, Output, Summary},
 };
 
-/// What handlers share.
+/// State that the handlers share.
 #[derive(Debug, Clone)]
 struct Served {
     engine: Engine,
@@ -60,7 +60,7 @@ pub fn router(engine: Engine, name: &str) -> Router {
         .with_state(Served { engine, name: name.into() })
 }
 
-/// Serves until `shutdown`, then lets running requests end and waits for stores that were begun.
+/// Serves until `shutdown`, then lets running requests end and waits for stores that have started.
 ///
 /// # Errors
 /// Those of the listener.
@@ -123,7 +123,7 @@ async fn whole(
     Err(ApiError::engine())
 }
 
-/// What a stream still has to send.
+/// What a stream has yet to send.
 enum Stage {
     Text,
     Usage(Box<Summary>),
@@ -131,7 +131,7 @@ enum Stage {
     Over,
 }
 
-/// One event a piece of text, then one with usage if wanted, then `[DONE]`.
+/// One event per piece of text, then one with usage if the client requested it, then `[DONE]`.
 fn events(
     completion: Completion,
     decoder: Detokenizer,
@@ -177,7 +177,7 @@ async fn text_event(
                 };
                 return (json(&reply.last(text, decoder, &summary)), after(summary));
             }
-            // Half a character, or what may become a stop sequence: nothing to show yet.
+            // Part of a character, or the possible start of a stop sequence: nothing to show yet.
             Ok((text, None)) if text.is_empty() => {}
             Ok((text, None)) => return (json(&reply.piece(text)), Stage::Text),
             Err(error) => return (json(error.body()), Stage::End),

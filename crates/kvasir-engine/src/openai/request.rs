@@ -1,4 +1,4 @@
-//! What a client asks for, narrowed to what the engine does.
+//! A client's request, restricted to what the engine supports.
 
 use serde::Deserialize;
 
@@ -16,7 +16,7 @@ const MAX_TOKENS_DEFAULT: usize = 16;
 /// ignored, as OpenAI does.
 #[derive(Debug, Clone, Deserialize)]
 pub struct CompletionRequest {
-    /// Name of the model; the one that is served where absent.
+    /// Name of the model; the served model if absent.
     pub model: Option<String>,
     /// The prompt.
     pub prompt: Prompt,
@@ -26,7 +26,7 @@ pub struct CompletionRequest {
     pub temperature: Option<f32>,
     /// Only 1.
     pub top_p: Option<f32>,
-    /// Tokens to draw from; all where absent or −1.
+    /// Tokens to sample from; all if absent or −1.
     pub top_k: Option<i64>,
     /// Seed of the sampling.
     pub seed: Option<u64>,
@@ -34,10 +34,10 @@ pub struct CompletionRequest {
     pub n: Option<u32>,
     /// Only 1.
     pub best_of: Option<u32>,
-    /// Whether the answer comes as events.
+    /// Whether to send the answer as events.
     #[serde(default)]
     pub stream: bool,
-    /// What else comes as an event.
+    /// Which additional events to send.
     pub stream_options: Option<StreamOptions>,
     /// Ends the answer before any of these.
     pub stop: Option<Stop>,
@@ -81,7 +81,7 @@ pub enum Stop {
     Many(Vec<String>),
 }
 
-/// What a stream has besides text.
+/// Additional events of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 pub struct StreamOptions {
     /// A last event with usage and the TTFT breakdown.
@@ -89,7 +89,7 @@ pub struct StreamOptions {
     pub include_usage: bool,
 }
 
-/// What OpenAI does not have.
+/// Kvasir's additions to OpenAI's request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Extensions {
@@ -107,7 +107,7 @@ pub(super) struct Narrowed {
 }
 
 impl CompletionRequest {
-    /// Parses a body that asks for the model `served`.
+    /// Parses a body that requests the model `served`.
     pub(super) fn parse(body: &[u8], served: &str) -> Result<Self, ApiError> {
         let request: Self = serde_json::from_slice(body).map_err(|error| ApiError::json(&error))?;
         match &request.model {
@@ -140,7 +140,7 @@ impl CompletionRequest {
         Ok(Narrowed { request, stops, digest: self.kvasir.kv_digest })
     }
 
-    /// Nothing that is asked for is silently left out.
+    /// Rejects every parameter that the engine does not support; none is silently ignored.
     fn refuse(&self) -> Result<(), ApiError> {
         let asked = [
             ("n", self.n.is_some_and(|n| n != 1)),
@@ -169,7 +169,7 @@ impl CompletionRequest {
             Prompt::TokenLists(lists) if lists.len() == 1 => Ok(lists[0].clone()),
             Prompt::Texts(_) | Prompt::TokenLists(_) => Err(ApiError::param(
                 "prompt",
-                "one prompt a request; send several requests, they are batched",
+                "only one prompt per request is supported; send several requests, the engine batches them",
             )),
         }
     }

@@ -1,4 +1,4 @@
-//! What a client gets, in OpenAI's shape with `kvasir` beside it.
+//! The response to a client, in OpenAI's shape with an additional `kvasir` object.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::text::Detokenizer;
 use crate::serving::{PrefixUse, Summary, TtftBreakdown};
 
-/// A completion, or a piece of one.
+/// A completion, or a part of one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CompletionResponse {
     /// `cmpl-…`.
@@ -23,7 +23,7 @@ pub struct CompletionResponse {
     /// Token counts; not in pieces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
-    /// Where the KV came from and the time went; in the last piece and behind it.
+    /// Where the KV came from and where the time went; in the last part and in the usage event.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kvasir: Option<KvasirReport>,
 }
@@ -31,7 +31,7 @@ pub struct CompletionResponse {
 /// A text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Choice {
-    /// The text, or a piece of it.
+    /// The text, or a part of it.
     pub text: String,
     /// 0.
     pub index: u32,
@@ -50,11 +50,11 @@ pub struct Usage {
     pub completion_tokens: usize,
     /// Both.
     pub total_tokens: usize,
-    /// What of the prompt was not computed.
+    /// Which part of the prompt was not computed.
     pub prompt_tokens_details: PromptDetails,
 }
 
-/// OpenAI's place for what was cached.
+/// OpenAI's object for the number of cached tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct PromptDetails {
     /// Prompt tokens whose KV came from memory or from Kvasir.
@@ -68,7 +68,7 @@ pub struct KvasirReport {
     pub ttft: TtftBreakdown,
     /// Tokens and bytes.
     pub prefix: PrefixUse,
-    /// Digest of the prompt's KV, whole pages, if it was asked for.
+    /// Digest of the prompt's KV (whole pages), if the request asked for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_digest: Option<String>,
 }
@@ -80,7 +80,7 @@ impl From<&Summary> for KvasirReport {
     }
 }
 
-/// What all responses to a request have in common.
+/// The fields that all responses to a request share.
 #[derive(Debug)]
 pub(super) struct Reply {
     id: String,
@@ -91,7 +91,7 @@ pub(super) struct Reply {
 
 impl Reply {
     pub(super) fn new(model: &str, prompt_tokens: usize) -> Self {
-        // A clock before 1970 is no reason to fail.
+        // A clock before 1970 must not fail the request.
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let id = format!("cmpl-{}", uuid::Uuid::new_v4().simple());
         Self { id, created, model: model.to_owned(), prompt_tokens }
@@ -122,7 +122,7 @@ impl Reply {
         response
     }
 
-    /// The event behind the text.
+    /// The usage event after the text.
     pub(super) fn usage(&self, decoder: &Detokenizer, summary: &Summary) -> CompletionResponse {
         let mut response = self.response(None);
         response.usage = Some(self.count(decoder, summary));
@@ -130,7 +130,7 @@ impl Reply {
         response
     }
 
-    /// Everything at once.
+    /// The complete response.
     pub(super) fn whole(&self, text: String, decoder: &Detokenizer, summary: &Summary) -> CompletionResponse {
         let mut response = self.last(text, decoder, summary);
         response.usage = Some(self.count(decoder, summary));

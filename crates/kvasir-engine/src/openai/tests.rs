@@ -146,8 +146,8 @@ async fn what_is_not_served_is_refused_by_name() {
         (json!({ "prompt": "a", "logprobs": 1 }), 400, "logprobs"),
         (json!({ "prompt": "a", "stop": "" }), 400, "stop"),
         (json!({ "prompt": "a", "kvasir": { "x": 1 } }), 400, "unknown field"),
-        (json!({ "prompt": 3 }), 400, "no completion request"),
-        (json!([]), 400, "no completion request"),
+        (json!({ "prompt": 3 }), 400, "not a valid completion request"),
+        (json!([]), 400, "not a valid completion request"),
     ];
     for (body, status, needle) in cases {
         let (found, answer) = server.complete(body.clone()).await;

@@ -1,4 +1,4 @@
-//! Tokens to text as they come: whole characters only, and nothing past a stop sequence.
+//! Decodes tokens to text as they arrive: whole characters only, and nothing past a stop sequence.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use crate::{error::EngineError, model::Model};
 pub(super) struct Detokenizer {
     model: Arc<Model>,
     tokens: Vec<u32>,
-    /// Text of `tokens[context..read]` was given out; it is decoded again with what follows, because a token's text may
-    /// depend on the one before.
+    /// The text of `tokens[context..read]` has been returned. It is decoded again with the next tokens,
+    /// because a token's text may depend on the previous one.
     context: usize,
     read: usize,
     stops: Vec<String>,
@@ -25,7 +25,7 @@ impl Detokenizer {
         Self { model, tokens, context: 0, read: 0, stops, held, stopped: false }
     }
 
-    /// Whether a stop sequence came.
+    /// Whether a stop sequence occurred.
     pub(super) const fn stopped(&self) -> bool {
         self.stopped
     }
@@ -35,14 +35,14 @@ impl Detokenizer {
         self.tokens.len()
     }
 
-    /// Takes a token; answers what text is certain now.
+    /// Adds a token; returns the text that is now certain.
     pub(super) fn push(&mut self, token: u32) -> Result<String, EngineError> {
         self.tokens.push(token);
         let new = self.decode(false)?;
         Ok(self.pass(&new, false))
     }
 
-    /// The rest, half characters and what looked like a stop sequence included.
+    /// Returns the rest, including incomplete characters and a possible start of a stop sequence.
     pub(super) fn finish(&mut self) -> Result<String, EngineError> {
         let new = self.decode(true)?;
         Ok(self.pass(&new, true))
@@ -52,7 +52,7 @@ impl Detokenizer {
         let tokenizer = self.model.tokenizer();
         let before = tokenizer.decode(&self.tokens[self.context..self.read])?;
         let all = tokenizer.decode(&self.tokens[self.context..])?;
-        // A character whose last bytes are still to come decodes to U+FFFD until they are there.
+        // A character whose last bytes have not arrived yet decodes to U+FFFD.
         let whole = end || !all.ends_with('\u{fffd}');
         match all.get(before.len()..) {
             Some(new) if whole && !new.is_empty() => {

@@ -9,13 +9,13 @@ use kvasir_types::{Loss, Plane};
 use super::{PagePool, PagedSink};
 use crate::error::PagedError;
 
-/// A sequence's KV cache: a block table over pages of a [`PagePool`]. Dropping it gives the pages back.
+/// A sequence's KV cache: a block table over pages of a [`PagePool`]. Dropping it releases the pages.
 #[derive(Debug)]
 pub struct PagedKv {
     pool: Arc<PagePool>,
     table: Vec<PageRef>,
     len: usize,
-    /// The most that any of it has lost.
+    /// The largest loss of any part.
     loss: Loss,
 }
 
@@ -25,7 +25,7 @@ impl PagedKv {
         Self { pool, table: Vec::new(), len: 0, loss: Loss::NONE }
     }
 
-    /// A sequence of whole pages that others hold too, of which the coarsest has lost this.
+    /// A sequence of whole pages that others hold too; `loss` is that of the coarsest page.
     pub(crate) fn sharing(pool: &Arc<PagePool>, pages: &[PageRef], loss: Loss) -> Self {
         pages.iter().for_each(|page| pool.share(*page));
         let len = pages.len() * pool.page_tokens();
@@ -37,27 +37,27 @@ impl PagedKv {
         &self.table
     }
 
-    /// Tokens whose KV is there.
+    /// Number of tokens whose KV is present.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether no token's KV is there.
+    /// Whether it holds no tokens.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The most that any of it has lost: what lies beneath all that is computed over it.
+    /// The largest loss of any part. Everything computed over this cache has at least this loss beneath it.
     pub fn loss(&self) -> Loss {
         self.loss
     }
 
-    /// Says what it has lost.
+    /// Sets the loss.
     pub fn set_loss(&mut self, loss: Loss) {
         self.loss = loss;
     }
 
-    /// The pool its pages come from.
+    /// The pool that its pages come from.
     pub fn pool(&self) -> &Arc<PagePool> {
         &self.pool
     }
@@ -91,8 +91,8 @@ impl PagedKv {
         Ok(PagedSink::new(Arc::clone(&self.pool), self.table.clone(), first_token))
     }
 
-    /// The reserved pages as a table for [`Session::load`](kvasir_client::Session::load), each with its generation:
-    /// a load that outlives this sequence cannot write into what its pages have become.
+    /// The reserved pages as a table for [`Session::load`](kvasir_client::Session::load), each with its
+    /// generation. A load that outlives this sequence cannot write into pages that have been reused.
     ///
     /// # Errors
     /// [`PagedError::OutOfRange`] when the sequence holds tokens already: attention may be reading those pages, forks
@@ -119,13 +119,13 @@ impl PagedKv {
         Ok(())
     }
 
-    /// Forgets all tokens from `tokens` on but keeps the pages and what is in them: a prefill that ran ahead of a load
-    /// is undone so.
+    /// Forgets all tokens from `tokens` on but keeps the pages and their contents. This undoes a prefill that
+    /// ran ahead of a load.
     pub(crate) fn rewind(&mut self, tokens: usize) {
         self.len = self.len.min(tokens);
     }
 
-    /// Forgets all tokens from `tokens` on and gives their pages back.
+    /// Forgets all tokens from `tokens` on and releases their pages.
     pub fn truncate(&mut self, tokens: usize) {
         self.len = self.len.min(tokens);
         for page in self.table.drain(self.len.div_ceil(self.pool.page_tokens())..) {
@@ -163,7 +163,7 @@ impl PagedKv {
     pub fn read_head(&self, layer: usize, plane: Plane, head: usize, tokens: Range<usize>, out: &mut [f32]) {
         let (_, elements) = self.pool.shape(layer, plane);
         assert!(tokens.end <= self.len, "tokens {tokens:?} of a cache of {}", self.len);
-        assert_eq!(out.len(), tokens.len() * elements, "one row a token");
+        assert_eq!(out.len(), tokens.len() * elements, "one row per token");
         self.pool.read_head(&self.table, (layer, plane, head), tokens.start, out);
     }
 
@@ -174,7 +174,8 @@ impl PagedKv {
         self.pool.write_tokens(&self.table, layer, Plane::V, first, v);
     }
 
-    /// All heads of a plane for tokens `0..tokens` (written, maybe not yet committed), `[head][token][element]`.
+    /// All heads of a plane for tokens `0..tokens` (written, possibly not yet committed),
+    /// `[head][token][element]`.
     pub(crate) fn gather(&self, layer: usize, plane: Plane, tokens: usize) -> Vec<f32> {
         let (heads, elements) = self.pool.shape(layer, plane);
         let mut out = vec![0.0; heads * tokens * elements];
@@ -184,8 +185,8 @@ impl PagedKv {
         out
     }
 
-    /// BLAKE3 over every value as little-endian f32, by layer, plane, head, token: equal for equal caches, whatever pages
-    /// they lie in.
+    /// BLAKE3 over every value as little-endian f32, by layer, plane, head, token. Equal caches have equal
+    /// digests, whichever pages hold them.
     pub fn digest(&self) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new();
         for (layer, plane) in (0..self.layers()).flat_map(|layer| Plane::ALL.map(|plane| (layer, plane))) {

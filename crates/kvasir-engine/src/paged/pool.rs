@@ -74,7 +74,7 @@ impl PagePool {
         self.pages_max - self.pages_in_use()
     }
 
-    /// `(heads, elements of a head)` of a layer's plane.
+    /// `(heads, elements per head)` of a layer's plane.
     pub(super) fn shape(&self, layer: usize, plane: Plane) -> (usize, usize) {
         self.shapes[layer][plane as usize]
     }
@@ -115,7 +115,7 @@ impl PagePool {
         self.inner.write().pages[page.index as usize].references += 1;
     }
 
-    /// Gives one reference back; the last one ends the page's generation.
+    /// Releases one reference; the last one ends the page's generation.
     pub(crate) fn release(&self, page: PageRef) {
         let mut inner = self.inner.write();
         let state = &mut inner.pages[page.index as usize];
@@ -157,7 +157,7 @@ impl PagePool {
         }
     }
 
-    /// Writes rows of one head; rows whose page has another generation by now are dropped and counted.
+    /// Writes rows of one head. Rows for a page whose generation has changed are dropped and counted.
     pub(super) fn write_head(
         &self,
         table: &[PageRef],

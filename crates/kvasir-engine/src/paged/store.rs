@@ -52,8 +52,8 @@ impl PlaneStore {
         }
     }
 
-    /// Copies rows of the same type to where the first of them begins at `start`, with strides in elements; `false` for rows of
-    /// another type.
+    /// Copies rows of the same type to the position `start` of the first row, with strides in elements;
+    /// `false` for rows of another type.
     pub(super) fn copy_rows(
         &mut self,
         start: usize,
@@ -70,7 +70,7 @@ impl PlaneStore {
         true
     }
 
-    /// `elements` elements from `start` on, as they are.
+    /// `elements` elements from `start` on, as raw bytes.
     #[cfg(test)]
     pub(super) fn bytes(&self, start: usize, elements: usize) -> Vec<u8> {
         let range = start..start + elements;

@@ -1,4 +1,4 @@
-//! What an error in the cache costs by its direction within a head.
+//! The cost of an error in the cache by its direction within a head.
 
 use kvasir_train::Metric;
 use kvasir_types::Plane;
@@ -23,12 +23,13 @@ impl Observer for QueryPower {
     }
 }
 
-/// Keys: `q · k` is what counts, so the second moment of the queries that meet a head. A rotary pair of a query turns
-/// against an un-roped key with the distance between them, so a pair counts alike in both of its elements, and pairs of
-/// different frequencies do not correlate. Values: `Wᵒ v` is what counts, so `Wᵒᵀ Wᵒ` summed over a head's group.
+/// For keys, `q · k` counts, so the matrix is the second moment of the queries that attend to a head. A
+/// rotary pair of a query rotates against an un-roped key with the distance between them. Both elements of a
+/// pair therefore count the same, and pairs of different frequencies do not correlate. For values, `Wᵒ v`
+/// counts, so the matrix is `Wᵒᵀ Wᵒ` summed over a head's group.
 ///
 /// # Errors
-/// As [`Model::calculate_kv`]; [`EngineError::EmptyPrompt`] where the texts say nothing about a plane.
+/// As [`Model::calculate_kv`]; [`EngineError::EmptyPrompt`] if the texts contain no data for a plane.
 pub fn metric(model: &Model, texts: &[Vec<u32>]) -> Result<Metric, EngineError> {
     let config = model.config();
     let (dim, kv_heads, groups) = (config.head_dim, config.kv_heads, config.heads / config.kv_heads);
@@ -76,7 +77,7 @@ mod tests {
 
     #[test]
     fn a_gram_matrix_sums_over_the_query_heads_of_a_group() {
-        // Two KV heads with two query heads each, one element a head: rows of four weights.
+        // Two KV heads with two query heads each, one element per head: rows of four weights.
         let weights = [1.0, 2.0, 3.0, 4.0, 0.5, 0.0, 1.0, 1.0];
         assert_eq!(gram(&weights, 4, 0, (2, 1)), [1.0 + 4.0 + 0.25]);
         assert_eq!(gram(&weights, 4, 2, (2, 1)), [9.0 + 16.0 + 2.0]);

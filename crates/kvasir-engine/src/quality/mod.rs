@@ -1,4 +1,5 @@
-//! What a lossy prefix costs: logit KL, top-1 agreement and perplexity against the uncompressed prefix.
+//! Measures the cost of a lossy prefix: logit KL, top-1 agreement and perplexity against the uncompressed
+//! prefix.
 //!
 //! Teacher forced: the prefix comes from the codec, the suffix is given and computed exactly over it, and both
 //! runs see the same suffix tokens. Position `i` compares the two predictions after suffix token `i`.
@@ -45,7 +46,7 @@ impl Estimate {
         Self { mean, low: mean - half, high: mean + half }
     }
 
-    /// Wilson interval of a proportion: right near 0 and 1, where agreement lives.
+    /// Wilson interval of a proportion; accurate near 0 and 1, where agreement usually is.
     pub fn of_proportion(successes: usize, trials: usize) -> Self {
         let (n, p) = (trials as f64, successes as f64 / trials as f64);
         let centre = (p + Z95 * Z95 / (2.0 * n)) / (1.0 + Z95 * Z95 / n);
@@ -68,7 +69,7 @@ pub struct Samples {
 pub struct Quality {
     /// Positions compared.
     pub positions: usize,
-    /// KL(exact ‖ lossy) of the next-token distribution, nats a token.
+    /// KL(exact ‖ lossy) of the next-token distribution, in nats per token.
     pub kl: Estimate,
     /// Share of positions at which both predict the same token.
     pub top1_agreement: Estimate,
@@ -76,7 +77,7 @@ pub struct Quality {
     pub perplexity_exact: f64,
     /// Perplexity of the given suffix over the lossy prefix.
     pub perplexity_lossy: f64,
-    /// Rise of the cross entropy, nats a token (paired, so far tighter than either perplexity).
+    /// Rise of the cross entropy in nats per token (paired, so far tighter than either perplexity).
     pub nats_rise: Estimate,
 }
 
@@ -121,7 +122,7 @@ impl Samples {
     }
 }
 
-/// Runs `suffix` over both prefixes and adds the comparison to `samples`. The prefixes stay as they are.
+/// Runs `suffix` over both prefixes and adds the comparison to `samples`. The prefixes are not changed.
 ///
 /// # Errors
 /// As [`Model::logits`]; the pools of both prefixes need room for a copy of the tail and the suffix.

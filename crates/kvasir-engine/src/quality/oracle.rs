@@ -1,4 +1,5 @@
-//! The model as the trainer's judge: what a profile's levels cost, and what an error costs by where it is.
+//! The model as the trainer's oracle: the cost of a profile's levels, and the cost of an error by its
+//! position.
 
 use std::sync::Arc;
 
@@ -9,7 +10,7 @@ use kvasir_types::Plane;
 use super::{RoundTripError, Samples, measure_levels};
 use crate::{error::EngineError, logits::Logits, model::Model, paged::PagedKv};
 
-/// Tells the profile trainer what its levels cost on held-out contexts of a real model.
+/// Measures for the profile trainer what its levels cost on held-out contexts of a real model.
 #[derive(Debug)]
 pub struct KlOracle<'a> {
     model: &'a Model,
@@ -77,7 +78,7 @@ impl<'a> KlOracle<'a> {
     }
 }
 
-/// Adds reproducible white noise of `nmse` times a plane's power about its mean.
+/// Adds reproducible white noise of `nmse` times the power of a plane about its mean.
 fn add_noise(kv: &mut KvBuffer, model: &Model, (layer, plane): (usize, Plane), nmse: f32) {
     let (heads, dim) = model.spec().layers[layer].layout.planes()[plane as usize];
     let (mut power, mut count) = (0f64, 0usize);
@@ -105,7 +106,7 @@ fn add_noise(kv: &mut KvBuffer, model: &Model, (layer, plane): (usize, Plane), n
 }
 
 impl QualityOracle for KlOracle<'_> {
-    /// Infinite where the profile cannot be run at all, so that the trainer never settles there.
+    /// Infinite if the profile cannot be run at all, so that the trainer never chooses it.
     fn kl_by_level(&mut self, profile: &Profile) -> Vec<f32> {
         let contexts: Vec<&[u32]> = self.contexts.iter().map(Vec::as_slice).collect();
         match measure_levels(self.model, &Arc::new(profile.clone()), &contexts, self.prefix) {

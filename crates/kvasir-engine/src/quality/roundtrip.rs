@@ -39,7 +39,7 @@ pub struct DecodedLevel {
     pub level: Level,
     /// Bytes of the object up to this level, head and tokens included.
     pub bytes: u64,
-    /// What an engine would load at this level.
+    /// The cache that an engine would load at this level.
     pub kv: PagedKv,
 }
 
@@ -86,7 +86,7 @@ pub struct LevelQuality {
     pub bytes: u64,
     /// Bits a KV element, everything in the object counted.
     pub bits_per_element: f64,
-    /// What it costs.
+    /// The quality of this level.
     pub quality: Quality,
 }
 

@@ -17,9 +17,9 @@ pub(super) enum Command {
         replies: mpsc::UnboundedSender<SchedulerReply>,
         reply: oneshot::Sender<Result<RequestId, SubmitError>>,
     },
-    /// End a request.
+    /// Cancels a request.
     Cancel(RequestId),
-    /// End a request that has all it wants; what it computed is kept.
+    /// Ends a request that has all it needs; the computed KV is kept.
     Finish(RequestId),
     /// Tokens of a prompt that are held in memory.
     Held { tokens: Arc<[u32]>, reply: oneshot::Sender<usize> },
@@ -29,7 +29,7 @@ pub(super) enum Command {
     Share { tokens: Arc<[u32]>, reply: oneshot::Sender<Option<PagedKv>> },
 }
 
-/// A reply about a request. A request generates a bounded number of tokens, so its channel needs no bound.
+/// A reply to a request. A request generates a bounded number of tokens, so its channel needs no bound.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum SchedulerReply {
     /// It runs now.
@@ -70,7 +70,7 @@ pub(super) fn run(mut scheduler: Scheduler, mut commands: mpsc::Receiver<Command
 
 /// Executes a command.
 fn execute(scheduler: &mut Scheduler, senders: &mut ReplySenders, command: Command) {
-    // Whoever asked may have gone away: then nobody wants the answer.
+    // If the caller has dropped the receiver, the answer is not needed.
     match command {
         Command::Submit { request, loaded, replies, reply } => {
             let result = scheduler.submit(request, loaded);
@@ -87,7 +87,7 @@ fn execute(scheduler: &mut Scheduler, senders: &mut ReplySenders, command: Comma
             scheduler.cancel(id);
         }
         Command::Finish(id) => {
-            // A request that ended by itself meanwhile has its last reply already.
+            // A request that has ended in the meantime already has its last reply.
             if let Some(SchedulerEvent::Finished { reason, .. }) = scheduler.finish(id)
                 && let Some(replies) = senders.remove(&id)
             {

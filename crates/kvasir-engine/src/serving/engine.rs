@@ -31,7 +31,7 @@ pub struct EngineConfig {
     pub pages: usize,
     /// Tokens of a page.
     pub page_tokens: usize,
-    /// What runs and waits at once.
+    /// How many requests run and wait at the same time.
     pub limits: SchedulerLimits,
 }
 
@@ -43,8 +43,8 @@ impl EngineConfig {
     }
 }
 
-/// An engine that serves: a scheduler on a thread of its own, and Kvasir if it is connected to one. Cheap to clone; the
-/// thread ends with the last clone.
+/// A serving engine: a scheduler on a dedicated thread, and optionally a connection to Kvasir. Cheap to
+/// clone; the thread ends with the last clone.
 #[derive(Debug, Clone)]
 pub struct Engine {
     shared: Arc<EngineShared>,
@@ -68,18 +68,18 @@ struct RemoteCache {
     how: RemoteUse,
 }
 
-/// Where the time to the first token went. The parts add up to `total`.
+/// Breakdown of the time to the first token. The parts add up to `total`.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
 pub struct TtftBreakdown {
-    /// Asking Kvasir what it has, in milliseconds.
+    /// Lookup in Kvasir, in milliseconds.
     pub lookup_ms: f64,
     /// Waiting, for whatever reason: for pages, for other requests' steps.
     pub queue_ms: f64,
-    /// Until the last byte of the KV was here.
+    /// Until the last byte of the KV arrived.
     pub fetch_ms: f64,
     /// From then until all of it was in its pages.
     pub decode_ms: f64,
-    /// Computing what was not loaded, but for the last token.
+    /// Computing what was not loaded, except the last token.
     pub recompute_ms: f64,
     /// The step that gave the first token.
     pub first_step_ms: f64,
@@ -87,7 +87,7 @@ pub struct TtftBreakdown {
     pub total_ms: f64,
 }
 
-/// Where the prompt's KV came from.
+/// Sources of the prompt's KV.
 #[derive(Debug, Clone, PartialEq, Default, Serialize)]
 pub struct PrefixUse {
     /// Tokens of the prompt.
@@ -98,11 +98,11 @@ pub struct PrefixUse {
     pub loaded_tokens: usize,
     /// Computed.
     pub computed_tokens: usize,
-    /// Bytes that were loaded.
+    /// Loaded bytes.
     pub loaded_bytes: u64,
-    /// Level of each chunk that a load was about; none where it was computed instead.
+    /// Level of each chunk in the loaded range; `None` where the chunk was computed instead.
     pub levels: Vec<Option<u8>>,
-    /// Predicted KL of what was loaded, nats a token.
+    /// Predicted KL of the loaded KV, in nats per token.
     pub kl_beneath: f64,
     /// Whether the suffix was started on the first layers while later ones were being decoded.
     pub layer_wise: bool,
@@ -111,7 +111,7 @@ pub struct PrefixUse {
 }
 
 impl PrefixUse {
-    /// Of a prompt of so many tokens, of which the scheduler was given or found `reused`.
+    /// For a prompt of `prompt_tokens` tokens, of which the scheduler was given or found `reused`.
     fn new(prompt_tokens: usize, reused: usize, outcome: &mut LoadOutcome) -> Self {
         let loaded = outcome.loaded_tokens.min(reused);
         let held = reused - loaded;
@@ -130,31 +130,31 @@ impl PrefixUse {
     }
 }
 
-/// What became of a request.
+/// Result of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Summary {
     /// Why it ended.
     pub reason: FinishReason,
     /// Time to first token.
     pub ttft: TtftBreakdown,
-    /// Where its KV came from.
+    /// Sources of its KV.
     pub prefix: PrefixUse,
-    /// BLAKE3 of the prompt's KV (whole pages, as f32), if it was asked for and is still held.
+    /// BLAKE3 of the prompt's KV (whole pages, as f32), if the request asked for it and the KV is still held.
     pub kv_digest: Option<blake3::Hash>,
 }
 
-/// How a cache came that the caller brought himself.
+/// How a cache was delivered that the caller supplied.
 #[derive(Debug, Clone, Copy)]
 pub struct Delivery {
     /// When the caller began.
     pub arrived: Instant,
-    /// Until the last byte was here.
+    /// Until the last byte arrived.
     pub fetch: Duration,
     /// From then until all of it was in its pages.
     pub decode: Duration,
 }
 
-/// Something a request gives.
+/// An item of a request's output.
 #[derive(Debug)]
 pub enum Output {
     /// A token.
@@ -163,7 +163,7 @@ pub enum Output {
     Done(Box<Summary>),
 }
 
-/// A request under way. Dropping it cancels it.
+/// A running request. Dropping it cancels it.
 #[derive(Debug)]
 pub struct Completion {
     outputs: mpsc::Receiver<Output>,
@@ -177,10 +177,11 @@ impl Completion {
         self.outputs.recv().await
     }
 
-    /// Ends a running request because its answer is complete: what was computed is kept and stored like any other's. Tokens
-    /// that came meanwhile are dropped. None when the engine failed, or when the summary was taken already.
+    /// Ends a running request because its answer is complete. The computed KV is kept and stored like that of
+    /// any other request. Tokens that arrive in the meantime are dropped. Returns `None` if the engine failed
+    /// or the summary was already taken.
     pub async fn stop(&mut self) -> Option<Summary> {
-        // Whoever does not listen any more has ended: then the summary is on its way.
+        // If the receiver is gone, the request has ended and its summary is on its way.
         let _ = self.stop.take().map(|stop| stop.send(()));
         loop {
             if let Output::Done(summary) = self.next().await? {
@@ -209,7 +210,8 @@ impl Engine {
         let pool = PagePool::new(model.spec(), config.page_tokens, config.pages)?;
         let limits = config.limits;
         let places_max = limits.sequences + limits.waiting;
-        // Loads keep requests out of the scheduler's own queue: it must take whoever has a place.
+        // Loads keep requests out of the scheduler's queue, so the scheduler must accept every request that
+        // has a place.
         let limits = SchedulerLimits { waiting: places_max, ..limits };
         let scheduler = Scheduler::new(Arc::clone(&model), Arc::clone(&pool), limits);
         let (commands, received) = mpsc::channel(COMMANDS_QUEUE);
@@ -246,13 +248,13 @@ impl Engine {
         }
     }
 
-    /// An empty cache with pages for `tokens` tokens, for a cache that comes some other way than from Kvasir
-    /// ([`complete_with`](Self::complete_with)). None while running requests hold too many.
+    /// An empty cache with pages for `tokens` tokens, for a cache that does not come from Kvasir
+    /// ([`complete_with`](Self::complete_with)). `None` while running requests hold too many pages.
     pub async fn allocate(&self, tokens: usize) -> Option<PagedKv> {
         self.shared.ask(|reply| Command::Allocate { tokens, reply }).await.flatten()
     }
 
-    /// Takes a request.
+    /// Submits a request.
     ///
     /// # Errors
     /// [`SubmitError`]: it can never run, or too many are open.
@@ -260,7 +262,8 @@ impl Engine {
         self.begin(request, None, Instant::now(), digest)
     }
 
-    /// Takes a request with a cache of its prompt that the caller brought, in pages from [`allocate`](Self::allocate).
+    /// Submits a request with a cache of its prompt that the caller filled, in pages from
+    /// [`allocate`](Self::allocate).
     ///
     /// # Errors
     /// As [`complete`](Self::complete).
@@ -310,7 +313,7 @@ impl EngineShared {
     }
 }
 
-/// Ends a request whose owner has gone away.
+/// Cancels a request whose owner has been dropped.
 struct CancelOnDrop {
     commands: mpsc::Sender<Command>,
     id: Option<RequestId>,
@@ -319,7 +322,7 @@ struct CancelOnDrop {
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         if let Some(id) = self.id {
-            // Where the queue is full, the scheduler finds out with the next token.
+            // If the queue is full, the scheduler notices with the next token.
             let _ = self.commands.try_send(Command::Cancel(id));
         }
     }
@@ -391,12 +394,12 @@ impl RequestGuard {
         if reason != FinishReason::Cancelled {
             self.save(session, tokens, prompt.len()).await;
         }
-        // The caller may have gone away by now: then nobody wants the summary.
+        // If the caller has been dropped, the summary is not needed.
         let _ = self.outputs.send(Output::Done(Box::new(Summary { reason, ttft, prefix, kv_digest }))).await;
     }
 
-    /// Looks up the prompt in memory, then in Kvasir, and loads what Kvasir holds beyond memory. The session is that of the
-    /// prompt; none where memory held enough.
+    /// Looks up the prompt in memory, then in Kvasir, and loads what Kvasir holds beyond memory. Returns the
+    /// prompt's session, or `None` if memory held enough.
     async fn load_prefix(
         &self,
         prompt: &Arc<[u32]>,
@@ -440,7 +443,7 @@ impl RequestGuard {
         }
     }
 
-    /// What the scheduler kept of a finished sequence.
+    /// The part of `tokens` that the scheduler kept from finished sequences.
     async fn kept(&self, tokens: &[u32]) -> Option<PagedKv> {
         let tokens = tokens.into();
         self.shared.ask(|reply| Command::Share { tokens, reply }).await.flatten()
@@ -451,7 +454,7 @@ impl RequestGuard {
         Some(kv.digest())
     }
 
-    /// Saves the sequence's whole pages in the background, which are copied as far as they are not stored.
+    /// Saves the sequence's whole pages in the background; copies only those that are not stored yet.
     async fn save(&self, session: Option<Session>, tokens: Vec<u32>, prompt_tokens: usize) {
         let Some(remote) = self.shared.remote.as_ref().filter(|remote| remote.how.store) else { return };
         let Some(kv) = self.kept(&tokens).await else { return };
@@ -460,7 +463,7 @@ impl RequestGuard {
                 session.extend(&tokens[prompt_tokens..]);
                 session
             }
-            // Nothing was asked for it: the save finds out what is stored.
+            // There was no lookup; the save determines what is already stored.
             None => remote.kvasir.session(&tokens).without_lookup().await,
         };
         // Pages from this engine's memory may have been loaded for an earlier request.

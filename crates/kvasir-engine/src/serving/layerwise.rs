@@ -6,8 +6,8 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::{error::EngineError, model::Observer};
 
-/// How many leading layers of the prefix are in place. One side opens it as the load goes on, the other waits before each
-/// layer. Cheap to clone.
+/// Tracks how many leading layers of the prefix are in place. The load opens it step by step; the computation
+/// waits before each layer. Cheap to clone.
 #[derive(Debug, Clone, Default)]
 pub(super) struct LayerGate(Arc<GateShared>);
 
@@ -31,7 +31,7 @@ impl LayerGate {
         self.0.changed.notify_all();
     }
 
-    /// Ends whoever waits, now or later: the prefix will not be complete.
+    /// Ends all present and future waits: the prefix will not be complete.
     pub(super) fn abort(&self) {
         self.0.state.lock().aborted = true;
         self.0.changed.notify_all();
@@ -48,7 +48,7 @@ impl Observer for LayerGate {
     }
 }
 
-/// Aborts the gate when the load's owner goes away: nobody is left waiting.
+/// Aborts the gate when the load's owner is dropped, so that no waiter remains.
 #[derive(Debug)]
 pub(super) struct GateOwner(pub(super) LayerGate);
 

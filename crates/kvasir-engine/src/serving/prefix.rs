@@ -22,7 +22,8 @@ type PageKey = [u8; 32];
 pub struct PrefixCache {
     pool: Arc<PagePool>,
     nodes: HashMap<PageKey, Node>,
-    /// Nodes without children by last use: ancestors of a leaf have its stamp or a newer one, so stamps are unique here.
+    /// Nodes without children by last use. Ancestors of a leaf have its stamp or a newer one, so stamps are
+    /// unique here.
     leaves: BTreeMap<u64, PageKey>,
     clock: u64,
 }
@@ -30,7 +31,7 @@ pub struct PrefixCache {
 #[derive(Debug)]
 struct Node {
     page: PageRef,
-    /// What it, or what is before it, has lost.
+    /// The largest loss of this page and its ancestors.
     loss: Loss,
     parent: Option<PageKey>,
     children: u32,
@@ -58,7 +59,7 @@ impl PrefixCache {
         self.path(tokens).take_while(|key| self.nodes.contains_key(key)).count() * self.pool.page_tokens()
     }
 
-    /// A sequence with the longest held prefix of `tokens`, in whole pages that it shares; none where there is none.
+    /// A sequence with the longest held prefix of `tokens`, in shared whole pages; `None` if there is none.
     pub fn lookup(&mut self, tokens: &[u32]) -> Option<PagedKv> {
         let path: Vec<PageKey> = self.path(tokens).take_while(|key| self.nodes.contains_key(key)).collect();
         if path.is_empty() {
@@ -74,7 +75,8 @@ impl PrefixCache {
         ))
     }
 
-    /// Keeps the whole pages of `tokens`, all of which `kv` holds. What is held already stays as it is.
+    /// Keeps the whole pages of `tokens`, all of which `kv` holds. Pages that are already held stay
+    /// unchanged.
     pub fn insert(&mut self, tokens: &[u32], kv: &PagedKv) {
         let path: Vec<PageKey> = self.path(tokens).take(kv.len() / self.pool.page_tokens()).collect();
         let mut parent = None;
@@ -92,8 +94,8 @@ impl PrefixCache {
         self.touch(&path);
     }
 
-    /// Drops the leaf that was used longest ago; false when there is none. Its memory is free once no running sequence
-    /// shares it.
+    /// Drops the least recently used leaf; `false` if there is none. Its memory is free once no running
+    /// sequence shares it.
     pub fn evict(&mut self) -> bool {
         let Some((_, key)) = self.leaves.pop_first() else { return false };
         let Some(node) = self.nodes.remove(&key) else { return false };

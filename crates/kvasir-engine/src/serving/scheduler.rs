@@ -13,7 +13,7 @@ use crate::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// What is to be generated.
+/// A request to generate tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
     /// The prompt, at least one token.
@@ -34,12 +34,12 @@ pub struct LoadedPrefix {
     pub matched: usize,
     /// Ranges of them that it left out, ascending and disjoint: computed first, each over everything before it.
     pub holes: Vec<Range<usize>>,
-    /// Leading tokens of the sequence that other requests may share; tokens behind were loaded too coarsely for that.
+    /// Leading tokens of the sequence that other requests may share; later tokens were loaded too coarsely.
     pub shareable: usize,
 }
 
 impl LoadedPrefix {
-    /// A cache that is complete as far as it goes.
+    /// A prefix without holes.
     pub fn whole(kv: PagedKv) -> Self {
         Self { matched: kv.len(), kv, holes: Vec::new(), shareable: usize::MAX }
     }
@@ -53,10 +53,10 @@ impl LoadedPrefix {
 /// Bounds of a scheduler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SchedulerLimits {
-    /// Sequences that run at once.
+    /// Sequences that run at the same time.
     pub sequences: usize,
-    /// Tokens of one step, over all sequences: decoding ones take one each, prefills share the rest. The last token of a
-    /// prompt has a step of its own, so that a request's first step costs the same whatever came before.
+    /// Tokens per step over all sequences: decoding sequences take one each, prefills share the rest. The
+    /// last token of a prompt has a separate step, so that a request's first step always costs the same.
     pub step_tokens: usize,
     /// Requests that may wait.
     pub waiting: usize,
@@ -69,7 +69,7 @@ impl Default for SchedulerLimits {
     }
 }
 
-/// Why a request is not taken.
+/// Why a request was rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubmitError {
@@ -90,7 +90,7 @@ pub enum SubmitError {
         pool: usize,
     },
     /// Nothing to predict from, or nothing to predict.
-    #[error("a request has at least one prompt token and generates at least one")]
+    #[error("a request needs at least one prompt token and must generate at least one")]
     Empty,
     /// A token that the model does not have.
     #[error("token {token} is outside the vocabulary of {vocab}")]
@@ -107,20 +107,20 @@ pub enum SubmitError {
 pub enum FinishReason {
     /// All tokens were generated.
     Length,
-    /// The caller has what it wanted: a stop sequence came.
+    /// The caller ended it: a stop sequence occurred.
     Stopped,
     /// It was cancelled.
     Cancelled,
 }
 
-/// What a step did.
+/// An event of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SchedulerEvent {
     /// A request began to run.
     Started {
         /// Which.
         id: RequestId,
-        /// Prompt tokens whose KV was there: loaded, or found in memory.
+        /// Prompt tokens whose KV was present: loaded, or found in memory.
         reused_tokens: usize,
     },
     /// A token was generated.
@@ -147,7 +147,7 @@ struct QueuedRequest {
     loaded: Option<LoadedPrefix>,
 }
 
-/// A sequence that runs.
+/// A running sequence.
 #[derive(Debug)]
 struct RunningSequence {
     id: RequestId,
@@ -158,17 +158,17 @@ struct RunningSequence {
     /// Length at which it ends.
     end: usize,
     kv: PagedKv,
-    /// Ranges that a load left out and that are still to be computed.
+    /// Ranges that a load omitted and that must still be computed.
     holes: VecDeque<Range<usize>>,
-    /// Where the load ended.
+    /// End of the loaded range.
     matched: usize,
     shareable: usize,
     sampler: Sampler,
 }
 
 impl RunningSequence {
-    /// Tokens that are not cached yet and may be computed in one step: of a hole, of the prompt but for its last token,
-    /// or the one that the next is predicted from.
+    /// Tokens that are not cached yet and may be computed in one step: of a hole, of the prompt except its
+    /// last token, or the token from which the next is predicted.
     fn pending(&self) -> usize {
         let end = match self.holes.front() {
             Some(hole) => hole.end,
@@ -178,7 +178,7 @@ impl RunningSequence {
         end - self.kv.len()
     }
 
-    /// Declares present what a load delivered behind a hole that is filled now.
+    /// Marks as present what a load delivered behind a hole that is now filled.
     fn pass_holes(&mut self) -> Result<(), EngineError> {
         while self.holes.front().is_some_and(|hole| hole.end <= self.kv.len()) {
             self.holes.pop_front();
@@ -207,7 +207,7 @@ impl Scheduler {
         Self { model, pool, limits, cache, waiting: VecDeque::new(), running: Vec::new(), next_id: 0 }
     }
 
-    /// Whether a request could ever run.
+    /// Checks whether a request can ever run.
     ///
     /// # Errors
     /// [`SubmitError`], all but [`Busy`](SubmitError::Busy).
@@ -228,7 +228,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Takes a request, with the prefix that a load delivered.
+    /// Submits a request, with the prefix that a load delivered.
     ///
     /// # Errors
     /// [`SubmitError`]; nothing is kept then.
@@ -247,7 +247,7 @@ impl Scheduler {
         Ok(id)
     }
 
-    /// Ends a request at once; its pages go back.
+    /// Cancels a request immediately and releases its pages.
     pub fn cancel(&mut self, id: RequestId) -> Option<SchedulerEvent> {
         let before = self.waiting.len() + self.running.len();
         self.waiting.retain(|waiting| waiting.id != id);
@@ -256,7 +256,8 @@ impl Scheduler {
         found.then_some(SchedulerEvent::Finished { id, reason: FinishReason::Cancelled })
     }
 
-    /// Ends a request at once, as if it had asked for no more: what is computed is kept as a prefix.
+    /// Ends a request immediately, as if it had asked for no more tokens; the computed KV is kept as a
+    /// prefix.
     pub fn finish(&mut self, id: RequestId) -> Option<SchedulerEvent> {
         let at = self.running.iter().position(|running| running.id == id)?;
         let finished = self.running.remove(at);
@@ -279,8 +280,8 @@ impl Scheduler {
         self.cache.lookup(tokens)
     }
 
-    /// An empty cache with pages for `tokens` tokens, for a load to fill; finished prefixes make room. None while running
-    /// requests hold too many pages.
+    /// An empty cache with pages for `tokens` tokens, for a load to fill; finished prefixes are evicted to
+    /// make room. `None` while running requests hold too many pages.
     pub fn allocate(&mut self, tokens: usize) -> Option<PagedKv> {
         let mut kv = self.new_kv();
         while kv.reserve(tokens).is_err() {
@@ -291,7 +292,7 @@ impl Scheduler {
         Some(kv)
     }
 
-    /// One step: admits what fits, computes once, samples. No events when nothing is open.
+    /// One step: admits what fits, computes once, samples. Returns no events when no request is open.
     ///
     /// # Errors
     /// [`EngineError`] of the arithmetic; requests are validated and their pages reserved before they run, so a
@@ -352,7 +353,7 @@ impl Scheduler {
                 if self.cache.evict() || (self.running.is_empty() && self.drop_loaded()) {
                     continue;
                 }
-                // Others hold the pages: wait for them, keeping what a load delivered.
+                // Other requests hold the pages: wait for them, and keep what the load delivered.
                 next.loaded = Some(loaded);
                 self.waiting.push_front(next);
                 return Ok(());
@@ -386,7 +387,7 @@ impl Scheduler {
         PagedKv::new(Arc::clone(&self.pool))
     }
 
-    /// Ends what is complete and keeps its cache as a prefix.
+    /// Ends completed requests and keeps their caches as prefixes.
     fn retire(&mut self, events: &mut Vec<SchedulerEvent>) {
         let (done, running) = self.running.drain(..).partition(|r| r.tokens.len() >= r.end);
         self.running = running;

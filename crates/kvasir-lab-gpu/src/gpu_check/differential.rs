@@ -1,4 +1,4 @@
-//! Everything against the CPU codec: golden pieces, recipes, levels, encode and decode.
+//! Compares everything with the CPU codec: golden pieces, recipes, levels, encode and decode.
 
 use std::{error::Error, fs, path::Path, sync::Arc};
 
@@ -15,7 +15,7 @@ use crate::{
     golden::{Golden, parse},
 };
 
-/// Whether all is equal; says what is not.
+/// Whether all results are equal; prints the differences.
 pub(crate) fn run(device: &Arc<CudaDevice>, golden: &Path) -> Result<bool, Box<dyn Error>> {
     let mut same = true;
     let pieces = golden_pieces(device, golden, &mut same)?;
@@ -74,9 +74,9 @@ fn chunk(device: &Arc<CudaDevice>, setup: &Setup, tokens: usize, first: u64) -> 
     let recipe = &profile.training().recipe;
     let mut same = !profile.is_direct() || ours == cpu;
     if !same {
-        println!("FAIL encode {recipe}, {tokens} tokens: other bytes");
+        println!("FAIL encode {recipe}, {tokens} tokens: the bytes differ");
     }
-    // What the GPU wrote is decoded by both.
+    // Both decoders decode the GPU's output.
     let head = Head::parse(&ours)?;
     for level in 0..profile.level_count() {
         let mut rows = KvBuffer::new(spec, tokens);

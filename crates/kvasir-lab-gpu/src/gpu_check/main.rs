@@ -3,7 +3,7 @@
 //! `gpu_check [--small] [--bases] [--golden FOLDER]`: `--small` takes tiny shapes, for the fake driver, and prints no rate; `--bases`
 //! trains bases of the real sizes first, which takes minutes, and times whole chunks of them. Exit codes: 0
 //! all equal, 1 something differs, 2 the device failed, 3 no driver (nothing was run, nothing was timed).
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "reports are what it is for")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "this program prints reports")]
 
 #[path = "../../../kvasir-codec/tests/common/mod.rs"]
 mod common;

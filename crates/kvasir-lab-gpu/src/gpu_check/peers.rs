@@ -1,4 +1,5 @@
-//! The same run's other lines: peers' decoders on symbols of the same statistics, zstd on the CPU.
+//! Comparison in the same run: decoders of other systems on symbols of the same statistics, and zstd on the
+//! CPU.
 #![allow(clippy::disallowed_methods, reason = "a benchmark reads the clock")]
 
 use std::{error::Error, sync::Arc, time::Instant};
@@ -17,7 +18,7 @@ use crate::{
     timed::Timed,
 };
 
-/// All of them.
+/// Runs all of them.
 pub(crate) fn run(device: &Arc<CudaDevice>, small: bool, report: &mut Report) -> Result<(), Box<dyn Error>> {
     let timed = Timed::new(device);
     copies(device, small, report)?;
@@ -77,12 +78,12 @@ pub(crate) fn run(device: &Arc<CudaDevice>, small: bool, report: &mut Report) ->
     let start = Instant::now();
     let back = zstd::bulk::decompress(&packed, symbols.len())?;
     let wall = start.elapsed().as_secs_f64() * 1e3;
-    assert!(back == symbols, "zstd gives back what it was given");
+    assert!(back == symbols, "zstd returns its input");
     row("zstd -1 on one CPU core (symbols)", None, Some(wall), "-");
     Ok(())
 }
 
-/// What the device's memory can do: bytes read and written.
+/// The memory bandwidth of the device: bytes read and written.
 fn copies(device: &Arc<CudaDevice>, small: bool, report: &mut Report) -> Result<(), Box<dyn Error>> {
     let bytes = if small { 1 << 16 } else { 1 << 30 };
     let (from, to) = (device.allocate("from", bytes)?, device.allocate("to", bytes)?);
@@ -121,5 +122,5 @@ fn launch<R: Record>(
 
 fn check(timed: &Timed, output: &kvasir_cuda::CudaMemory, expected: &[u8]) -> Result<(), Box<dyn Error>> {
     let found = timed.read_back(output, 0, expected.len())?.bytes()?;
-    if found == expected { Ok(()) } else { Err("a peer's decoder gives something else".into()) }
+    if found == expected { Ok(()) } else { Err("the output of a peer's decoder differs".into()) }
 }

@@ -1,4 +1,5 @@
-//! The product of basis profiles alone, at the sizes of the targets; cuBLAS on the same sizes is timed by the script.
+//! The matrix product of basis profiles alone, at the sizes of the targets; the script times cuBLAS on the
+//! same sizes.
 
 use std::{error::Error, sync::Arc};
 
@@ -49,7 +50,8 @@ fn one(
 ) -> Result<(), Box<dyn Error>> {
     let timed = Timed::new(device);
     let (tokens, heads) = (256 * spans, elements / 128);
-    // Values of operands do not matter to the time on this part; zeros would, so they are small and not zero.
+    // The values of operands do not affect the time on this part, but zeros would, so they are small and not
+    // zero.
     let halves = |count: usize| {
         (0..count).flat_map(|i| (0x2c00u16 + (i % 509) as u16).to_le_bytes()).collect::<Vec<_>>()
     };

@@ -18,11 +18,11 @@ use crate::{
     timed::Timed,
 };
 
-/// Tokens of a page, as vLLM has them.
+/// Tokens per page, as in vLLM.
 const BLOCK_TOKENS: u32 = 16;
 /// Repetitions; the best counts.
 const ROUNDS: usize = 5;
-/// What pages hold before a decode.
+/// The contents of pages before a decode.
 const POISON: u8 = 0xa5;
 type MakeLayout = fn(&PageShape, u64, u64) -> [PlaneLayout; 2];
 const LAYOUTS: [(&str, MakeLayout); 5] = [
@@ -86,7 +86,7 @@ fn best(
     Ok(least)
 }
 
-/// Whether one chunk's rows in `flash` pages are the CPU decoder's, and everything else is as it was.
+/// Whether one chunk's rows in `flash` pages equal the CPU decoder's, and everything else is unchanged.
 fn rows_are_right(
     timed: &Timed,
     shape: &Shape,
@@ -122,7 +122,7 @@ fn rows_are_right(
     Ok(true)
 }
 
-/// Whether pages are the same; those of a basis but for the order of f32 sums, before both were rounded to bf16.
+/// Whether pages are equal; pages of a basis may differ in the order of f32 sums before rounding to bf16.
 fn alike(pages: &[u8], expected: &[u8], exactly: bool) -> bool {
     let values = |bytes: &[u8]| -> Vec<f32> {
         bytes.as_chunks().0.iter().map(|two| bf16::from_le_bytes(*two).to_f32()).collect()
@@ -135,7 +135,7 @@ fn alike(pages: &[u8], expected: &[u8], exactly: bool) -> bool {
     }
 }
 
-/// Targets of decoding, as design and issue have them, of a level.
+/// The decode targets of a level, from the design and the issue.
 fn predicted(shape: &Shape, level: u8) -> &'static str {
     match (shape.profile.is_direct(), level) {
         (true, 0) => "1,100 to 1,400 GB/s; >= 1,000",
@@ -146,7 +146,7 @@ fn predicted(shape: &Shape, level: u8) -> &'static str {
     }
 }
 
-/// All rows of a shape; whether decoded rows were right.
+/// All rows of a shape; returns whether the decoded rows were correct.
 pub(crate) fn run(
     device: &Arc<CudaDevice>,
     shape: &Shape,

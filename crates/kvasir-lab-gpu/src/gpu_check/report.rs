@@ -1,10 +1,10 @@
-//! The table: what was measured, what was predicted, what is to be reached.
+//! The table: measurements, predictions and targets.
 
 use std::error::Error;
 
 use kvasir_cuda::CudaDevice;
 
-/// Rows as they come.
+/// Rows in the order of measurement.
 pub(crate) struct Report {
     rows: Vec<[String; 7]>,
     device: String,
@@ -16,15 +16,15 @@ pub(crate) struct Report {
 pub(crate) struct Row<'a> {
     /// Model, tokens, chunks.
     pub(crate) what: String,
-    /// What was done.
+    /// The operation.
     pub(crate) step: &'a str,
-    /// bf16 bytes on the side of the cache.
+    /// bf16 bytes on the cache side.
     pub(crate) bytes: usize,
-    /// Time of the kernels, if they were timed apart.
+    /// Time of the kernels, if timed separately.
     pub(crate) kernels_ms: Option<f64>,
     /// From the call to the rows.
     pub(crate) wall_ms: Option<f64>,
-    /// What the model of design and README says for an H200, and what is to be reached there.
+    /// The prediction for an H200 by the model of the design and the README, and the target.
     pub(crate) predicted: &'a str,
 }
 
@@ -35,7 +35,7 @@ impl Report {
         Ok(Self { rows: Vec::new(), device: device.name()?, multiprocessors, small })
     }
 
-    /// Adds a measurement. Small shapes are not for rates: their figures are left out.
+    /// Adds a measurement. Figures of small shapes are omitted because they are not meaningful.
     pub(crate) fn add(&mut self, row: &Row<'_>) {
         let figure = |value: Option<f64>, digits: usize| match value {
             Some(value) if !self.small => format!("{value:.digits$}"),

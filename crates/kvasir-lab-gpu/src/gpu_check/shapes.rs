@@ -6,12 +6,12 @@ use kvasir_types::{KvDtype, KvLayout, LayerKv, ModelSpec, Pairing, Reuse, Rope};
 
 use crate::common::contexts;
 
-/// What is timed.
+/// A shape to time.
 pub(crate) struct Shape {
     pub(crate) name: &'static str,
     pub(crate) spec: ModelSpec,
     pub(crate) profile: Profile,
-    /// Tokens of a chunk.
+    /// Tokens per chunk.
     pub(crate) tokens: Vec<usize>,
     /// Chunks in one launch.
     pub(crate) chunks: Vec<usize>,
@@ -32,7 +32,8 @@ fn spec(name: &str, layers: usize, kv_heads: u32, head_dim: u32, base: f64) -> M
 }
 
 fn shape(name: &'static str, spec: ModelSpec, tokens: &[usize], chunks: &[usize]) -> Shape {
-    // Few tokens: only rates are wanted of the profile, and its tables hold symbols of the usual entropy all the same.
+    // A few tokens suffice: only rates are needed from the profile, and its tables have symbols of the usual
+    // entropy anyway.
     let profile =
         train(&spec, &contexts(&spec, 4, 256), &Recipe::Direct, 0.01, &mut |_, _| {}).expect("it trains");
     Shape { name, spec, profile, tokens: tokens.to_vec(), chunks: chunks.to_vec() }
@@ -50,7 +51,8 @@ pub(crate) fn real() -> Vec<Shape> {
     ]
 }
 
-/// A shape with a basis for every `layers` layers, K and V together. The more tokens than ranks, the longer it trains.
+/// A shape with one basis per `layers` layers, K and V together. Training takes longer with more tokens than
+/// ranks.
 fn basis(name: &'static str, spec: ModelSpec, layers: usize, rank: usize, tokens: usize) -> Shape {
     let recipe = BasisRecipe {
         rank_max: Some(rank),
@@ -74,7 +76,7 @@ pub(crate) fn bases() -> Vec<Shape> {
     ]
 }
 
-/// Tiny shapes, one of either kind.
+/// Tiny shapes, one of each kind.
 pub(crate) fn small() -> Vec<Shape> {
     vec![
         shape("tiny", spec("tiny", 2, 2, 16, 10_000.0), &[70], &[1, 2]),

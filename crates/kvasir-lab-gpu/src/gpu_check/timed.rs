@@ -46,7 +46,7 @@ impl Timed {
         Ok(())
     }
 
-    /// Time of all kernels since the last call, without what lies between them.
+    /// Time of all kernels since the last call, without the gaps between them.
     pub(crate) fn milliseconds(&self) -> Result<f64, DeviceError> {
         let marks = std::mem::take(&mut *self.marks.lock().unwrap_or_else(PoisonError::into_inner));
         let mut sum = 0.0;

@@ -2,7 +2,7 @@
 
 use kvasir_engine::{EngineError, Model, logits::log_softmax};
 
-/// Shortens a prompt. What is cached is then an ordinary cache of the shorter text.
+/// Shortens a prompt. The result is cached as an ordinary cache of the shorter text.
 pub trait PromptCompressor: std::fmt::Debug {
     /// About `share` of `tokens`, in order.
     ///

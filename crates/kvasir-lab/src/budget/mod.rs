@@ -46,7 +46,7 @@ impl Keep {
     /// # Panics
     /// When there is not one budget a layer: a programmer error.
     pub fn choose(statistics: &PrefixStatistics, policy: &dyn TokenPolicy, budgets: &[usize]) -> Self {
-        assert_eq!(budgets.len(), statistics.layers(), "one budget a layer");
+        assert_eq!(budgets.len(), statistics.layers(), "one budget per layer");
         let kept = budgets.iter().enumerate().map(|(layer, &budget)| {
             let heads = 0..statistics.heads();
             heads
@@ -77,7 +77,7 @@ impl Keep {
     }
 }
 
-/// Hides from attention what a [`Keep`] dropped.
+/// Hides the tokens that a [`Keep`] dropped from attention.
 #[derive(Debug, Clone, Copy)]
 pub struct Thinned<'a>(pub &'a Keep);
 

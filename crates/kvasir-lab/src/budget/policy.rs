@@ -4,14 +4,14 @@ use std::collections::BTreeSet;
 
 use kvasir_types::Reuse;
 
-/// What a policy may know of one head, one entry a token.
+/// The data about one head that a policy may use, one entry per token.
 #[derive(Debug, Clone, Copy)]
 pub struct HeadView<'a> {
     /// Token ids.
     pub token_ids: &'a [u32],
     /// Attention received, summed over all queries of all query heads of the group.
     pub received: &'a [f32],
-    /// The part of it that came from queries further away than the statistics' window.
+    /// The part of it from queries further away than the statistics' window.
     pub distant: &'a [f32],
     /// How often, among the last queries of the window, the token got less than an average share.
     pub unimportant: &'a [f32],
@@ -96,7 +96,7 @@ impl TokenPolicy for H2o {
     }
 }
 
-/// Persistence of importance: tokens that were rarely unimportant lately, and recent ones.
+/// Persistence of importance: keeps tokens that were rarely unimportant in the recent past, and recent ones.
 #[derive(Debug, Clone, Copy)]
 pub struct Scissorhands {
     /// Share of the budget for the last tokens.
@@ -157,7 +157,8 @@ impl TokenPolicy for FastGen {
         let share = (tokens as f64 * self.ratio).round() as usize;
         let total: f32 = head.received.iter().sum();
         let enough = |columns: &BTreeSet<usize>, local: bool| {
-            // A kept column recovers all it received; a local window also what near queries gave to the others.
+            // A kept column recovers all that it received; a local window also recovers what near queries
+            // gave to the others.
             let recovered = |token: usize| match (columns.contains(&token), local) {
                 (true, _) => head.received[token],
                 (false, true) => head.received[token] - head.distant[token],

@@ -1,4 +1,5 @@
-//! SqueezeAttention (arXiv 2404.04793): layers whose attention changes little give tokens to the others.
+//! SqueezeAttention (arXiv 2404.04793): layers whose attention changes little pass part of their budget to
+//! the others.
 
 /// Groups layers by KMeans on their similarity into three: 0 = most important (least similar) … 2 = least.
 ///
@@ -28,7 +29,7 @@ pub fn layer_groups(similarities: &[f64]) -> Vec<usize> {
     }
 }
 
-/// Tokens a layer: the least important group gets `budget × p`, the others share what that frees, so that the
+/// Tokens per layer: the least important group gets `budget × p`, and the others share the rest, so that the
 /// mean stays `budget` (rounded down). `p` of 0.3–0.4 is the paper's best; 1 changes nothing.
 pub fn squeeze(similarities: &[f64], budget: usize, p: f64) -> Vec<usize> {
     let groups = layer_groups(similarities);

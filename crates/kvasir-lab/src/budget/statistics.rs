@@ -1,4 +1,4 @@
-//! What a prefill shows of its own cache: one pass, bounded memory.
+//! Statistics of a prefill over its own cache: one pass, bounded memory.
 
 use super::HeadView;
 use kvasir_engine::{EngineError, Model, Observer, PagedKv};
@@ -57,7 +57,7 @@ impl PrefixStatistics {
         self.layers.len()
     }
 
-    /// KV heads of a layer.
+    /// KV heads per layer.
     pub fn heads(&self) -> usize {
         self.heads
     }

@@ -2,18 +2,21 @@
 //!
 //! A chunk object has one list of tokens for all layers and heads of its model; a thinned cache has a list for every layer
 //! (StreamingLLM, sliding windows, under SqueezeAttention of several lengths) or every head (H2O, Scissorhands, FastGen).
-//! So it is stored in **classes**: heads that keep the same tokens are a model of their own, of one layer, named by
-//! `thinning`. The tokens of a class's object are not the text's:
+//! It is therefore stored in **classes**: heads that keep the same tokens form a separate model of one layer,
+//! named by `thinning`. The tokens of a class's object are not the text's:
 //!
 //! ```text
 //! 16 label tokens (one block)                         │ one token a kept row
 //! digest of the whole context, its length, the class  │ the position that the row had in the context
 //! ```
-//! Reuse is of the whole: another context, even a longer one, has another label. A reader who has only the context finds the object by its label, reads the positions from its head, and loads it like any
-//! other. Keys stay rotated by their original positions; the class has no RoPE, so the codec takes them as they are.
+//! Reuse is of the whole context: another context, even a longer one, has another label. A reader that has
+//! only the context finds the object by its label, reads the positions from its head, and loads it like any
+//! other. Keys stay rotated by their original positions; the class has no RoPE, so the codec does not change
+//! the rotation.
 //!
-//! What this costs: an object a class (a head of a layer, for policies that look at attention), four bytes of position a
-//! row, 16 label rows, and no basis across layers: rows of different tokens have nothing in common to predict.
+//! The cost: one object per class (a head of a layer, for policies that look at attention), four bytes of
+//! position per row, 16 label rows, and no basis across layers, because rows of different tokens cannot
+//! predict each other.
 
 use std::{ops::Range, sync::Arc};
 
@@ -36,7 +39,7 @@ pub enum ThinnedError {
     #[error(transparent)]
     Client(#[from] Error),
     /// More rows than an object holds.
-    #[error("a head keeps {rows} tokens; a class is one object of at most {max}")]
+    #[error("a head keeps {rows} tokens; a class must fit one object of at most {max}")]
     TooLong {
         /// Rows.
         rows: usize,
@@ -51,7 +54,7 @@ pub enum ThinnedError {
         /// Profiles.
         profiles: usize,
     },
-    /// The object is not what its label says.
+    /// The object does not match its label.
     #[error("the object of {class:?} is not of this context, or its positions are not those of kept tokens")]
     Object {
         /// The class.
@@ -69,7 +72,8 @@ pub struct ThinClass {
 }
 
 impl ThinClass {
-    /// The classes of a policy's caches: a layer each where all its heads keep the same tokens, a head each otherwise.
+    /// The classes of a policy's caches: one per layer if all its heads keep the same tokens, else one per
+    /// head.
     pub fn of(spec: &ModelSpec, policy: &dyn TokenPolicy) -> Vec<Self> {
         let heads = |layer: usize| spec.layers[layer].layout.planes()[0].0;
         let of_layer = |layer: usize| -> Vec<Self> {
@@ -82,8 +86,9 @@ impl ThinClass {
         (0..spec.layers.len()).filter(|&layer| heads(layer) > 0).flat_map(of_layer).collect()
     }
 
-    /// The class as a model: one layer, no RoPE, `thinning` with the class in its parameters. Its reuse is by prefix, because a
-    /// reader knows the label only, which a service that asks for the whole would not match.
+    /// The class as a model: one layer, no RoPE, `thinning` with the class in its parameters. Its reuse is by
+    /// prefix: a reader knows only the label, and a service that requires the whole context would not match
+    /// that.
     pub fn spec(&self, whole: &ModelSpec, thinning: &Thinning) -> ModelSpec {
         let layout = match whole.layers[self.layer].layout {
             KvLayout::Gqa { head_dim, .. } | KvLayout::SlidingWindow { head_dim, .. } => {
@@ -98,13 +103,14 @@ impl ThinClass {
             layers: vec![LayerKv { layout, rope: None }],
             ropes: Vec::new(),
             thinning: Some(Thinning { method: thinning.method.clone(), parameters }),
-            // Any two objects that share a label are of the same whole context: the label is all that a reader asks for.
+            // Two objects with the same label are always of the same whole context, because readers search by
+            // label only.
             reuse: Reuse::Prefix,
             ..whole.clone()
         }
     }
 
-    /// What a reader of `context` looks for.
+    /// The label that a reader of `context` searches for.
     fn label(&self, context: &[u32]) -> [u32; LABEL] {
         let mut hasher = blake3::Hasher::new_derive_key("kvasir thinned context");
         context.iter().for_each(|token| {
@@ -197,7 +203,8 @@ impl ThinnedStore {
         Ok(Self { classes: connected })
     }
 
-    /// Stores what `keep` says of `kv`, the whole cache of `context`. Answers the bytes of the objects that were sent.
+    /// Stores the tokens of `kv`, the whole cache of `context`, that `keep` selects. Returns the bytes of the
+    /// sent objects.
     ///
     /// # Errors
     /// [`ThinnedError::TooLong`], [`ThinnedError::Client`].
@@ -215,8 +222,9 @@ impl ThinnedStore {
         Ok(bytes)
     }
 
-    /// Loads the cache of `context` at `level` into `sink`, every row at its place in the context. Answers what is there
-    /// now and the bytes that a reader of that level fetches; none when a class is not stored.
+    /// Loads the cache of `context` at `level` into `sink`, every row at its position in the context. Returns the
+    /// tokens that are now present and the bytes that a reader of that level fetches; `None` if a class is not
+    /// stored.
     ///
     /// # Errors
     /// [`ThinnedError::Client`]; [`ThinnedError::Object`] for an object that is of something else.
@@ -277,7 +285,7 @@ async fn load_class(
     if slots.get(..LABEL) != Some(&label[..]) || !ascending || !within {
         return Err(wrong());
     }
-    // From here on it is a load like any other: identity, checksums and repairs included.
+    // From here on it is an ordinary load, with identity, checksums and repairs.
     let session = look_up(kvasir, &slots).await?;
     let bytes = session
         .chunks()

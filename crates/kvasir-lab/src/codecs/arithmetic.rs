@@ -1,5 +1,6 @@
-//! The arithmetic coder that LMCache's CacheGen kernels have: 32-bit interval, 16-bit probabilities, one bit at a
-//! time with pending bits (Witten, Neal, Cleary 1987). Written from the description of its arithmetic, so that sizes are what theirs are.
+//! The arithmetic coder of LMCache's CacheGen kernels: 32-bit interval, 16-bit probabilities, one bit at a
+//! time with pending bits (Witten, Neal, Cleary 1987). Written from the description of its arithmetic, so
+//! that the sizes are equal.
 
 const HALF: u64 = 1 << 31;
 const QUARTER: u64 = 1 << 30;

@@ -1,8 +1,9 @@
-//! Our symbols through Deflate: what the entropy coder alone is worth.
+//! Our symbols through Deflate: the value of the entropy coder alone.
 //!
-//! Same transform, same quantiser, same head and exact tokens; the coded pieces of a level are replaced by the values
-//! they hold, one byte each, coefficient by coefficient over the whole chunk, in one Deflate stream at its best setting. That is more
-//! than a fair chance: one stream for everything, no checksums per piece, and each level is stored alone, not nested.
+//! Same transform, same quantiser, same head and exact tokens. The values of a level's coded pieces are
+//! written instead as one byte each, coefficient by coefficient over the whole chunk, in one Deflate stream
+//! at its best setting. This favours Deflate: one stream for everything, no checksums per piece, and each
+//! level is stored alone, not nested.
 
 use std::io::{Read as _, Write as _};
 
@@ -35,7 +36,7 @@ pub(crate) fn inflate(bytes: &[u8]) -> Result<Vec<u8>, BenchError> {
     Ok(out)
 }
 
-/// Appends a value as one byte, or as 255 and four bytes where it is beyond ±127.
+/// Appends a value as one byte, or as 255 and four bytes if it is beyond ±127.
 fn put(value: i32, out: &mut Vec<u8>) {
     let zigzag = (value << 1 ^ value >> 31) as u32;
     match u8::try_from(zigzag) {

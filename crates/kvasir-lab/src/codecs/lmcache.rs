@@ -14,7 +14,8 @@ use crate::BenchError;
 
 /// Tokens of a GPU stream (`CACHEGEN_GPU_MAX_TOKENS_PER_CHUNK`).
 const STREAM_TOKENS: usize = 256;
-/// What pickle and torch's storage headers add to an object: class and field names, five tensors of about 150 bytes each. An estimate, on the low side.
+/// Overhead of pickle and torch's storage headers per object: class and field names, five tensors of about
+/// 150 bytes each. A low estimate.
 const PICKLE_BYTES: u64 = 1_000;
 
 /// One rung of the sweep: half the levels of its "32 bins" layers (31 levels), and of its "16 bins" layers.
@@ -61,7 +62,7 @@ fn table_entries(rung: usize) -> usize {
     2 * RUNGS[rung].0 as usize + 3
 }
 
-/// A channel's table as it is stored: `cdf[i] = (0xFFFF − bins) · count / tokens + i`.
+/// A channel's table as stored: `cdf[i] = (0xFFFF − bins) · count / tokens + i`.
 fn table(symbols: impl Iterator<Item = u8>, tokens: usize, entries: usize) -> Vec<u16> {
     let mut counts = vec![0usize; entries];
     symbols.for_each(|s| counts[usize::from(s)] += 1);

@@ -1,4 +1,4 @@
-//! Peers' codecs, and ours, behind one trait.
+//! The codecs of other systems, and ours, behind one trait.
 
 mod arithmetic;
 mod bits;
@@ -21,7 +21,8 @@ use kvasir_types::{ModelSpec, Plane};
 
 use crate::{Chunk, Coded, KvCodec};
 
-/// Rows of one layer and plane with its heads side by side, `[token][head × element]`: what peers call channels.
+/// Rows of one layer and plane with their heads concatenated, `[token][head × element]`: other systems call
+/// these channels.
 pub(crate) fn channels(spec: &ModelSpec, kv: &KvBuffer, layer: usize, plane: Plane) -> Vec<f32> {
     let (heads, dim) = spec.layers[layer].layout.planes()[plane as usize];
     let (width, tokens) = (heads * dim, kv.tokens());

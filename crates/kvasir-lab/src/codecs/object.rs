@@ -1,4 +1,4 @@
-//! Codecs that are profiles of ours: what Kvasir stores, and the paper's CacheGen.
+//! Codecs that are profiles of ours: Kvasir's own, and the paper's CacheGen.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ pub struct ProfileCodec {
 }
 
 impl ProfileCodec {
-    /// A profile under a codec's name; `variant` tells several apart.
+    /// A profile under a codec's name; `variant` distinguishes several profiles.
     ///
     /// # Errors
     /// The profile is of another model.
@@ -56,7 +56,7 @@ impl ProfileCodec {
         })?)
     }
 
-    /// What a reader of an object's prefix has.
+    /// The cache that a reader of an object's prefix gets.
     pub(crate) fn decode(&self, spec: &ModelSpec, object: &[u8], level: Level) -> Result<Coded, BenchError> {
         let head = Head::parse(object)?;
         let tokens = head.tokens.len();

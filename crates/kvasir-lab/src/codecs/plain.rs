@@ -1,4 +1,4 @@
-//! The cache in 16 bits, as it is and through general-purpose compressors; and none of it.
+//! The cache in 16 bits, unchanged and through general-purpose compressors; and no cache at all.
 
 use half::{bf16, f16};
 use kvasir_codec::KvBuffer;
@@ -79,7 +79,7 @@ impl KvCodec for Plain {
     }
 }
 
-/// `zeros`: nothing is stored, and zeros come back. What that loses is what the prefix is worth.
+/// `zeros`: nothing is stored, and the reader gets zeros. The loss is the value of the prefix.
 #[derive(Debug, Clone, Copy)]
 pub struct Zeros;
 

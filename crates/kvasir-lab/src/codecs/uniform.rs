@@ -6,7 +6,7 @@ use kvasir_codec::KvBuffer;
 use super::{Chunk, Coded, KvCodec, bits, channels, planes, set_channels};
 use crate::BenchError;
 
-/// One scale a token, layer and plane; fixed width; no entropy coding.
+/// One scale per token, layer and plane; fixed width; no entropy coding.
 #[derive(Debug, Clone, Copy)]
 pub struct Uniform {
     name: &'static str,

@@ -34,7 +34,8 @@ pub(crate) fn run(arguments: &DumpArguments) -> CliResult {
     let found = tokens.len();
     let tokens: Vec<u32> = tokens.into_iter().skip(arguments.skip).take(arguments.tokens).collect();
     if tokens.is_empty() {
-        let message = format!("the text has {found} tokens, none is left after skipping {}", arguments.skip);
+        let message =
+            format!("the text has {found} tokens, and none remain after skipping {}", arguments.skip);
         return Err(CliError::new(
             Exit::Data,
             message,

@@ -28,7 +28,7 @@ use super::model::model;
 /// Tokens of the text that the engine times its prefill on before it serves.
 const CALIBRATION_TOKENS: usize = 256;
 
-/// What the engine does.
+/// The engine's commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum EngineCommand {
     /// Serve `/v1/completions`, with the KV of prompts loaded from Kvasir and stored there.
@@ -38,7 +38,7 @@ pub(crate) enum EngineCommand {
 /// Arguments of `kvasir-lab engine serve`.
 #[derive(Debug, Args)]
 pub(crate) struct EngineServeArguments {
-    /// Where to listen; port 0 for a free one, which is printed.
+    /// Address to listen on; with port 0 a free port is used and printed.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000")]
     listen: SocketAddr,
     /// `kvasir-tiny`, or a folder with a Hugging Face Llama model.
@@ -50,19 +50,19 @@ pub(crate) struct EngineServeArguments {
     /// Namespace there.
     #[arg(long, default_value = "default")]
     namespace: Name,
-    /// Who we are there.
+    /// The credential for the service.
     #[command(flatten)]
     credential: CredentialArguments,
     /// Profile to store with; by default the one that ships with kvasir-tiny.
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
-    /// Tokens of a chunk: a multiple of 256 [default: 1536, or 256 for contexts below four of them].
+    /// Tokens per chunk: a multiple of 256 [default: 1536, or 256 for contexts shorter than four chunks].
     #[arg(long, value_name = "N")]
     chunk_tokens: Option<usize>,
     /// Time to first token that loads aim at, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 1000)]
     slo_ms: u64,
-    /// Always load this level, however long it takes; adapted to the SLO where absent.
+    /// Always load this level, however long it takes; without it, the level adapts to the SLO.
     #[arg(long, value_name = "N")]
     level: Option<u8>,
     /// Load, but store nothing.
@@ -71,10 +71,10 @@ pub(crate) struct EngineServeArguments {
     /// Memory for KV, in full contexts of the model.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
     contexts: u16,
-    /// Sequences that run at once.
+    /// Sequences that run at the same time.
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
     sequences: u16,
-    /// Requests that may wait beside them; more are answered 429.
+    /// Requests that may wait in addition; further ones are answered with 429.
     #[arg(long, value_name = "N", default_value_t = 64)]
     waiting: u16,
 }
@@ -104,7 +104,7 @@ async fn serve(arguments: &EngineServeArguments, model: Arc<Model>) -> CliResult
     let config = EngineConfig { limits, ..EngineConfig::for_contexts(&model, arguments.contexts.into()) };
     let engine = Engine::start(model, config, remote).map_err(engine_error)?;
     let listener = TcpListener::bind(arguments.listen).await.map_err(|error| {
-        let message = format!("cannot listen at {}: {error}", arguments.listen);
+        let message = format!("cannot listen on {}: {error}", arguments.listen);
         CliError::new(Exit::Unavailable, message, "Name another address with --listen.")
     })?;
     let address = listener.local_addr().map_err(CliError::internal)?;

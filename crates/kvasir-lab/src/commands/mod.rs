@@ -12,11 +12,11 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use kvasir_cli::error::{CliResult, EXIT_CODES};
 
-/// Measures Kvasir: the codec beside its peers, policies in simulation, the reference engine.
+/// Measures Kvasir: the codec compared with other codecs, policies in simulation, the reference engine.
 #[derive(Debug, Parser)]
 #[command(name = "kvasir-lab", version, after_help = EXIT_CODES, arg_required_else_help = true)]
 struct Arguments {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     command: Command,
 }
@@ -24,7 +24,7 @@ struct Arguments {
 /// The commands.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Measure the codec beside its peers, and caches on the real engine.
+    /// Measure the codec against other codecs, and caches on the real engine.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
     /// Simulate on recorded traces.

@@ -5,7 +5,8 @@ use std::path::Path;
 use kvasir_cli::error::{CliError, CliResult, Exit, write_file};
 use serde::Serialize;
 
-/// Writes a report as `STEM.json` and in other forms, by file extension, into a folder that is made where there is none.
+/// Writes a report as `STEM.json` and in other forms, by file extension, into a folder that is created if
+/// missing.
 pub(crate) fn write_report(
     folder: &Path,
     stem: &str,
@@ -13,8 +14,8 @@ pub(crate) fn write_report(
     others: &[(&str, String)],
 ) -> CliResult {
     std::fs::create_dir_all(folder).map_err(|error| {
-        let message = format!("cannot make {}: {error}", folder.display());
-        CliError::new(Exit::NoOutput, message, "Check that the folder above it may be written to.")
+        let message = format!("cannot create {}: {error}", folder.display());
+        CliError::new(Exit::NoOutput, message, "Check that its parent folder is writable.")
     })?;
     let json = serde_json::to_vec_pretty(report).map_err(CliError::internal)?;
     write_file(&folder.join(format!("{stem}.json")), &json)?;

@@ -1,7 +1,9 @@
-//! Belady's MIN per block: evict what is used again last. Needs the future, so it lives in the simulator.
+//! Belady's MIN per block: evict the block whose next use is last. It needs the future, so only the simulator
+//! has it.
 //!
-//! Blocks of one request have the same next use or, behind the point where requests part, a later one; among equals the
-//! deepest goes. So what it keeps is closed under prefixes: it is the optimum under prefix semantics too.
+//! Blocks of one request have the same next use or, behind the point where requests diverge, a later one;
+//! among equals the deepest is evicted first. The remaining blocks are therefore closed under prefixes: this
+//! is the optimum under prefix semantics too.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -19,7 +21,7 @@ pub(super) struct NextUses {
 }
 
 impl NextUses {
-    /// Notes that request number `request` uses `block`. Calls come in trace order.
+    /// Records that request number `request` uses `block`. Calls must be in trace order.
     pub(super) fn note(&mut self, block: u64, request: u32) {
         let access = self.next.len();
         self.next.push(NEVER);

@@ -1,4 +1,4 @@
-//! How well the service's hit ratio curve estimates what a cache of another size finds.
+//! Measures how well the service's hit ratio curve estimates the hit ratio of a cache of another size.
 
 use kvasir_eviction::{
     Access, CURVE_SCALES, ClassTable, EvictionIndex, HitRatioCurve, PolicyKind, limits::REUSE_WINDOW_SECONDS,
@@ -7,7 +7,7 @@ use kvasir_replay::trace::TraceError;
 
 use super::{RecomputeModel, TraceSource, lane::block_costs, profile::TraceProfile, replay::class_of};
 
-/// An estimate and what it estimates, at one scale of one capacity.
+/// An estimate and the measured value, at one scale of one capacity.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CurveRow {
     /// Capacity of the cache that estimates, as a share of the trace's unique blocks.
@@ -48,7 +48,7 @@ pub fn compare_curve(
         let mut classes = ClassTable::default();
         trace.for_each(|request| {
             let class = class_of(request, &mut classes);
-            // As the curve does: what is older counts less.
+            // As in the curve: older accesses count less.
             let age = before.replace(request.at).map_or(0.0, |before| request.at.seconds_since(before));
             let keep = (-age / REUSE_WINDOW_SECONDS).exp();
             asked *= keep;

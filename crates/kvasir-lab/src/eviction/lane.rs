@@ -20,7 +20,7 @@ const TIMINGS_KEPT: usize = 4096;
 /// Counts of one class or of a whole lane.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Tally {
-    /// Blocks asked for.
+    /// Requested blocks.
     pub blocks: u64,
     /// Blocks found, all blocks before them in their request found as well.
     pub hits: u64,
@@ -72,7 +72,7 @@ impl Cache {
     }
 }
 
-/// A simulated cache of `capacity_blocks` and what it achieved.
+/// A simulated cache of `capacity_blocks` and its results.
 #[derive(Debug)]
 pub(super) struct Lane {
     cache: Cache,
@@ -137,13 +137,13 @@ impl Lane {
         self.evictions
     }
 
-    /// Starts counting anew: what was before only warmed the cache.
+    /// Resets the counters: everything before only warmed the cache.
     pub(super) fn forget_tallies(&mut self) {
         self.total = Tally::default();
         self.by_class.clear();
     }
 
-    /// Serves one request: looks its prefix up, then takes in what was computed.
+    /// Serves one request: looks up its prefix, then admits the computed blocks.
     ///
     /// `next_uses` has one entry per block for Belady and is not read otherwise.
     pub(super) fn serve(&mut self, request: &Request, class: ClassId, costs: &[f32], next_uses: &[u32]) {
@@ -220,7 +220,7 @@ impl Lane {
     }
 }
 
-/// Seconds to recompute each block of a request, into `costs`.
+/// Writes the seconds to recompute each block of a request into `costs`.
 pub(super) fn block_costs(
     request: &Request,
     block_tokens: u64,

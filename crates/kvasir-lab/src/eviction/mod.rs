@@ -33,15 +33,15 @@ pub struct RecomputeModel {
 }
 
 impl Default for RecomputeModel {
-    /// An 8B model (32 layers, hidden size 4,096) on one GPU that sustains 156 TFLOP/s:
-    /// 2 × 8e9 FLOP a token and 4 × 32 × 4,096 FLOP a pair.
+    /// An 8B model (32 layers, hidden size 4,096) on one GPU that sustains 156 TFLOP/s: 2 × 8e9 FLOP per
+    /// token and 4 × 32 × 4,096 FLOP per pair.
     fn default() -> Self {
         Self { seconds_per_token: 16e9 / 156e12, seconds_per_pair: 524_288.0 / 156e12 }
     }
 }
 
 impl RecomputeModel {
-    /// Seconds to compute the tokens `start..end` behind `start` cached ones.
+    /// Seconds to compute the tokens `start..end` over `start` cached ones.
     pub fn seconds(&self, start: u64, end: u64) -> f64 {
         let (start, end) = (start as f64, end as f64);
         (end - start) * self.seconds_per_token + (end * end - start * start) / 2.0 * self.seconds_per_pair

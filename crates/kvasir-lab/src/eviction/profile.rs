@@ -1,4 +1,4 @@
-//! What a trace looks like: ideal hits, reuse times with their exponential fits, skew, lifespans.
+//! Statistics of a trace: ideal hits, reuse times with their exponential fits, skew, lifespans.
 
 use std::collections::HashMap;
 
@@ -86,7 +86,7 @@ impl TimeHistogram {
 pub struct ClassProfile {
     /// Requests.
     pub requests: u64,
-    /// Blocks asked for.
+    /// Requested blocks.
     pub blocks: u64,
     /// Blocks that an unbounded cache would have.
     pub ideal_hits: u64,
@@ -107,7 +107,7 @@ struct Seen {
 pub struct TraceProfile {
     /// Requests.
     pub requests: u64,
-    /// Blocks asked for, repetitions included.
+    /// Requested blocks, including repetitions.
     pub block_accesses: u64,
     /// Different blocks.
     pub unique_blocks: u64,
@@ -184,7 +184,7 @@ impl TraceProfile {
     }
 }
 
-/// Shares of the blocks at which the skew is told.
+/// Shares of the blocks at which the skew is reported.
 const SKEW_SHARES: [f64; 12] = [0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0];
 
 /// How the reuses, given per block and falling, spread over all `blocks`.

@@ -12,14 +12,14 @@ use super::{
 };
 use kvasir_replay::trace::{BadLine, Request, TraceError, TraceFormat, TraceReader};
 
-/// What to replay.
+/// Options of a replay.
 #[derive(Debug, Clone)]
 pub struct ReplayOptions {
     /// The trace.
     pub trace: TraceSource,
     /// Online policies to replay.
     pub policies: Vec<ComparedPolicy>,
-    /// Whether to replay Belady's MIN too (4 bytes of memory per block access).
+    /// Whether to also replay Belady's MIN (4 bytes of memory per block access).
     pub belady: bool,
     /// Capacities as shares of the unique blocks.
     pub capacities: Vec<f64>,
@@ -40,7 +40,7 @@ pub struct ReplayRow {
     pub capacity: f64,
     /// Capacity in blocks.
     pub capacity_blocks: u64,
-    /// What it achieved.
+    /// The result.
     pub total: Tally,
     /// The same by request class, as named in [`Replay::classes`].
     pub by_class: Vec<Tally>,
@@ -53,7 +53,7 @@ pub struct ReplayRow {
 /// The outcome of a replay.
 #[derive(Debug)]
 pub struct Replay {
-    /// What the trace looks like.
+    /// Statistics of the trace.
     pub profile: TraceProfile,
     /// Names of the classes by index.
     pub classes: Vec<String>,
@@ -63,7 +63,7 @@ pub struct Replay {
     pub skipped: Skipped,
 }
 
-/// Where a trace comes from. It is gone through twice.
+/// Source of a trace. The replay reads it twice.
 #[derive(Debug, Clone)]
 pub enum TraceSource {
     /// A file, of which one line at a time is in memory.
@@ -72,7 +72,7 @@ pub enum TraceSource {
         path: PathBuf,
         /// Its format.
         format: TraceFormat,
-        /// What to do with malformed lines.
+        /// How to treat malformed lines.
         bad_line: BadLine,
     },
     /// Requests in the order of time.

@@ -17,13 +17,13 @@ pub struct Row {
     pub capacity: f64,
     /// Capacity in blocks.
     pub capacity_blocks: u64,
-    /// Share of the blocks that hit, all before them in their request hitting too.
+    /// Share of the blocks that hit, with all previous blocks of their request hitting too.
     pub hit_ratio: f64,
     /// Seconds of prefill saved.
     pub seconds_saved: f64,
     /// The same as a share of all prefill.
     pub seconds_saved_ratio: f64,
-    /// Mean time of an eviction on this machine; 0 where there was none.
+    /// Mean time of an eviction on this machine; 0 if there was none.
     pub ns_per_eviction: f64,
     /// Evictions.
     pub evictions: u64,
@@ -36,7 +36,7 @@ pub struct Row {
 pub struct ClassRow {
     /// Type and turn.
     pub class: String,
-    /// Blocks asked for.
+    /// Requested blocks.
     pub blocks: u64,
     /// Share that hit.
     pub hit_ratio: f64,
@@ -53,8 +53,9 @@ pub struct PolicySummary {
     pub mean_hit_ratio: f64,
     /// Furthest below the best online policy at any capacity.
     pub below_best_max: f64,
-    /// Share of the gap between leaf-first LRU and Belady that it closes, in the mean over the capacities where the gap
-    /// is at least 10 points; absent when none is, or one of the two was not replayed.
+    /// Share of the gap between leaf-first LRU and Belady that it closes: the mean over the capacities where
+    /// the gap is at least 10 points. Absent if there is no such capacity, or one of the two was not
+    /// replayed.
     pub gap_closed: Option<f64>,
 }
 
@@ -65,7 +66,7 @@ pub struct ClassReuse {
     pub class: String,
     /// Requests.
     pub requests: u64,
-    /// Blocks asked for.
+    /// Requested blocks.
     pub blocks: u64,
     /// Share of them that an unbounded cache would have.
     pub ideal_hit_ratio: f64,
@@ -111,7 +112,8 @@ pub struct TraceFacts {
 /// Everything about a replay.
 #[derive(Debug, Clone, Serialize)]
 pub struct EvictReport {
-    /// [`PolicyKind::DEFAULT`]: the garbage collector's default and, apart from the cost it weighs by, the hot tier's.
+    /// [`PolicyKind::DEFAULT`]: the default of the garbage collector and, except for the cost that it weighs
+    /// by, of the hot tier.
     pub default: String,
     /// One per policy and capacity.
     pub rows: Vec<Row>,
@@ -123,15 +125,15 @@ pub struct EvictReport {
     pub edges_seconds: Vec<f64>,
     /// Reuse by class, for classes that occur.
     pub reuse: Vec<ClassReuse>,
-    /// What a reader must know about the numbers.
+    /// Remarks that a reader of the numbers needs.
     pub notes: Vec<&'static str>,
 }
 
 const NOTES: [&str; 4] = [
     "a block counts as hit only if all blocks before it in its request hit",
-    "belady knows the future: no online policy reaches it; of the blocks of one request it drops the last first, so that what it keeps are whole prefixes",
+    "belady knows the future: no online policy reaches it; of the blocks of one request it drops the last first, so that the remaining blocks are whole prefixes",
     "seconds are those of the stated prefill model, not measured on this machine",
-    "ns_per_eviction is measured on this machine beside the other rows: every 16th eviction, the slowest hundredth left out",
+    "ns_per_eviction is measured on this machine while other rows run: every 16th eviction, without the slowest hundredth",
 ];
 
 fn name_of(row: &ReplayRow) -> String {

@@ -1,4 +1,4 @@
-//! The traces of the eviction study: recorded ones where their files are given, generated ones, and mixtures.
+//! The traces of the eviction study: recorded ones if their files are given, generated ones, and mixtures.
 
 use std::path::Path;
 
@@ -20,11 +20,11 @@ const REQUESTS: usize = 6_000;
 const SECONDS: f64 = 3_600.0;
 /// Tokens of a block in the conversation trace and in the agentic one.
 const BLOCK_TOKENS: [u64; 2] = [512, 64];
-/// What tells apart the blocks of two traces that are mixed.
+/// Offset that distinguishes the blocks of two mixed traces.
 const OTHER_BLOCKS: u64 = 1 << 62;
 
-/// The traces: `conversation` in Mooncake's format with 512-token blocks, `agentic` in Bailian's with 64-token blocks.
-/// Recorded ones come once, those with a generated part once a seed.
+/// The traces: `conversation` in Mooncake's format with 512-token blocks, `agentic` in Bailian's with
+/// 64-token blocks. Recorded ones occur once, those with a generated part once per seed.
 ///
 /// # Errors
 /// When a file cannot be read or has a malformed line.
@@ -68,7 +68,7 @@ fn read(path: &Path, format: TraceFormat) -> Result<Vec<Request>, TraceError> {
 }
 
 fn long_contexts(callers: Callers, seed: u64, block_tokens: u64) -> Vec<Request> {
-    // Callers that ask more than once make the requests come slower than the rate says.
+    // Clients that send several requests lower the actual rate below the nominal one.
     let rate = 1.5 * REQUESTS as f64 / SECONDS;
     let trace = SyntheticTrace { callers, seed, requests: REQUESTS, rate, scale: 1.0, block_tokens };
     let mut turns = TurnInference::default();

@@ -1,4 +1,4 @@
-//! What every feature of a profile is worth: the paper's Fig. 15, ours.
+//! The value of every feature of a profile: the paper's Fig. 15 for our codec.
 
 use std::sync::Arc;
 
@@ -14,26 +14,26 @@ use crate::{BenchError, KvCodec, codecs::ProfileCodec};
 pub struct Case {
     /// Which feature it is about.
     pub feature: &'static str,
-    /// What it has instead; unique.
+    /// The replacement; unique.
     pub name: String,
     /// The recipe with it.
     pub recipe: BasisRecipe,
-    /// Whether an error counts alike in every plane.
+    /// Whether an error has the same cost in every plane.
     pub planes_alike: bool,
 }
 
-/// A case and what it needs.
+/// A case and its size.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Ablation {
     /// The feature.
     pub feature: String,
-    /// What it was set to.
+    /// The value it was set to.
     pub name: String,
     /// Size of the profile.
     pub profile_bytes: u64,
     /// Rank over all scopes.
     pub rank: usize,
-    /// Bits an element at each of [`QUALITIES`]; `None` where no two levels lie around it.
+    /// Bits per element at each of [`QUALITIES`]; `None` if no two levels enclose it.
     pub bits: Vec<Option<f64>>,
     /// Bits of the finest level, all levels stored.
     pub finest_bits: f64,
@@ -43,7 +43,8 @@ pub struct Ablation {
     pub rows: Vec<QualityRow>,
 }
 
-/// The first case is the recipe as it is; `unlimited` is a budget-free variant of it that bases in a metric are compared with.
+/// The first case is the unchanged recipe; `unlimited` is a variant of it without budgets, for comparison
+/// with bases in a metric.
 pub fn cases(base: &BasisRecipe, layers: usize, metric: &Metric) -> Vec<Case> {
     let mut cases = Vec::new();
     let mut add = |feature, name: &str, planes_alike, change: &dyn Fn(&mut BasisRecipe)| {

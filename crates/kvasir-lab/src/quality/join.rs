@@ -35,7 +35,7 @@ pub enum JoinError {
         codec: String,
         /// The text.
         domain: String,
-        /// The codec that came first.
+        /// The first codec.
         other: String,
     },
 }
@@ -148,7 +148,7 @@ mod tests {
             );
             assert_eq!((&a.window_kl, a.windows, a.positions), (&b.window_kl, b.windows, b.positions));
         }
-        // What is not one measurement is refused.
+        // Pieces that do not belong to one measurement are rejected.
         let twice = pieces[0].iter().chain(&pieces[0]).cloned();
         assert!(matches!(join(twice), Err(JoinError::Twice { window: 0, .. })));
         let other_windows = pieces[0].iter().chain(&pieces[3]).cloned();

@@ -1,4 +1,4 @@
-//! What a decoded cache is worth to the model.
+//! Measures the quality of a decoded cache with the model.
 
 use kvasir_codec::{KvBuffer, KvSink as _};
 use kvasir_engine::{Logits, Model, PagedKv, logits::top1, quality::Samples};
@@ -20,7 +20,7 @@ pub(super) struct Answers {
     pub(super) retrieved: (usize, usize),
 }
 
-/// A window's questions: what follows the prefix, and a passage of the prefix again.
+/// The questions of a window: the text after the prefix, and a passage of the prefix again.
 #[derive(Debug)]
 pub(super) struct Questions<'a> {
     model: &'a Model,
@@ -35,7 +35,7 @@ impl<'a> Questions<'a> {
         Self { model, suffix, repeated }
     }
 
-    /// Runs a cache, which stays as it is.
+    /// Runs the questions over a cache, which is not changed.
     pub(super) fn ask(&self, kv: &PagedKv) -> Result<Answers, BenchError> {
         let run = |tokens: &[u32]| {
             self.model

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{BenchError, Chunk, KvCodec};
 
-/// What to measure.
+/// Options of a measurement.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// Tokens of a window that go through the codecs; the rest judges them.
@@ -58,8 +58,8 @@ fn ladder(
     Ok(ladder)
 }
 
-/// Answers by content of the cache: most codecs give the same rows whatever the length of the chunk, and ours through
-/// Deflate gives ours.
+/// Answers by content of the cache: most codecs give the same rows for every chunk length, and Deflate over
+/// our symbols gives the same rows as our codec.
 struct Asked<'a> {
     questions: &'a Questions<'a>,
     exact: &'a Answers,

@@ -1,7 +1,7 @@
 //! Size against quality: every codec, level and chunk length, on real KV of a real model.
 //!
 //! The first tokens of a window go through a codec, chunk by chunk; the rest is teacher forced over what comes back and
-//! computed exactly. KL is that of the next-token distribution against the run over the exact cache, in nats a token.
+//! computed exactly. KL is that of the next-token distribution against the run over the exact cache, in nats per token.
 
 mod ablation;
 mod join;
@@ -30,7 +30,7 @@ use crate::BenchError;
 /// Windows of one text.
 #[derive(Debug, Clone)]
 pub struct Text {
-    /// What it is, for reports.
+    /// Its kind, for reports.
     pub domain: String,
     /// Token windows of equal length.
     pub windows: Vec<Vec<u32>>,

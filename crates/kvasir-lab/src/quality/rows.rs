@@ -17,21 +17,21 @@ pub struct QualityRow {
     pub variant: String,
     /// Setting, 0 is the coarsest.
     pub level: usize,
-    /// Tokens of a chunk.
+    /// Tokens per chunk.
     pub chunk_tokens: usize,
     /// The text.
     pub domain: String,
     /// Bytes that a reader holds once a model.
     pub profile_bytes: u64,
-    /// Mean bytes of a chunk, container included.
+    /// Mean bytes per chunk, container included.
     pub bytes: f64,
-    /// Bits an element.
+    /// Bits per element.
     pub bits_per_element: f64,
     /// Perplexity of the suffixes over the decoded prefixes.
     pub perplexity: f64,
     /// The same over the exact ones.
     pub perplexity_exact: f64,
-    /// Mean KL, nats a token.
+    /// Mean KL, nats per token.
     pub kl: f64,
     /// Lower end of its 95 % interval, over windows: positions of one window are not independent.
     pub kl_low: f64,
@@ -57,7 +57,7 @@ pub struct QualityRow {
     pub window_kl: BTreeMap<usize, f64>,
 }
 
-/// What is summed up over the windows.
+/// Sums over the windows.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Sums {
     bytes: u64,
@@ -74,7 +74,7 @@ impl Sums {
         self.retrieved = (self.retrieved.0 + retrieved.0, self.retrieved.1 + retrieved.1);
     }
 
-    /// `of` is (level, tokens of a chunk, chunks of a window); `elements` are those of a window's prefix.
+    /// `of` is (level, tokens per chunk, chunks per window); `elements` are those of a window's prefix.
     pub(super) fn row(
         &self,
         codec: &dyn KvCodec,
@@ -119,7 +119,8 @@ pub(super) fn over_windows(kl: &BTreeMap<usize, f64>) -> Estimate {
     Estimate::of_mean(&kl.values().copied().collect::<Vec<_>>())
 }
 
-/// Rows as comma-separated values with a head. Names have no commas or quotes but for domains, which are file names.
+/// Rows as comma-separated values with a header. Only domains, which are file names, can contain commas or
+/// quotes.
 pub fn csv(rows: &[QualityRow]) -> String {
     let mut out = String::from(
         "codec,variant,level,chunk_tokens,domain,profile_bytes,bytes,bits_per_element,perplexity,perplexity_exact,\

@@ -26,14 +26,14 @@ const DIRECT_NMSE: f64 = 0.01;
 /// The paper's bins and half of them, three levels at 3:1 each.
 const CACHEGEN_SCALES: [f32; 2] = [1.0, 0.5];
 
-/// What the suite is made of.
+/// The parts of the suite.
 #[derive(Debug, Clone, Default)]
 pub struct SuiteOptions {
     /// Our profiles; each is a variant by its kind and size.
     pub profiles: Vec<Arc<Profile>>,
     /// Largest profile that is within the budget.
     pub budget_bytes: u64,
-    /// Names of the codecs to run, of [`CODECS`]; all where it is empty.
+    /// Names of the codecs to run, out of [`CODECS`]; all if empty.
     pub codecs: Vec<String>,
 }
 
@@ -151,7 +151,7 @@ impl Suite {
     }
 }
 
-/// What a profile is called in a report: its kind, and a number where there are several of one.
+/// A profile's name in a report: its kind, and a number if there are several of the kind.
 fn variant(profile: &Profile, budget_bytes: u64, before: &[ProfileCodec]) -> String {
     let kind = match (profile.is_direct(), profile.to_bytes().len() as u64 <= budget_bytes) {
         (true, _) => DIRECT,

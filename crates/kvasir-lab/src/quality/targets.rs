@@ -1,4 +1,4 @@
-//! Sizes at equal quality, and what was set out to be reached.
+//! Sizes at equal quality, compared with the targets.
 
 use serde::Serialize;
 
@@ -7,10 +7,10 @@ use super::{
     suite::{BUDGET, DIRECT, UNLIMITED},
 };
 
-/// KL at which sizes are compared, nats a token.
+/// KL values at which sizes are compared, nats per token.
 pub const QUALITIES: [f64; 2] = [0.003, 0.001];
 
-/// What a codec needs for a quality.
+/// The bits that a codec needs for a quality.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Crossing {
     /// The codec.
@@ -19,14 +19,14 @@ pub struct Crossing {
     pub variant: String,
     /// The text.
     pub domain: String,
-    /// Tokens of a chunk.
+    /// Tokens per chunk.
     pub chunk_tokens: usize,
     /// The KL.
     pub kl: f64,
-    /// Bits an element where the chunks of a context are divided between levels so that their mean KL is this; `None` where
-    /// no level is as good.
+    /// Bits per element if the chunks of a context are divided between levels so that their mean KL is this;
+    /// `None` if no level is as good.
     pub bits_per_element: Option<f64>,
-    /// Bits an element of the smallest single level that is as good.
+    /// Bits per element of the smallest single level that is as good.
     pub level_bits_per_element: Option<f64>,
     /// As `bits_per_element`, on the curve of the KL's lower ends: least bits within the interval.
     pub bits_low: Option<f64>,
@@ -34,16 +34,16 @@ pub struct Crossing {
     pub bits_high: Option<f64>,
 }
 
-/// A target and what was measured.
+/// A target and the measured value.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Verdict {
     /// In words.
     pub target: String,
-    /// Tokens of a chunk.
+    /// Tokens per chunk.
     pub chunk_tokens: usize,
     /// The KL.
     pub kl: f64,
-    /// Bytes over the other's bytes; `None` where one of the two has no level as good.
+    /// Bytes over the other's bytes; `None` if one of the two has no level as good.
     pub ratio: Option<f64>,
     /// Why there is no ratio.
     pub note: String,
@@ -64,7 +64,7 @@ fn mixed(levels: &[(f64, f64)], kl: f64) -> Option<f64> {
         if hull.last().is_some_and(|last| loss >= last.1) {
             continue;
         }
-        // What lies on or above the chord around it is no corner.
+        // A point on or above the chord around it is not a corner.
         while let [.., (x0, y0), (x1, y1)] = hull[..]
             && (y1 - y0) * (bits - x0) >= (loss - y0) * (x1 - x0)
         {
@@ -80,7 +80,7 @@ fn mixed(levels: &[(f64, f64)], kl: f64) -> Option<f64> {
     })
 }
 
-/// Bits of the smallest level whose KL is `kl` or less.
+/// Bits of the smallest level whose KL is at most `kl`.
 fn whole(levels: &[(f64, f64)], kl: f64) -> Option<f64> {
     levels.iter().filter(|(_, loss)| *loss <= kl).map(|(bits, _)| *bits).min_by(f64::total_cmp)
 }
@@ -132,7 +132,7 @@ struct Side<'a> {
     domain: &'a str,
 }
 
-/// Compares what was measured with the targets; `domains` are the texts, the profiles' own domain first.
+/// Compares the measurements with the targets; `domains` are the texts, the profiles' own domain first.
 pub fn verdicts(crossings: &[Crossing], domains: &[String], chunk_tokens: &[usize]) -> Vec<Verdict> {
     let Some(own) = domains.first() else { return Vec::new() };
     let (shortest, longest) = (chunk_tokens.iter().min(), chunk_tokens.iter().max());
@@ -169,7 +169,7 @@ pub fn verdicts(crossings: &[Crossing], domains: &[String], chunk_tokens: &[usiz
                 ("the LMCache variant", side("lmcache", ""), lmcache * factor),
                 ("the paper's CacheGen", side("cachegen_paper", ""), 0.30 * factor),
                 ("the KVTC-like codec, same profile budget", side("kvtc_like", variant), 0.75 * factor),
-                // The coder is worth what it is worth, whatever the profile.
+                // The value of the coder does not depend on the profile.
                 ("our symbols through Deflate", side("kvasir_deflate", variant), 0.93),
             ];
             for (peer, theirs, at_most) in peers {
@@ -212,7 +212,7 @@ mod tests {
             let with_bad = [levels[0], other, levels[1]];
             assert_eq!(mixed(&with_bad, 3e-3), mixed(&levels[..2], 3e-3));
         }
-        // Of one level there is no mixture.
+        // A single level has no mixture.
         assert_eq!((mixed(&levels[1..2], 2e-3), mixed(&levels[1..2], 1e-4)), (Some(2.0), None));
     }
 }

@@ -21,7 +21,7 @@ const PLACES: [&str; 8] =
 const FILLER: &str =
     "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. ";
 
-/// What is asked.
+/// The kind of question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TaskKind {
@@ -41,16 +41,16 @@ impl TaskKind {
 /// A context and a question about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Task {
-    /// What goes into the cache.
+    /// The text in the cache.
     pub context: String,
-    /// What is computed over it.
+    /// The text computed over it.
     pub question: String,
-    /// What should come.
+    /// The expected answer.
     pub answer: String,
 }
 
 impl Task {
-    /// A task whose context has about `words` words; same seed, same task.
+    /// A task whose context has about `words` words; the same seed gives the same task.
     pub fn new(kind: TaskKind, words: usize, seed: u64) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(seed);
         let mut below = |n: usize| (rng.next_u32() as usize) % n.max(1);
@@ -127,7 +127,7 @@ fn words_of(text: &str) -> Vec<String> {
     text.split_whitespace().filter(|word| !["a", "an", "the"].contains(word)).map(str::to_owned).collect()
 }
 
-/// Whether the right answer begins what was said.
+/// Whether the given answer starts with the right one.
 pub fn exact_match(said: &str, answer: &str) -> bool {
     words_of(said).starts_with(&words_of(answer))
 }

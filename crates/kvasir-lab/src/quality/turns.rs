@@ -25,9 +25,9 @@ pub struct TurnOptions {
     pub turns: usize,
     /// Tokens after the last turn that judge a cache.
     pub suffix: usize,
-    /// Level that every load comes at.
+    /// Level of every load.
     pub level: Level,
-    /// Whether KV with too much loss beneath it stays out of the store.
+    /// Whether to keep KV with too much loss beneath it out of the store.
     pub rule: bool,
 }
 
@@ -40,7 +40,7 @@ pub struct Turn {
     pub rule: bool,
     /// 1 is the first load.
     pub turn: usize,
-    /// KL of the loaded and extended cache, nats a token.
+    /// KL of the loaded and extended cache, nats per token.
     pub kl: f64,
     /// Lower end of its 95 % interval over windows.
     pub kl_low: f64,
@@ -48,7 +48,7 @@ pub struct Turn {
     pub kl_high: f64,
     /// Share of a repeated passage that is predicted right.
     pub retrieval: f64,
-    /// Share of the context that came out of the store; the rest was computed again.
+    /// Share of the context loaded from the store; the rest was computed again.
     pub loaded: f64,
 }
 
@@ -124,7 +124,8 @@ fn play(
         let end = options.first_tokens + (index + 1) * options.turn_tokens;
         let stored = store.last().map_or(0, |last| last.first + last.tokens);
         let mut kv = paged(model, &load(model, codec, window, &store, options.level)?)?;
-        // What the store has not is computed over what it has: the turn's own tokens, and turns that were not stored.
+        // The tokens missing from the store are computed over the stored ones: the turn's new tokens, and
+        // turns that were not stored.
         model.extend_kv(&mut kv, &window[stored..end])?;
         let beneath = store.iter().map(|s| s.kl_beneath).fold(0.0, f32::max) + loss(options.level);
         if !options.rule || beneath <= bound {

@@ -1,5 +1,6 @@
-//! Speed on one core: from a chunk's bytes to bf16 rows and back, on every path of this CPU, beside the decode rate of other
-//! entropy coders on the same symbols. Everything is timed in turns in one run; a row is the best of its rounds.
+//! Speed on one core: from a chunk's bytes to bf16 rows and back, on every path of this CPU, compared with
+//! the decode rate of other entropy coders on the same symbols. All are timed alternately in one run; a row
+//! is the best of its rounds.
 
 mod peers;
 mod workload;
@@ -22,18 +23,18 @@ pub struct SpeedRow {
     pub path: String,
     /// `decode decode_refine encode`.
     pub op: String,
-    /// 10^9 elements a second.
+    /// 10^9 elements per second.
     pub gelem_per_s: f64,
-    /// Bits an element that were read or written.
+    /// Bits per element read or written.
     pub bits: f64,
 }
 
-/// A target and what was measured.
+/// A target and the measured value.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SpeedVerdict {
     /// In words.
     pub target: String,
-    /// What was measured: a rate in 10^9 elements a second, or a ratio of two.
+    /// The measured value: a rate in 10^9 elements per second, or a ratio of two.
     pub measured: f64,
     /// Least that passes.
     pub at_least: f64,
@@ -121,7 +122,7 @@ fn encoders(workload: &Workload) -> Result<Vec<Work<'_>>, BenchError> {
     Ok(works)
 }
 
-/// Compares with what was set out to be reached; targets of paths that this CPU lacks are left out.
+/// Compares the rows with the targets; targets of paths that this CPU lacks are omitted.
 pub fn speed_verdicts(rows: &[SpeedRow]) -> Vec<SpeedVerdict> {
     let rate =
         |path: &str, op: &str| rows.iter().find(|r| r.path == path && r.op == op).map(|r| r.gelem_per_s);

@@ -1,4 +1,4 @@
-//! Other entropy coders on the symbols of the base level: symbols alone, where ours makes rows.
+//! Other entropy coders on the symbols of the base level. They decode symbols only; ours makes rows.
 
 use std::hint::black_box;
 
@@ -11,7 +11,7 @@ use constriction::stream::{
 use super::Work;
 use crate::BenchError;
 
-/// The least that zstd can be asked for by a level.
+/// zstd's lowest level.
 const ZSTD_LEVEL: i32 = 1;
 
 pub(super) struct Peers<'a> {
@@ -42,7 +42,7 @@ impl<'a> Peers<'a> {
         for (range, piece) in peers.ranges.iter().zip(symbols) {
             decode(&peers.model, range, &mut back[..piece.len()])?;
             if back[..piece.len()] != piece[..] {
-                return Err(failed("other symbols came back"));
+                return Err(failed("the decoded symbols differ"));
             }
         }
         Ok(peers)

@@ -1,4 +1,5 @@
-//! What is timed: four layers of a Llama-3-8B with Laplacian elements, a direct profile trained on the like.
+//! The timed data: four layers of a Llama-3-8B with Laplacian elements, and a direct profile trained on
+//! similar data.
 
 use std::sync::Arc;
 

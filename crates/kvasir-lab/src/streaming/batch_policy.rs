@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// Forms batches: requests that arrive within a window `T` of the first one, at most `B` (what the GPU server
-/// runs at once). Sans-IO: times are the caller's.
+/// Forms batches: requests that arrive within a window `T` of the first one, at most `B` (the number that the
+/// GPU server runs at once). Sans-IO: the caller supplies the times.
 ///
 /// ```
 /// use std::time::Duration;
@@ -38,8 +38,8 @@ impl<R> Batcher<R> {
         Self { window, requests_max: requests_max.max(1), waiting: Vec::new(), closes: Duration::ZERO }
     }
 
-    /// A request of `chunks` chunks arrives at `now`. Returns the batch that it fills. Call [`Self::due`] first:
-    /// what is due starts without it.
+    /// A request of `chunks` chunks arrives at `now`. Returns the batch that it completes. Call [`Self::due`]
+    /// first: a due batch starts without this request.
     pub fn arrive(&mut self, request: R, chunks: usize, now: Duration) -> Option<Batch<R>> {
         if self.waiting.is_empty() {
             self.closes = now + self.window;
@@ -53,7 +53,7 @@ impl<R> Batcher<R> {
         if now >= self.closes { self.take() } else { None }
     }
 
-    /// When [`Self::due`] next has a batch; `None` while nobody waits.
+    /// When [`Self::due`] next has a batch; `None` if no request waits.
     pub fn closes_at(&self) -> Option<Duration> {
         (!self.waiting.is_empty()).then_some(self.closes)
     }

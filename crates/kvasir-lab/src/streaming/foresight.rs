@@ -1,4 +1,4 @@
-//! A policy that is told what the link will do next.
+//! A policy that knows the link's future rate.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use super::LinkRate;
 /// Bytes that a rate is probed with, so small that they take no time.
 const PROBE_BYTES: u64 = 1 << 10;
 
-/// A policy whose estimates are replaced by the link's true mean rate over the next stretch of time: what is left
-/// of its losses is not the estimator's.
+/// A policy whose estimates are replaced by the link's true mean rate over the next period. Its remaining
+/// losses are not caused by the estimator.
 #[derive(Debug)]
 pub struct Foresight {
     inner: Box<dyn Policy>,

@@ -5,14 +5,14 @@ use std::time::Duration;
 use kvasir_client::tuning::{ByteRate, FetchPlan, PlannedChunk, RecomputeModel};
 use kvasir_types::TokenRange;
 
-/// A ladder that every policy runs on, so that what is compared is the policy.
+/// A ladder on which every policy runs, so that only the policies differ.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ladder {
     /// Its name in reports.
     pub name: &'static str,
     /// Bits per element of each level, coarsest first.
     pub bits: Vec<f64>,
-    /// Quality lost at each level, 0 to 1.
+    /// Quality loss at each level, 0 to 1.
     pub loss: Vec<f64>,
 }
 
@@ -39,7 +39,7 @@ impl Ladder {
         Self { name: "int8", bits: vec![8.0], loss: vec![0.0] }
     }
 
-    /// Levels whose step is the published point's times a factor.
+    /// Levels whose step is that of the published point times a factor.
     fn around(name: &'static str, factors: &[f64]) -> Self {
         let step = step_of(PAPER_POINT.0);
         let reference = laplace(step).1;
@@ -103,7 +103,7 @@ pub struct Engine {
     pub recompute: RecomputeModel,
     /// Decoding, seconds per token.
     pub decode_per_token: f64,
-    /// Tokens of the prompt behind the context.
+    /// Tokens of the prompt after the context.
     pub suffix_tokens: u64,
 }
 
@@ -117,8 +117,8 @@ impl Engine {
         Self::mistral_7b(1.273e14)
     }
 
-    /// The same from the device's data sheet: 149.7 TFLOP/s dense bf16 at half of it, 2.1 s for 9.4 K tokens. That is
-    /// what the paper's “3.1–4.7 times below text” amounts to; its simulation assumes a faster prefill.
+    /// The same from the device's data sheet: half of 149.7 TFLOP/s dense bf16, 2.1 s for 9.4 K tokens. The
+    /// paper's “3.1–4.7 times below text” corresponds to this; its simulation assumes a faster prefill.
     pub fn mistral_7b_a40_data_sheet() -> Self {
         Self::mistral_7b(149.7e12 * 0.5)
     }
@@ -167,7 +167,7 @@ mod tests {
     fn the_ladders_have_their_published_points() {
         let paper = Ladder::paper();
         assert!((paper.bits[2] - 2.29).abs() < 1e-3 && (paper.loss[2] - 0.02).abs() < 1e-6);
-        // All levels together take about what 8 bits take (facts A).
+        // All levels together take about as much as 8 bits (facts A).
         let sum: f64 = paper.bits.iter().sum();
         assert!((7.0..9.0).contains(&sum), "{sum}");
         let basis = Ladder::basis();

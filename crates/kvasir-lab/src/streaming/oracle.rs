@@ -1,4 +1,4 @@
-//! What is possible when the future is known.
+//! The best possible result with a known future.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ const CHUNKS_EXHAUSTIVE: usize = 8;
 
 /// The best plan under the link's true future: which chunks go as text (GPU and network side by side, a text
 /// chunk waits for its prefix), and the levels of the rest, refined greedily by loss removed per byte within the
-/// deadline. When nothing meets the deadline: what comes closest.
+/// deadline. If no plan meets the deadline, the one that comes closest.
 ///
 /// It bounds violations from below up to its order of transfer (in context order, one after the other, which
 /// lets text chunks start soonest); its quality is a greedy, hence attainable, figure.

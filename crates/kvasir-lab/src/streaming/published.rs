@@ -7,7 +7,7 @@ use kvasir_types::Level;
 
 use super::spec::{LinkRate, Outcome, quality};
 
-/// What its simulation takes to compute a chunk from text (`run_adaptation.py`, `chunk_delay`).
+/// Time that its simulation assumes to compute a chunk from text (`run_adaptation.py`, `chunk_delay`).
 const CHUNK_COMPUTE: Duration = Duration::from_millis(200);
 
 /// CacheGen's own simulation (its repository, `src/utils.py`, `config_selection`, read in October 2024's state),

@@ -51,10 +51,10 @@ struct ActiveLoad {
     neighbours: Neighbours,
 }
 
-/// What the cores of a run decided: when, for which load, and what.
+/// The decisions of a run's cores: time, load, and action.
 pub type Trace = Vec<(Duration, usize, FetcherAction)>;
 
-/// Runs loads to their end. Deterministic: the same arguments give the same outcomes and the same trace.
+/// Runs loads to their end. Deterministic: the same arguments give the same results and the same trace.
 #[derive(Debug)]
 pub struct Simulation {
     config: SimulationConfig,
@@ -166,7 +166,7 @@ impl Simulation {
         }
     }
 
-    /// Tells each running load who else is there, when that changed.
+    /// Tells each running load which other loads run, when that changed.
     fn tell_neighbours(&mut self) {
         let running: Vec<usize> = (0..self.loads.len()).filter(|&i| self.loads[i].is_running()).collect();
         let missing: u64 = running.iter().map(|&i| self.loads[i].fetcher.missing_bytes()).sum();
@@ -244,12 +244,12 @@ impl Simulation {
         self.at(told, SimEvent::Decoded { load, chunk, took });
     }
 
-    /// Starts the first text chunk whose whole prefix is there.
+    /// Starts the first text chunk whose whole prefix is present.
     fn start_gpu(&mut self) {
         if self.gpu.is_some() {
             return;
         }
-        // The least slack first: those whose deadline has passed come after those that can still meet it.
+        // The least slack first; loads whose deadline has passed come after those that can still meet it.
         let mut order: Vec<usize> = (0..self.loads.len()).collect();
         order.sort_by_key(|&i| (self.slack_key(i), i));
         for load in order {
@@ -265,7 +265,7 @@ impl Simulation {
         }
     }
 
-    /// Whether a load's deadline has passed, and how far it is.
+    /// Whether a load's deadline has passed, and the distance to it.
     fn slack_key(&self, load: usize) -> (bool, Duration) {
         let deadline = self.loads[load].deadline();
         (deadline < self.now, deadline.abs_diff(self.now))

@@ -1,4 +1,4 @@
-//! What a simulation is made of, and what comes out.
+//! The inputs and results of a simulation.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub enum LinkRate {
     /// A bandwidth over time.
     Series(BandwidthSeries),
     /// One rate per chunk index, in megabits per second, whichever request carries its bytes: the paper's
-    /// setting, where the bandwidth of every chunk's transfer is drawn anew. Repeats past its end.
+    /// setting, which draws a new bandwidth for every chunk's transfer. Repeats past its end.
     PerChunk(Vec<f64>),
 }
 
@@ -53,12 +53,12 @@ impl LinkRate {
     }
 }
 
-/// What is the same for every load.
+/// The settings common to all loads.
 #[derive(Debug, Clone)]
 pub struct SimulationConfig {
     /// The link.
     pub link: LinkRate,
-    /// From sending a request to its first byte, when the link is free.
+    /// From the request to its first byte on an idle link.
     pub first_byte: Duration,
     /// True prefill times (the loads' models are only predictions).
     pub recompute: RecomputeModel,
@@ -66,14 +66,14 @@ pub struct SimulationConfig {
     pub decode: DecodeModel,
     /// How loads share the link.
     pub sharing: Sharing,
-    /// How far the machine is from what it promises.
+    /// How far the machine deviates from the assumed one.
     pub noise: Noise,
 }
 
-/// What makes times of computing and waking other than they were meant to be. One seed gives one sequence.
+/// Random deviations of computing times and wake-up times. The same seed gives the same sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Noise {
-    /// Standard deviation of the logarithm of true prefill times: each is drawn anew.
+    /// Standard deviation of the logarithm of true prefill times; each is drawn separately.
     pub gpu: f64,
     /// Decodes and wake-ups are late by up to this, uniformly.
     pub late: Duration,
@@ -104,7 +104,7 @@ pub enum Sharing {
 pub struct LoadSpec {
     /// When it begins.
     pub arrival: Duration,
-    /// What it loads.
+    /// The plan to load.
     pub plan: FetchPlan,
     /// By which policy.
     pub policy: Box<dyn Policy>,
@@ -112,7 +112,7 @@ pub struct LoadSpec {
     pub config: FetcherConfig,
 }
 
-/// What became of a load.
+/// The result of a load.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
     /// Time to first token.

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::{LevelRate, LinkPlan, ModelPreset, Plan, Rate, Request, Way, presets::LayerRun};
 
-/// Sizes of the same KV by element type, bytes.
+/// Bytes of the same KV by element type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct KvBytes {
     /// fp16 or bf16.
@@ -22,7 +22,7 @@ impl KvBytes {
     }
 }
 
-/// Elements that one layer of a run holds for a context.
+/// Elements of one layer of a run for a context.
 fn layer_elements(run: &LayerRun, tokens: u64) -> u64 {
     let per_token: u64 = run.layout.planes().iter().map(|(heads, dim)| (heads * dim) as u64).sum();
     let held = match run.layout {
@@ -57,7 +57,7 @@ pub fn prefill_flops(model: &ModelPreset, tokens: u64) -> f64 {
     2.0 * model.active_parameters * 1e9 * tokens_f + 4.0 * model.query_elements as f64 * attention
 }
 
-/// Answers a request.
+/// Computes the plan of a request.
 pub fn plan(request: Request) -> Plan {
     let Request { model, deployment: d, tokens, .. } = &request;
     let elements = elements_at(model, *tokens);
@@ -95,7 +95,7 @@ pub fn plan(request: Request) -> Plan {
     }
 }
 
-/// What all links have in common.
+/// The values common to all links.
 struct Context {
     elements: u64,
     bytes: KvBytes,
@@ -133,7 +133,7 @@ fn link_plan(request: &Request, context: &Context, bandwidth: Rate) -> LinkPlan 
     LinkPlan { bandwidth, ways, fits }
 }
 
-/// Recomputing is exact, so it wins where it is in time; else the finest level that is.
+/// Recomputing is exact, so it wins if it meets the SLO; else the finest level that does.
 fn best_within(ways: &[Way], levels: usize) -> Option<usize> {
     let in_time = |index: &usize| ways[*index].within_slo == Some(true);
     let recompute = ways.len() - 1;

@@ -1,15 +1,15 @@
-//! KV arithmetic: how large a cache is, what it costs to keep, when keeping it pays, and which level fits.
+//! KV arithmetic: the size of a cache, the cost of keeping it, when keeping it pays, and which level fits.
 //!
-//! Everything is arithmetic over a [`Request`] whose every rate says where it comes from ([`Source`]), so that a
-//! reader sees which conclusions rest on a measurement and which on an assumption. Formulas:
+//! Everything is arithmetic over a [`Request`]. Each of its rates gives its [`Source`], so that a reader sees
+//! which conclusions depend on a measurement and which on an assumption. Formulas:
 //!
-//! - bytes a token: Σ over layers `heads × elements` of both planes × bytes an element; sliding-window layers
+//! - bytes per token: Σ over layers `heads × elements` of both planes × bytes per element; sliding-window layers
 //!   stop growing at their window, MLA layers hold `latent + rope_dims` once;
 //! - prefill: `2 × active parameters × tokens + 2 × layers × heads × head_dim × tokens²` FLOP (causal attention,
 //!   scores and values), over the GPU's peak × the share of it that prefill reaches;
 //! - load: `round trip + bytes ÷ bandwidth`, decoding overlapped with it and bounded by the decoder's rate;
-//! - weights: `parameters × bits a parameter`; they and one context's KV have to fit the GPUs;
-//! - a month of keeping pays when reuses × (recompute cost − fetch cost) exceed it (CacheGen §8).
+//! - weights: `parameters × bits per parameter`; they and one context's KV must fit the GPUs;
+//! - keeping for a month pays when reuses × (recompute cost − fetch cost) exceed it (CacheGen §8).
 
 mod arithmetic;
 mod presets;
@@ -19,13 +19,13 @@ use serde::Serialize;
 pub use arithmetic::{KvBytes, bytes_at, plan, prefill_flops};
 pub use presets::{GPUS, Gpu, LayerRun, ModelPreset, gpu, preset, presets};
 
-/// Where a number comes from.
+/// The origin of a number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
     /// Measured by a command of this project.
     Measured,
-    /// Published by who makes or sells the thing.
+    /// Published by the maker or seller.
     Published,
     /// Assumed; replace it by your own.
     Assumed,
@@ -45,9 +45,9 @@ impl Source {
 /// A number with its origin.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Rate {
-    /// In the unit that the field says.
+    /// In the unit given by the field.
     pub value: f64,
-    /// Where it comes from.
+    /// Its origin.
     pub source: Source,
 }
 
@@ -71,15 +71,15 @@ impl Rate {
 /// Size of a quality level.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct LevelRate {
-    /// Bits a KV element, everything in the object counted.
+    /// Bits per KV element, including everything in the object.
     pub bits_per_element: Rate,
-    /// Logit KL in nats a token, if known for this model.
+    /// Logit KL in nats per token, if known for this model.
     pub kl: Option<Rate>,
 }
 
 impl LevelRate {
-    /// Levels of a model without a profile: the CacheGen paper's size (2.29 bits an element on Mistral-7B, its default level) and
-    /// two assumed below it.
+    /// Levels of a model without a profile: the CacheGen paper's size (2.29 bits per element on Mistral-7B,
+    /// its default level) and two assumed levels below it.
     pub const ASSUMED: [Self; 3] = {
         const fn level(bits_per_element: Rate) -> LevelRate {
             LevelRate { bits_per_element, kl: None }
@@ -91,23 +91,23 @@ impl LevelRate {
 /// Prices and rates of a deployment. Money in US dollars, sizes in bytes, time in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Deployment {
-    /// GPU whose prefill is replaced.
+    /// GPU that would run the prefill.
     pub gpu: Gpu,
     /// GPUs that prefill one request together.
     pub gpus: u32,
     /// Share of the peak that prefill reaches, 0 to 1.
     pub prefill_efficiency: Rate,
-    /// Dollars a GPU-hour.
+    /// Dollars per GPU-hour.
     pub gpu_hour: Rate,
     /// Dollars to keep 10⁹ bytes for a month.
     pub gigabyte_month: Rate,
-    /// Dollars for one read request to the store (one a chunk).
+    /// Dollars for one read request to the store (one per chunk).
     pub read_request: Rate,
     /// Dollars to move 10⁹ bytes out of the store; 0 within a region.
     pub gigabyte_read: Rate,
     /// Seconds from a request to its first byte.
     pub round_trip: Rate,
-    /// KV bytes (16-bit) decoded a second, on whatever decodes.
+    /// KV bytes (16-bit) decoded per second, by the decoder in use.
     pub decode_rate: Rate,
 }
 
@@ -119,7 +119,8 @@ impl Deployment {
             gpus: 1,
             prefill_efficiency: Rate::assumed(0.5),
             gpu_hour: gpu.hour,
-            // S3 Standard, first 50 TB: $0.023 a GB-month, $0.0004 a thousand GETs, nothing within the region.
+            // S3 Standard, first 50 TB: $0.023 per GB-month, $0.0004 per thousand GETs, no charge within the
+            // region.
             gigabyte_month: Rate::published(0.023),
             read_request: Rate::published(0.4e-6),
             gigabyte_read: Rate::published(0.0),
@@ -129,37 +130,37 @@ impl Deployment {
     }
 }
 
-/// What is asked.
+/// The input of the arithmetic.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Request {
     /// The model.
     pub model: ModelPreset,
     /// Tokens of the context.
     pub tokens: u64,
-    /// Tokens of a chunk.
+    /// Tokens per chunk.
     pub chunk_tokens: u64,
-    /// Bandwidths of the links in question, bits a second.
+    /// Bandwidths of the links to compare, in bits per second.
     pub bandwidths: Vec<Rate>,
     /// Time-to-first-token objective, seconds.
     pub slo: Option<f64>,
-    /// Levels of a stored chunk, coarsest first; the last one's size is what is stored.
+    /// Levels of a stored chunk, coarsest first; the last one has the stored size.
     pub levels: Vec<LevelRate>,
-    /// Where it runs.
+    /// Prices and rates of the deployment.
     pub deployment: Deployment,
 }
 
-/// The answer; every field follows from the request by the formulas of this module.
+/// The result; every field follows from the request by the formulas of this module.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Plan {
-    /// What was asked, rates and sources included.
+    /// The request, with all rates and sources.
     pub request: Request,
-    /// Bytes of one token's KV, by element type (where every layer still grows).
+    /// Bytes of one token's KV, by element type (while every layer still grows).
     pub bytes_per_token: KvBytes,
     /// Bytes of the whole context's KV, by element type.
     pub bytes: KvBytes,
     /// Bytes stored: all levels.
     pub bytes_stored: u64,
-    /// Bytes of the model's weights as they are stored.
+    /// Bytes of the model's weights as stored.
     pub weight_bytes: u64,
     /// GPUs of the named kind that hold the weights and this context's KV in 16 bits.
     pub gpus_needed: u64,
@@ -171,20 +172,20 @@ pub struct Plan {
     pub recompute_cost: f64,
     /// Dollars of one load of all levels.
     pub load_cost: f64,
-    /// Dollars a month of keeping it.
+    /// Dollars per month of keeping it.
     pub month_cost: f64,
-    /// Reuses a month above which keeping pays; none where a load costs as much as recomputing.
+    /// Reuses per month above which keeping pays; none if a load costs as much as recomputing.
     pub break_even_reuses: Option<f64>,
-    /// One answer a link.
+    /// One result per link.
     pub links: Vec<LinkPlan>,
 }
 
-/// What a link allows.
+/// The result for a link.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LinkPlan {
-    /// Its bandwidth, bits a second.
+    /// Its bandwidth, bits per second.
     pub bandwidth: Rate,
-    /// How each way to the first token does; recomputing last.
+    /// The results of all ways to the first token; recomputing last.
     pub ways: Vec<Way>,
     /// Index into `ways` of the best quality within the SLO (text counts as exact); none if nothing fits.
     pub fits: Option<usize>,

@@ -1,4 +1,4 @@
-//! Well-known models and GPUs, each with where its numbers stand.
+//! Well-known models and GPUs, each with the source of its numbers.
 
 use std::{borrow::Cow, sync::LazyLock};
 
@@ -20,24 +20,24 @@ pub struct LayerRun {
     pub layout: KvLayout,
 }
 
-/// What the arithmetic needs to know of a model.
+/// The data about a model that the arithmetic needs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ModelPreset {
-    /// Name to ask for.
+    /// Its name.
     pub name: Cow<'static, str>,
-    /// Layers by kind; the order among kinds does not matter to sizes.
+    /// Layers by kind; the order of kinds does not affect sizes.
     pub layers: Cow<'static, [LayerRun]>,
     /// All parameters, in units of 10⁹.
     pub parameters: f64,
-    /// Parameters that a token passes through, in units of 10⁹.
+    /// Parameters used for each token, in units of 10⁹.
     pub active_parameters: f64,
-    /// Bits a parameter as the weights are stored.
+    /// Bits per parameter as the weights are stored.
     pub weight_bits: f64,
-    /// Query heads × elements of a head, for the attention's FLOP.
+    /// Query heads × elements per head, for the attention's FLOP.
     pub query_elements: u64,
     /// Longest context in tokens.
     pub context: u64,
-    /// Where these numbers stand.
+    /// Source of these numbers.
     pub source: Cow<'static, str>,
 }
 
@@ -74,8 +74,9 @@ fn runs(spec: &ModelSpec) -> Cow<'static, [LayerRun]> {
 }
 
 impl ModelPreset {
-    /// A model that is no preset, from its spec. Query heads are not in a spec; as many elements as the widest
-    /// plane of KV has are counted, which understates the attention's FLOP of a GQA model a little.
+    /// A model without a preset, from its spec. A spec does not contain query heads, so the elements of the
+    /// widest plane of KV are counted instead, which slightly understates the attention's FLOP of a GQA
+    /// model.
     pub fn from_spec(spec: &ModelSpec, parameters: f64, context: u64) -> Self {
         let widest =
             spec.layers.iter().flat_map(|layer| layer.layout.planes()).map(|(heads, dim)| heads * dim);
@@ -91,12 +92,12 @@ impl ModelPreset {
         }
     }
 
-    /// A model that is no preset, from the text of its Hugging Face `config.json`.
+    /// A model without a preset, from the text of its Hugging Face `config.json`.
     ///
     /// # Errors
     /// As [`ModelSpec::from_hf`].
     pub fn from_config(name: &str, config: &str) -> Result<Self, HfError> {
-        // Sizes are the same for every length and every type of 16 bits.
+        // Sizes are the same for every length and every 16-bit type.
         let options = HfOptions { kv_dtype: Some(KvDtype::Bf16), context: Some(1), ..HfOptions::default() };
         let spec = ModelSpec::from_hf(config, &options)?;
         let sizes = ModelSizes::from_hf(config).map_err(|e| HfError::Json(e.to_string()))?;
@@ -113,7 +114,8 @@ impl ModelPreset {
     }
 }
 
-/// Presets that are no file in `configs`. Shapes and contexts are those of the named `config.json`, parameters of its card.
+/// Presets without a file in `configs`. Shapes and contexts are those of the named `config.json`, parameters
+/// those of its model card.
 const TABLE: &[ModelPreset] = &[
     dense("llama-2-7b", &[gqa(32, 32, 128)], 6.74, 4096, 4096, "meta-llama/Llama-2-7b-hf config.json (MHA)"),
     dense(
@@ -136,7 +138,7 @@ const TABLE: &[ModelPreset] = &[
 
 macro_rules! configs {
     ($($name:literal),* $(,)?) => {
-        /// Published configurations, by preset. `_source` in each says where it is from.
+        /// Published configurations, by preset. `_source` in each gives its origin.
         const CONFIGS: &[(&str, &str)] = &[$(($name, include_str!(concat!("../../configs/", $name, ".json")))),*];
     };
 }
@@ -194,21 +196,21 @@ pub fn presets() -> &'static [ModelPreset] {
     &PRESETS
 }
 
-/// The preset of a name.
+/// The preset with this name.
 pub fn preset(name: &str) -> Option<&'static ModelPreset> {
     presets().iter().find(|preset| preset.name == name)
 }
 
-/// A GPU as the arithmetic sees it.
+/// The data about a GPU that the arithmetic needs.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Gpu {
-    /// Name to ask for.
+    /// Its name.
     pub name: &'static str,
     /// Memory, bytes.
     pub memory: Rate,
-    /// Peak dense 16-bit FLOP a second.
+    /// Peak dense 16-bit FLOP per second.
     pub flops: Rate,
-    /// Dollars an hour.
+    /// Dollars per hour.
     pub hour: Rate,
 }
 
@@ -221,8 +223,8 @@ const fn card(name: &'static str, gigabytes: f64, teraflops: f64, hour: f64) -> 
     }
 }
 
-/// Memory and peaks are those of one GPU in the makers' data sheets, dense bf16 (A40: fp16): of NVIDIA's HGX B200 and
-/// B300, GB200 NVL72 and RTX PRO 6000 Blackwell, and of AMD's MI300X and MI355X. Prices are round figures.
+/// Memory and peaks are those of one GPU in the makers' data sheets, dense bf16 (A40: fp16): for NVIDIA, HGX
+/// B200 and B300, GB200 NVL72 and RTX PRO 6000 Blackwell; for AMD, MI300X and MI355X. Prices are rounded.
 pub static GPUS: &[Gpu] = &[
     card("b300", 288.0, 2250.0, 6.0),
     card("gb200", 186.0, 2500.0, 6.0),
@@ -237,7 +239,7 @@ pub static GPUS: &[Gpu] = &[
     card("mi300x", 192.0, 1307.4, 2.5),
 ];
 
-/// The GPU of a name.
+/// The GPU with this name.
 pub fn gpu(name: &str) -> Option<&'static Gpu> {
     GPUS.iter().find(|gpu| gpu.name == name)
 }

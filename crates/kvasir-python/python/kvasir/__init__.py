@@ -64,7 +64,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> ModuleType:
-    # Imported when they are used: asyncio and subprocess take longer to import than the rest.
+    # Imported on first use: asyncio and subprocess take longer to import than everything else.
     if name in ("aio", "testing"):
         return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

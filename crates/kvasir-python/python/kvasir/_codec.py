@@ -1,4 +1,4 @@
-"""Profiles, the codec and the arithmetic, without a service."""
+"""Profiles, the codec and plans, without a service."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ._spec import KV, ModelSpec, _config, spec_of, token_list
 
 
 class Level(NamedTuple):
-    """What training measured of a level.
+    """A level of a profile, as measured in training.
 
     Attributes
     ----------
     bits_per_element : float
-        Bits a KV element of everything up to this level, on held-out text.
+        Bits per KV element of everything up to this level, on held-out text.
     nmse : float
-        Power of the error over the power of the signal.
+        Error power relative to signal power.
     kl : float or None
-        Predicted logit KL in nats a token, where it was measured.
+        Predicted logit KL in nats per token, if it was measured.
     """
 
     bits_per_element: float
@@ -31,7 +31,7 @@ class Level(NamedTuple):
 
 
 class Profile:
-    """Tables and bases that a model's caches are encoded with; a file that is named by its hash.
+    """Tables and bases for encoding a model's caches. Stored as a file that is named by its hash.
 
     Made by `train`, `load` or ``Profile(data)``.
 
@@ -43,7 +43,7 @@ class Profile:
     Raises
     ------
     DataError
-        ``invalid_profile`` for bytes that are no profile.
+        ``invalid_profile`` if the bytes are not a profile.
 
     Examples
     --------
@@ -87,28 +87,28 @@ class Profile:
     ) -> Profile:
         """Train a profile.
 
-        The call takes minutes for large models. It works with the GIL released, and cannot be stopped.
+        The call takes minutes for large models. It releases the GIL, and cannot be interrupted.
 
         Parameters
         ----------
         dumps : sequence of paths, or of ``(tokens, kv)``
-            KV dumps (safetensors files), or caches in memory with their tokens; with ``model`` then.
+            KV dumps (safetensors files), or caches in memory with their tokens, which require ``model``.
         model : ModelSpec, dict, path, or object with ``to_dict``
             The model of caches in memory.
         recipe : {"basis", "direct", "exact-only", "exact-residual", "cachegen"}
-            How the profile codes. ``basis`` is the smallest, the two ``exact`` ones give the cache back bit for bit.
+            Coding recipe. ``basis`` is the smallest; the two ``exact`` ones reproduce the cache bit for bit.
         finest_nmse : float
-            Error of the finest level: its power over that of the cache about its mean, above 0 and below 1.
+            Error of the finest level: its power relative to that of the cache about its mean, above 0 and below 1.
         progress : callable, tqdm, or True, optional
-            Is told what is going on, and how far it is, 0 to 1; a tqdm is moved. True draws a bar where rich is installed, and
-            writes lines to stderr where it is not.
+            Called with a message and the progress, 0 to 1; a tqdm is updated. True draws a bar if rich is installed, and
+            otherwise writes lines to stderr.
 
         Raises
         ------
         InputError
-            ``not_trainable`` for too little data, ``wrong_shape`` and ``wrong_dtype`` for tensors that are not the model's.
+            ``not_trainable`` for too little data, ``wrong_shape`` and ``wrong_dtype`` for tensors that do not fit the model.
         DataError
-            ``invalid_dump`` for a file that is no dump.
+            ``invalid_dump`` if a file is not a dump.
 
         Examples
         --------
@@ -124,7 +124,7 @@ class Profile:
             return cls._of(_kvasir.Profile.train_tensors(spec._core, pairs, recipe, finest_nmse, tell))
 
     def to_bytes(self) -> bytes:
-        """Give the profile file.
+        """Return the bytes of the profile file.
 
         Examples
         --------
@@ -150,17 +150,17 @@ class Profile:
 
     @property
     def model_id(self) -> str:
-        """The model it is of."""
+        """Id of the profile's model."""
         return self._core.model_id
 
     @property
     def is_lossless(self) -> bool:
-        """Whether the finest level gives the cache back bit for bit."""
+        """Whether the finest level reproduces the cache bit for bit."""
         return self._core.is_lossless
 
     @property
     def levels(self) -> list[Level]:
-        """What is known of each level, coarsest first."""
+        """The levels, coarsest first."""
         return [Level(*level) for level in self._core.levels]
 
     def __eq__(self, other: object) -> bool:
@@ -177,7 +177,7 @@ class Profile:
 
         def text(level: Level) -> str:
             kl = "" if level.kl is None else f", KL {level.kl:.1e}"
-            return f"{level.bits_per_element:.3f} bits an element, NMSE {level.nmse:.1e}{kl}"
+            return f"{level.bits_per_element:.3f} bits per element, NMSE {level.nmse:.1e}{kl}"
 
         rows = [(f"level {n}", level.bits_per_element, text(level)) for n, level in enumerate(self.levels)]
         return _html.ladder(repr(self), rows)
@@ -203,14 +203,14 @@ def _local(profile: Profile | bytes | str | os.PathLike[str]) -> Profile:
 def encode(tokens: Any, kv: KV, *, model: Any, profile: Profile | bytes | str | os.PathLike[str]) -> bytes:
     """Encode a cache from position 0 as one chunk object.
 
-    Such an object is for looking at, measuring and exchanging: what a service stores is made by `Session.save`.
+    Such an object is for inspection, measurement and exchange. To store a cache in a service, use `Session.save`.
 
     Parameters
     ----------
     tokens : sequence of int, array or tensor
         1 to 16,384 token ids.
     kv : KV
-        Their cache: a pair ``(k, v)`` a layer of shape ``[kv_heads, tokens, head_dim]``, keys after RoPE, read without a copy.
+        Their cache: a pair ``(k, v)`` per layer of shape ``[kv_heads, tokens, head_dim]``, keys after RoPE, read without a copy.
     model : ModelSpec, dict, path, or object with ``to_dict``
         The model.
     profile : Profile, bytes or path
@@ -219,7 +219,7 @@ def encode(tokens: Any, kv: KV, *, model: Any, profile: Profile | bytes | str | 
     Returns
     -------
     bytes
-        All levels. A prefix of ``inspect(object).level_bytes[n]`` bytes decodes to level ``n``.
+        The object with all levels. Its first ``inspect(object).level_bytes[n]`` bytes decode to level ``n``.
 
     Raises
     ------
@@ -245,7 +245,7 @@ def decode(
     level: int | None = None,
     into: KV = None,
 ) -> KV:
-    """Decode a chunk object, or the prefix of one that holds the level.
+    """Decode a chunk object, or a prefix of one that contains the level.
 
     Parameters
     ----------
@@ -256,9 +256,9 @@ def decode(
     profile : Profile, bytes or path
         The profile that the object names.
     level : int, optional
-        Level to decode; the finest by default.
+        Level to decode. Default: the finest.
     into : KV, optional
-        Tensors of the cache's type for the rows; by default numpy arrays from `ModelSpec.empty`.
+        Tensors of the cache's type to write to. Default: numpy arrays from `ModelSpec.empty`.
 
     Returns
     -------
@@ -270,7 +270,7 @@ def decode(
     InputError
         ``wrong_shape``, ``wrong_dtype`` or ``wrong_layout`` naming the tensor.
     DataError
-        ``not_decodable`` or ``invalid_object``, saying why.
+        ``not_decodable`` or ``invalid_object``, with the cause.
 
     Examples
     --------
@@ -286,24 +286,24 @@ def decode(
 
 
 class Inspection(NamedTuple):
-    """What is in a chunk object. Made by `inspect`.
+    """The contents of a chunk object. Returned by `inspect`.
 
     Attributes
     ----------
     model_id, profile_id, seq_hash : str
-        Whose cache it is, which profile it needs, and its identity.
+        Model, required profile, and identity.
     first_position : int
         Position of its first token.
     tokens, exact_tokens : int
-        Tokens, and how many of them at the start are stored exactly.
+        Number of tokens, and of leading tokens that are stored exactly.
     kl_beneath : float
-        Predicted KL, in nats a token, of the prefix that it was computed over.
+        Predicted KL, in nats per token, of the prefix that it was computed over.
     head_bytes, object_bytes : int
-        Bytes of its head, and of all of it.
+        Size of its head, and of the whole object.
     level_bytes : list of int
-        Bytes of the prefix that decodes to each level.
+        Size of the prefix that decodes to each level.
     qualities : list of str or None
-        The best name that each level's measured error earns; none if it was not measured or is above all bounds.
+        The best quality that each level's measured error satisfies; None if it was not measured, or exceeds all bounds.
     """
 
     model_id: str
@@ -322,14 +322,14 @@ class Inspection(NamedTuple):
         from . import _html
 
         rows = [
-            (f"level {level}", count, f"{_html.size(count)}, {count / self.tokens:.1f} bytes a token")
+            (f"level {level}", count, f"{_html.size(count)}, {count / self.tokens:.1f} bytes per token")
             for level, count in enumerate(self.level_bytes)
         ]
         return _html.ladder(f"chunk {self.seq_hash[:12]}: {self.tokens} tokens", rows)
 
 
 def inspect(object: bytes) -> Inspection:
-    """Check every byte of a chunk object, and tell what is in it.
+    """Check every byte of a chunk object, and return its contents.
 
     Parameters
     ----------
@@ -351,7 +351,7 @@ def inspect(object: bytes) -> Inspection:
 
 
 class Plan(dict[str, Any]):
-    """What `plan` found: the document that ``kvasir plan --json`` prints, with a table of the links in notebooks."""
+    """The result of `plan`: the document that ``kvasir plan --json`` prints, shown in notebooks with a table of the links."""
 
     def _repr_html_(self) -> str:
         from . import _html
@@ -383,7 +383,7 @@ def plan(
     parameters: float | None = None,
     profile: Profile | bytes | str | os.PathLike[str] | None = None,
 ) -> Plan:
-    """Calculate how large a context's cache is, what keeping it costs, and which level fits a link.
+    """Estimate the size of a context's cache, the cost of keeping it, and the level that fits a link.
 
     Parameters
     ----------
@@ -392,15 +392,15 @@ def plan(
     tokens : int
         Tokens of the context.
     bandwidth : float or sequence of float
-        Bandwidths of the links in question, in bits a second.
+        Bandwidths of the links, in bits per second.
     slo : float, optional
-        Time to first token to meet, in seconds.
+        Target time to first token, in seconds.
     gpu, gpus : str, int
-        What would compute the context otherwise.
+        The GPUs that would otherwise compute the context.
     parameters : float, optional
-        Parameters that a token passes through, in 10⁹; needed with a spec, which does not have them.
+        Active parameters per token, in 10⁹; required with a spec, which does not contain them.
     profile : Profile, bytes or path, optional
-        A profile whose measured levels count; assumptions otherwise.
+        A profile whose measured levels are used. Default: assumed levels.
 
     Raises
     ------

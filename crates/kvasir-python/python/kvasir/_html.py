@@ -1,4 +1,4 @@
-"""Pictures of results, for notebooks: plain SVG and tables."""
+"""Charts and tables of results for notebooks, as plain SVG and HTML."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _WIDTH, _ROW = 320, 22
 
 
 def ladder(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
-    """A bar for each level: its name, its size, and its caption."""
+    """Draw a bar for each level, with its name, size and a label."""
     most = max((size for _, size, _ in rows), default=1.0) or 1.0
     bars = []
     for index, (name, size, text) in enumerate(rows):
@@ -25,14 +25,14 @@ def ladder(title: str, rows: Sequence[tuple[str, float, str]]) -> str:
 
 
 def table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
+    """Render a table."""
     cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     head = "".join(f"<th>{escape(name)}</th>" for name in header)
     return f"<div>{escape(title)}</div><table><tr>{head}</tr>{cells}</table>"
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """Format a number of bytes for people."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.1f} {unit}"

@@ -1,4 +1,4 @@
-"""What makes pages of equal hashes incompatible, and which of it has pages in the service: so that a miss has a reason."""
+"""Identities: what makes pages with equal hashes incompatible. Registered in the service, to explain misses."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 from . import _kvasir
 from .errors import ServiceError
 
-# Most that an engine's register has: as many as a request reads.
+# Maximum size of an engine's register: as many as one request reads.
 _NOTED_MAX = 256
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Of pages that fit each other.
+    """The identity of compatible pages.
 
     Attributes
     ----------
     engine : str
-        The back end; different ones never match.
+        The back end; pages of different back ends never match.
     place : tuple
-        Rank, pool, group: an engine has pages of each.
+        Rank, pool and group: an engine has pages for each.
     fields : tuple
-        What must be equal, with the names that a user knows it by.
+        Properties that must be equal, with user-visible names.
     """
 
     engine: str
@@ -33,19 +33,19 @@ class Identity:
     fields: tuple[tuple[str, str | int], ...]
 
     def prefix(self, salt: str = "") -> str:
-        """Give the beginning of keys. The salt is a user's secret, and is in nothing else."""
+        """Return the prefix of keys. The salt is a user's secret, and occurs nowhere else."""
         identity = [self.place, self.fields, salt]
         return f"{self.engine}/{hashlib.blake2b(json.dumps(identity).encode(), digest_size=16).hexdigest()}/"
 
 
 class Register:
-    """Identities of which something was stored, as numbered objects in the service."""
+    """Identities with stored pages, as numbered objects in the service."""
 
     def __init__(self, store: _kvasir.Store) -> None:
         self._store = store
 
     async def add(self, identity: Identity) -> None:
-        """Note an identity, unless there is no room."""
+        """Register an identity, unless the register is full."""
         text = json.dumps({"place": identity.place, "fields": identity.fields})
         noted = await self._read(identity.engine)
         if text in noted:
@@ -55,12 +55,12 @@ class Register:
                 await self._store.put_object(key, text.encode(), True)
                 return
             except ServiceError as error:
-                # Another engine was faster.
+                # Another engine took this number first.
                 if error.code != "object_exists":
                     raise
 
     async def difference(self, identity: Identity) -> str | None:
-        """Say in what an identity differs from the nearest one that is noted; None where it is noted, or none is."""
+        """Describe how an identity differs from the closest registered one; None if it is registered, or none is."""
         own, place = dict(identity.fields), list(identity.place)
         others = [dict(each["fields"]) for each in map(json.loads, await self._read(identity.engine)) if each["place"] == place]
         differences = [{name: other.get(name) for name in own | other if own.get(name) != other.get(name)} for other in others]

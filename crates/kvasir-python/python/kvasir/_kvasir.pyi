@@ -1,4 +1,4 @@
-"""The extension module: what the package is made of. Its interface may change; use `kvasir`."""
+"""The extension module behind the package. Its interface may change; use `kvasir`."""
 
 from collections.abc import Awaitable, Callable
 from os import PathLike

@@ -1,4 +1,4 @@
-"""A model in a service, for callers that wait. `kvasir.aio` has the same for ``asyncio``."""
+"""A model in a service, with blocking calls. `kvasir.aio` has the same for ``asyncio``."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ class Model:
 
     @property
     def spec(self) -> ModelSpec:
-        """What its cache looks like."""
+        """The spec of its cache."""
         return ModelSpec(self._core.spec)
 
     @property
     def profile(self) -> Profile | None:
-        """What its caches are encoded with; None before the first save where no profile was given."""
+        """The profile of its caches; None before the first save if no profile was given."""
         return made_profile(self._core)
 
     def observe_prefill(self, tokens: range, seconds: float) -> None:
-        """Tell what computing tokens took, over the cache of those before them: later loads are weighed against it.
+        """Report how long computing tokens took, over the cache of all previous ones. Later loads are compared with it.
 
-        Each observation moves the expectation a little; one that is wrong by far is better said as ``prefill_tokens_per_s``.
+        Each observation changes the estimate a little; if it is far off, set ``prefill_tokens_per_s`` instead.
 
         Parameters
         ----------
         tokens : range
-            Positions that were computed.
+            Positions of the computed tokens.
         seconds : float
-            How long it took.
+            Duration in seconds.
 
         Raises
         ------
@@ -62,7 +62,7 @@ class Model:
         self._core.observe_prefill(tokens.start, tokens.stop, seconds)
 
     def prefill_seconds(self, tokens: range) -> float:
-        """Tell how long computing tokens is expected to take.
+        """Return the expected time to compute tokens, in seconds.
 
         Examples
         --------
@@ -81,22 +81,22 @@ class Model:
         adapter: str | None = None,
         timeout: float | None = None,
     ) -> Session:
-        """Open a session for a prompt, and look it up. A miss, a slow service and a dead one are all the same: it matches nothing.
+        """Open a session for a prompt, and look it up. If the service is slow or unavailable, the session is a miss.
 
         Parameters
         ----------
         tokens : sequence of int, array or tensor
             Token ids.
         kind : str, optional
-            Type of the request, which the service keeps by: ``text``, ``file``, ``search``, ``agent``, ….
+            Type of the request, a hint for eviction: ``text``, ``file``, ``search``, ``agent``, ….
         turn : int
-            Turn in its conversation, from 1; 0 leaves it to the service.
+            Turn in its conversation, from 1; with 0 the service infers it.
         salt : bytes, optional
-            A secret of those who may share this cache.
+            A secret of the users who may share this cache.
         adapter : str, optional
-            Name and digest of the adapter (LoRA) that this request runs with.
+            Name and digest of the request's adapter (LoRA).
         timeout : float, optional
-            Longest that the lookup may take, in seconds.
+            Time limit of the lookup, in seconds.
 
         Examples
         --------
@@ -108,7 +108,7 @@ class Model:
         return Session(self.spec, ids, self._core.session(ids, kind, turn, salt, adapter, timeout, False))
 
     def explain(self, tokens: Any) -> Json:
-        """Tell why a lookup of these tokens ends where it ends.
+        """Explain why a lookup of these tokens ends where it does.
 
         Examples
         --------
@@ -121,18 +121,18 @@ class Model:
     def create_context(
         self, saved: Saved, *, labels: Mapping[str, str] | None = None, ttl_s: int | None = None, pinned: bool = False
     ) -> Json:
-        """Name what was saved from the first token on.
+        """Create a named context over the saved chunks, from the first token on.
 
         Parameters
         ----------
         saved : Saved
             Report of the save.
         labels : mapping, optional
-            Labels, for lists.
+            Labels, for filtering lists.
         ttl_s : int, optional
-            Life in seconds; by default until it is deleted.
+            Lifetime in seconds. Default: no expiry.
         pinned : bool
-            Whether its chunks stay, whatever is collected.
+            Whether its chunks are protected from garbage collection.
 
         Examples
         --------
@@ -145,7 +145,7 @@ class Model:
         return found
 
     def drain(self) -> None:
-        """Wait until nothing is left to be saved in the background.
+        """Wait until all background saves have ended.
 
         Examples
         --------
@@ -158,13 +158,13 @@ class Model:
 
 
 def made_profile(core: _kvasir.Model) -> Profile | None:
-    """The profile of a model, where it is known."""
+    """The profile of a model, if it is known."""
     found = core.profile
     return None if found is None else Profile._of(found)
 
 
 def explain_body(spec: ModelSpec, namespace: str, tokens: Any) -> Json:
-    """What explain asks."""
+    """The request of explain."""
     return {
         "model_id": spec.model_id,
         "spec": json.loads(spec.to_json()),
@@ -174,5 +174,5 @@ def explain_body(spec: ModelSpec, namespace: str, tokens: Any) -> Json:
 
 
 def context_body(spec: ModelSpec, namespace: str, saved: Saved) -> Json:
-    """What names a context."""
+    """The request that creates a context."""
     return {"model_id": spec.model_id, "namespace": namespace, "chunks": [chunk.seq_hash for chunk in saved.chunks]}

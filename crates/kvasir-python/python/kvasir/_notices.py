@@ -1,4 +1,4 @@
-"""Lines of the log about what goes wrong for requests: at most one a minute of each kind."""
+"""Rate-limited log lines about failing requests: at most one per minute of each kind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _EVERY_S = 60.0
 
 
 class Notices:
-    """Counts what it does not say."""
+    """Logs messages, and counts the suppressed ones."""
 
     def __init__(self, log: Callable[..., None]) -> None:
         self._log = log
@@ -18,7 +18,7 @@ class Notices:
         self._kinds: dict[str, tuple[float, int]] = {}
 
     def say(self, kind: str, message: str, *args: object) -> None:
-        """Log a message, unless one of its kind was logged less than a minute ago."""
+        """Log a message, unless one of the same kind was logged less than a minute ago."""
         now = time.monotonic()
         with self._lock:
             since, held = self._kinds.get(kind, (-_EVERY_S, 0))
@@ -26,5 +26,5 @@ class Notices:
                 self._kinds[kind] = since, held + 1
                 return
             self._kinds[kind] = now, 0
-        more = f" (and {held} more since the line before)" if held else ""
+        more = f" (and {held} more since the previous line)" if held else ""
         self._log(message + more, *args)

@@ -1,6 +1,6 @@
-"""Pages of an engine's cache as objects in the service: whole batches, within deadlines, counted by what became of them.
+"""Pages of an engine's cache as objects in the service: in batches, within deadlines, counted by outcome.
 
-Back ends of engines are made of this. None of its futures fails: what the service does not give is a miss.
+The base of all engine back ends. Its futures never fail: a page that the service does not deliver is a miss.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ from .errors import AuthError, InputError, KvasirError
 T = TypeVar("T")
 
 Page = Sequence[tuple[int, int]]
-"""Addresses and lengths of the parts of a page in the engine's memory, which stays until its future is done."""
+"""Addresses and lengths of a page's parts in the engine's memory, which must remain valid until its future is done."""
 
 LOADED, LOADED_AGAIN, STORED, PRESENT = "loaded", "loaded_again", "stored", "present"
 
-# What the metrics of all back ends say that they are.
-PAGES_TEXT = "Pages that Kvasir was asked for or given, by what became of them."
-BYTES_TEXT = "Bytes of pages that came from Kvasir, or were stored there."
+# Descriptions of the metrics of all back ends.
+PAGES_TEXT = "Pages looked up, loaded or stored, by outcome."
+BYTES_TEXT = "Bytes of pages loaded from Kvasir or stored in it."
 
 _AGAIN_S = 1.0
 _AGAIN_MAX_S = 30.0
-# Longest that a batch of stores may take: in it 100 Mb/s bring 375 MB.
+# Time limit of a batch of stores: at 100 Mb/s, 375 MB.
 _STORE_S = 30.0
-# Batches of stores under way. While a service is silent each keeps its pages in the engine's memory; what comes then is not stored.
+# Batches of stores in flight. If the service stalls, each holds pages of the engine's memory, and further batches are not stored.
 _STORES_MAX = 64
-# Keys under which nothing usable lies, and which are freed for the next store.
+# Keys with an unusable object, which is deleted before the next store.
 _USELESS = ("damaged", "other_size")
-# Layouts that are remembered: last chunks of contexts have fewer tokens, each number of its own.
+# Cached layouts: the last chunk of a context is shorter, and each length is a separate layout.
 _LAYOUTS_MAX = 512
-# Prefixes that are remembered: each salt has its own.
+# Cached key prefixes: one per salt.
 _PREFIXES_MAX = 4096
 
 
 @dataclass(frozen=True)
 class PageLayout:
-    """Where the values of a page lie. Pages of one layout and model are encoded with one profile.
+    """The layout of a page's values. Pages of one layout and model share a profile.
 
     Attributes
     ----------
     model : str
-        Its name.
+        Name of the model.
     dtype : str
-        Of the cache, as torch names it.
+        Type of the cache, as torch names it.
     shape : tuple of int
         Layers, tokens, heads and elements of a head.
     order : str
-        The axes, the outermost first: ``2`` keys and values, ``L`` layers, ``N`` tokens, ``H`` heads, ``D`` elements.
+        The axes, outermost first: ``2`` keys and values, ``L`` layers, ``N`` tokens, ``H`` heads, ``D`` elements.
     """
 
     model: str
@@ -69,25 +69,25 @@ class PageLayout:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user says of a back end.
+    """User settings of a back end.
 
     Attributes
     ----------
     url : str
         The service's address.
     token : str or None
-        A token of the service; by default the environment's ``KVASIR_TOKEN``.
+        A token of the service. Default: the environment variable ``KVASIR_TOKEN``.
     namespace : str
         Caches of different namespaces never match.
     revision : str
-        Identity of the weights where the model's name does not say it: a commit, a training. Caches of different ones never match.
+        Identity of the weights, if the model's name is not enough: a commit, a training run. Caches of different ones never match.
     quality : str or None
-        Encode pages whose layout is known: ``exact`` packs them bit for bit; ``transparent``, ``balanced`` and ``small`` keep what
-        the names promise, measured for each page. Without it pages are stored as they are.
+        Encode pages with a known layout: ``exact`` packs them bit for bit; ``transparent``, ``balanced`` and ``small`` keep
+        that quality, measured for each page. Default: pages are stored unchanged.
     lookup_deadline_s : float
-        Longest that a lookup may take.
+        Time limit of a lookup.
     load_deadline_s : float
-        Longest that a load may take.
+        Time limit of a load.
     """
 
     url: str
@@ -100,14 +100,14 @@ class Settings:
 
 
 class PageStore:
-    """The service, from a thread of its own. It connects in the background, until it succeeds or cannot.
+    """The service, accessed from a separate thread. It connects in the background until it succeeds, or finds that it cannot.
 
     Attributes
     ----------
     counts : Counter
-        Keys by ``finds:``, ``loads:`` or ``stores:`` and what became of them, and ``load_bytes`` and ``store_bytes``.
+        Keys by ``finds:``, ``loads:`` or ``stores:`` and their outcome, plus ``load_bytes`` and ``store_bytes``.
     mismatches : dict
-        Why nothing that is stored fits, by identity.
+        Why no stored page fits, by identity.
     """
 
     def __init__(self, settings: Settings, logger: logging.Logger) -> None:
@@ -121,7 +121,7 @@ class PageStore:
         self._prefixes: dict[tuple[Identity, str], str] = {}
         self._identities: dict[str, Identity] = {}
         self._register: Register | None = None
-        # Identities of which a miss was asked a reason for, and those that this engine has stored something of.
+        # Identities whose misses were explained, and those with pages stored by this engine.
         self._asked: set[Identity] = set()
         self._noted: set[Identity] = set()
         self._stores = 0
@@ -133,11 +133,11 @@ class PageStore:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is somebody to ask."""
+        """Whether the service is connected."""
         return self._objects is not None
 
     def names(self, identity: Identity, hashes: Iterable[str], salt: str = "") -> list[str]:
-        """Give the keys of pages: another identity or salt is a miss."""
+        """Return the keys of pages: another identity or salt is a miss."""
         prefix = self._prefixes.get((identity, salt))
         if prefix is None:
             if len(self._prefixes) >= _PREFIXES_MAX:
@@ -148,35 +148,35 @@ class PageStore:
         return [prefix + each for each in hashes]
 
     def take_counts(self) -> dict[str, int]:
-        """Give what was counted since the last call."""
+        """Return the counts since the last call."""
         counts = Counter(self.counts)
         new, self._told = counts - self._told, counts
         return dict(new)
 
     def find(self, rows: Sequence[Sequence[str]], gaps: bool = False) -> Future[list[list[bool]]]:
-        """Say of each key of each row whether something is stored under it; without `gaps` none is behind one that is missing."""
+        """Report whether each key of each row is stored; without `gaps`, keys after the first missing one count as missing."""
         none = [[False] * len(row) for row in rows]
         return self._run(self._find([list(row) for row in rows], gaps, none), none)
 
     def load(self, keys: Sequence[str], pages: Sequence[Page], layout: PageLayout | None = None) -> Future[list[bool]]:
-        """Fill pages with what is stored under their keys. Only those count whose bytes are the stored ones by their checksum."""
+        """Fill pages with the objects stored under their keys. Only pages with a valid checksum count as loaded."""
         return self._move(self._load(list(keys), pages, layout), [False] * len(keys))
 
     def store(self, keys: Sequence[str], pages: Sequence[Page], layout: PageLayout | None = None) -> Future[list[str]]:
-        """Store pages under their keys, and say of each what became of it: `STORED`, `PRESENT`, or why it is not stored."""
+        """Store pages under their keys, and report each outcome: `STORED`, `PRESENT`, or why it was not stored."""
         return self._move(self._store(list(keys), pages, layout), ["internal"] * len(keys))
 
     def delete(self, keys: Sequence[str]) -> Future[list[bool]]:
-        """Remove what is stored under keys, and say of each whether something was."""
+        """Remove the objects under keys, and report whether each existed."""
         return self._run(self._delete(list(keys)), [False] * len(keys))
 
     def drain(self) -> None:
-        """Wait until nothing is under way that reads or writes the engine's memory; each has its deadline."""
+        """Wait until no operation reads or writes the engine's memory. Each one has a deadline."""
         while moving := self._moving.copy():
             wait(moving)
 
     def close(self) -> None:
-        """Wait for what is under way, and end."""
+        """Wait for operations in flight, and stop."""
         self._connecting.cancel()
         self.drain()
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -187,8 +187,8 @@ class PageStore:
             try:
                 return await work
             except Exception:
-                # An engine that waits for the answer must not wait for ever.
-                self._logger.exception("report this error: it counts as a miss")
+                # An engine that waits for the result must not wait forever.
+                self._logger.exception("unexpected error, counted as a miss; please report it")
                 return otherwise
 
         return asyncio.run_coroutine_threadsafe(guarded(), self._loop)
@@ -208,10 +208,10 @@ class PageStore:
                 self._logger.info("Kvasir at %s keeps this cache", settings.url)
                 return
             except (AuthError, InputError) as error:
-                self._logger.error("this cache is kept without Kvasir: %s", error)
+                self._logger.error("the engine runs without Kvasir: %s", error)
                 return
             except KvasirError as error:
-                text = "Kvasir at %s cannot be used yet, and is tried again in %.0f s: %s"
+                text = "Kvasir at %s is not available yet, retrying in %.0f s: %s"
                 self._logger.warning(text, settings.url, pause, error)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _AGAIN_MAX_S)
@@ -225,7 +225,7 @@ class PageStore:
             sizes = await self._objects.find(rows, gaps, self._settings.lookup_deadline_s, True)
         except KvasirError as error:
             self.counts[f"finds:{error.code}"] += asked
-            self._notices.say("find", "a lookup failed, and counts as a miss: %s", error)
+            self._notices.say("find", "a lookup failed and counts as a miss: %s", error)
             return none
         padded = [[*found, *[None] * (len(row) - len(found))] for row, found in zip(rows, sizes, strict=True)]
         there = [[size is not None for size in row] for row in padded]
@@ -245,18 +245,18 @@ class PageStore:
         return there
 
     async def _explain(self, identity: Identity, count: int) -> None:
-        """Ask once whether what is missing is missing because all that is stored is of others."""
+        """Check once whether pages are missing because all stored pages have other identities."""
         assert self._register is not None
-        # Those that come meanwhile do not ask.
+        # Concurrent callers do not ask.
         self._asked.add(identity)
         try:
             difference = await asyncio.wait_for(self._register.difference(identity), self._settings.load_deadline_s)
         except (KvasirError, TimeoutError) as error:
-            self._logger.debug("why nothing was found could not be asked: %s", error)
+            self._logger.debug("cannot determine why nothing was found: %s", error)
             difference = None
         if difference is not None and identity not in self._noted:
             self.mismatches[identity] = difference
-            self._logger.info("nothing that is stored fits this engine; of the nearest, %s", difference)
+            self._logger.info("no stored page fits this engine; compared with the closest one, %s", difference)
         self._count_missing(identity, count)
 
     def _count_missing(self, identity: Identity | None, count: int) -> None:
@@ -267,7 +267,7 @@ class PageStore:
         return self._identities.get(f"{engine}/{digest}/")
 
     async def _note(self, identity: Identity) -> None:
-        """Note, once, that something of an identity is stored."""
+        """Register an identity, once, after its first stored page."""
         assert self._register is not None
         self._noted.add(identity)
         self._asked.add(identity)
@@ -275,10 +275,10 @@ class PageStore:
         try:
             await asyncio.wait_for(self._register.add(identity), self._settings.load_deadline_s)
         except (KvasirError, TimeoutError) as error:
-            self._logger.debug("other engines will not be told what is stored: %s", error)
+            self._logger.debug("cannot register this engine's pages; other engines cannot explain misses with them: %s", error)
 
     def _objects_of(self, layout: PageLayout | None) -> _kvasir.Objects | None:
-        """Give what stores and loads pages of a layout: encoded where that is asked for and can be."""
+        """Return the store for pages of a layout: with encoding, if it is requested and possible."""
         quality = self._settings.quality
         if self._objects is None or layout is None or quality is None:
             return self._objects
@@ -303,7 +303,7 @@ class PageStore:
             self._notices.say("load", "%d of %d pages were not loaded: %s", loaded.count(False), len(keys), worst)
         useless = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome in _USELESS]
         if useless:
-            # A key keeps its bytes: what is computed now could not be stored in their place.
+            # A key's bytes are immutable: without a removal, the recomputed page could not be stored.
             self._move(self._delete(useless), [])
         return loaded
 
@@ -343,15 +343,15 @@ class PageStore:
 
 
 def is_of_bytes(count: str) -> bool:
-    """Whether a name of `PageStore.counts` is of bytes, and not of pages."""
+    """Whether a name in `PageStore.counts` counts bytes rather than pages."""
     return count.endswith("_bytes")
 
 
 def size_of(page: Page) -> int:
-    """Bytes of a page."""
+    """Return the size of a page in bytes."""
     return sum(size for _, size in page)
 
 
 def _parts(page: Page) -> list[tuple[int, int, tuple[int], str]]:
-    """A page as the extension takes memory."""
+    """Convert a page to the extension's form of memory."""
     return [(address, size, (size,), "uint8") for address, size in page]

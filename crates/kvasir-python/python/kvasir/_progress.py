@@ -1,4 +1,4 @@
-"""How far long work is: told to the caller, or drawn."""
+"""Progress of long operations: reported to the caller, or drawn."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from typing import Any
 
 Tell = Callable[[str, float], object]
-"""Is told what is going on, and how far it is, 0 to 1."""
+"""Receives a message and the progress, 0 to 1."""
 
 
 @contextmanager
 def told(progress: Any) -> Iterator[Tell | None]:
-    """Give what is to be called for a ``progress=`` of the caller's: a callable, a tqdm, True, or None. A bar ends full."""
+    """Return the function to call for a caller's ``progress=``: a callable, a tqdm, True, or None. A bar ends full."""
     if progress is None or progress is False:
         yield None
     elif progress is True:
@@ -29,7 +29,7 @@ def told(progress: Any) -> Iterator[Tell | None]:
 
 
 def _moved(bar: Any) -> Tell:
-    """Move a tqdm."""
+    """Update a tqdm."""
 
     def tell(what: str, part: float) -> None:
         bar.set_description(what, refresh=False)
@@ -40,7 +40,7 @@ def _moved(bar: Any) -> Tell:
 
 @contextmanager
 def _drawn() -> Iterator[Tell]:
-    """Draw a bar where rich is installed; else write a line for each tenth."""
+    """Draw a bar if rich is installed; otherwise write a line for each tenth."""
     try:
         from rich.progress import Progress
     except ImportError:

@@ -1,4 +1,4 @@
-"""What loads and saves did."""
+"""Reports of loads and saves."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 
 
 class Loss(NamedTuple):
-    """What rows have lost, against rows that were computed of the text alone.
+    """The loss of rows, compared with rows computed from the text alone.
 
     Attributes
     ----------
     kl : float
-        Predicted KL, in nats a token, as far as it is known.
+        Predicted KL, in nats per token, as far as it is known.
     error : int
-        The worst measured error, in steps of an eighth of an octave: 0 for none, 128 for all that ``transparent`` allows, 255 for
-        one that is not known.
+        The largest measured error, in steps of an eighth of an octave: 0 for none, 128 for the bound of ``transparent``, 255 if
+        unknown.
     hops : int
-        How many times rows were computed over rows with a loss.
+        Length of the chain of computations over rows with a loss.
     """
 
     kl: float
@@ -25,7 +25,7 @@ class Loss(NamedTuple):
     hops: int
 
     def worst(self, other: Loss) -> Loss:
-        """Give the worst of both, in every respect.
+        """Return the larger of both, in each respect.
 
         Examples
         --------
@@ -36,7 +36,7 @@ class Loss(NamedTuple):
 
 
 class LoadedChunk(NamedTuple):
-    """One chunk of a load: its tokens, the level it was decoded at (None: to be computed), its predicted KL, and its bytes."""
+    """One chunk of a load: its tokens, the level it was decoded at (None: to be computed), its predicted KL, and its size."""
 
     tokens: range
     level: int | None
@@ -45,7 +45,7 @@ class LoadedChunk(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """What a load left in the tensors.
+    """The result of a load.
 
     Attributes
     ----------
@@ -54,25 +54,25 @@ class Loaded(NamedTuple):
     loaded_tokens : int
         Tokens that were loaded and are in place.
     prefix_tokens : int
-        Leading tokens that are in place, those that were before among them.
+        Leading tokens that are in place, including those that were before.
     missing : list of range
-        Every token of the session that is not, in order: compute these. The last token is always missing unless a level was asked
-        for, because no cache holds its logits.
+        All other tokens of the session, in order: compute these. The last token is always missing unless a level was
+        requested, because no cache holds its logits.
     kl : float
-        Worst predicted KL of what is in place, in nats a token.
+        Largest predicted KL of the tokens in place, in nats per token.
     losses : list of (range, Loss)
-        Tokens in place whose rows are not exact, and what they have lost. An engine that keeps rows for other requests keeps this
+        Tokens in place whose rows are not exact, and their loss. An engine that keeps rows for other requests must keep this
         with them, for `Session.reused`.
     seconds : float
-        How long the load took.
+        Duration of the load.
     bytes : int
-        Bytes that arrived.
+        Bytes received.
     gave_up : bool
-        Whether the load was given up because computing was predicted to be sooner.
+        Whether the load was given up because computing was predicted to be faster.
     chunks : list of LoadedChunk
-        What became of each chunk.
+        The outcome of each chunk.
     failures : list of str
-        What failed on the way.
+        Failures during the load.
     """
 
     kv: Any
@@ -97,7 +97,7 @@ class Loaded(NamedTuple):
 
 
 class SavedChunk(NamedTuple):
-    """One chunk of a save: its tokens, its identity, and ``stored``, ``already_there`` or ``too_lossy``; bytes that were sent."""
+    """One chunk of a save: its tokens, its identity, ``stored``, ``already_there`` or ``too_lossy``, and the bytes sent."""
 
     tokens: range
     seq_hash: str
@@ -106,16 +106,16 @@ class SavedChunk(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What a save did.
+    """The result of a save.
 
     Attributes
     ----------
     chunks : list of SavedChunk
-        What became of each chunk.
+        The outcome of each chunk.
     bytes : int
-        Bytes that were sent.
+        Bytes sent.
     seconds : float
-        How long it took.
+        Duration of the save.
     refused : str or None
         Why nothing was saved: too short a context, a full queue.
     """

@@ -1,4 +1,4 @@
-"""A request or a conversation, for callers that wait: what is stored of it, loads and saves."""
+"""A request or a conversation, with blocking calls: its stored tokens, loads and saves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Session:
         self._core = core
         self.tokens = tokens
         self.missing = [range(len(tokens))]
-        """Tokens to compute: all of them before a load, and what it left out after one."""
+        """Tokens to compute: all of them before a load, and the ones that it did not bring afterwards."""
 
     @property
     def matched(self) -> int:
@@ -26,7 +26,7 @@ class Session:
 
     @property
     def error(self) -> Exception | None:
-        """Why the lookup failed, where it did."""
+        """Why the lookup failed, if it did."""
         return self._core.lookup_error()
 
     def load(
@@ -38,23 +38,23 @@ class Session:
         present: int = 0,
         rank: tuple[int, int] | None = None,
     ) -> Loaded:
-        """Load what is matched.
+        """Load the matched tokens.
 
-        A failing network or service raises no error; more is `missing`. When the call returns, or is left by an exception,
+        A failure of the network or the service is no error; it only adds to `missing`. Once the call has returned or raised,
         nothing more is written to the tensors.
 
         Parameters
         ----------
         into : KV, optional
-            Tensors of the cache's type with room for `matched` tokens, written in place; numpy arrays by default.
+            Tensors of the cache's type with room for `matched` tokens, written in place. Default: new numpy arrays.
         deadline : float, optional
-            Seconds until the first token is due; the quality is what there is time for.
+            Seconds until the first token is due; the quality adapts to the time.
         level : int, optional
-            Load everything at this level, the last token included, however long it takes.
+            Load everything at this level, including the last token, however long it takes.
         present : int, optional
-            Leading tokens that are in the tensors already. A chunk that holds no others is not loaded.
+            Leading tokens that are already in the tensors. A chunk without any other token is not loaded.
         rank : (int, int), optional
-            A tensor-parallel rank and how many there are, for tensors that hold its heads alone.
+            A tensor-parallel rank and the number of ranks, for tensors with only that rank's heads.
 
         Raises
         ------
@@ -74,22 +74,22 @@ class Session:
         return loaded
 
     def save(self, kv: KV, tokens: int | None = None) -> Saved:
-        """Save the cache of the first tokens, and wait until it is durable. Only what is not stored is read, without a copy.
+        """Save the cache of the first tokens, and wait until it is durable. Only reads tokens that are not stored, without a copy.
 
         Parameters
         ----------
         kv : KV
             The cache from token 0 on. It must not change until the call returns.
         tokens : int, optional
-            How many tokens of it; by default all of the session.
+            Number of tokens to save. Default: all of the session.
 
         Raises
         ------
         InputError
             ``wrong_shape``, ``wrong_dtype`` or ``wrong_layout`` naming the tensor; ``not_encodable``; ``no_first_profile``
-            where the model has none and the cache is too short or too uniform to make one of.
+            if the model has none and the cache is too short or too uniform to make one.
         ServiceError, UnavailableError
-            What the service answers, or that it does not. Chunks that were acknowledged stay stored.
+            The service responded with an error, or not at all. Acknowledged chunks remain stored.
 
         Examples
         --------
@@ -99,12 +99,12 @@ class Session:
         return Saved._of(self._core.save(kv, len(self.tokens) if tokens is None else tokens, False))
 
     def save_in_background(self, kv: KV, tokens: int | None = None) -> Save:
-        """Save a copy of what is not stored, and return at once.
+        """Save a copy of the tokens that are not stored, and return at once.
 
         Parameters
         ----------
         kv, tokens
-            As `save`; the tensors are free again when the call returns.
+            As `save`; the tensors may be reused when the call returns.
 
         Examples
         --------
@@ -113,12 +113,12 @@ class Session:
         return Save(self._core.save_in_background(kv, len(self.tokens) if tokens is None else tokens))
 
     def reused(self, loss: Loss) -> None:
-        """Say that the engine had rows already that have lost this, from a prefix cache of its own. What is saved carries it.
+        """Report that the engine already had rows with this loss, from its own prefix cache. Saves carry the loss.
 
         Parameters
         ----------
         loss : Loss
-            The worst of `Loaded.losses` of the load that brought them, as far as they lie beneath this session's tokens.
+            The largest of the `Loaded.losses` of the load that brought them, as far as they precede this session's tokens.
 
         Examples
         --------
@@ -127,7 +127,7 @@ class Session:
         self._core.reused(*loss)
 
     def extend(self, tokens: Any) -> None:
-        """Append tokens: what was generated, and the next turn.
+        """Append tokens: the generated ones, and the next turn.
 
         Examples
         --------
@@ -145,7 +145,7 @@ class Session:
 
 
 class Save:
-    """A save in the background. It continues whether or not the program waits. Made by `Session.save_in_background`."""
+    """A background save. It continues whether or not it is waited for. Made by `Session.save_in_background`."""
 
     __slots__ = ("_core",)
 
@@ -154,7 +154,7 @@ class Save:
 
     @property
     def is_done(self) -> bool:
-        """Whether it is over."""
+        """Whether it has ended."""
         return self._core.is_done
 
     def wait(self) -> Saved:
@@ -163,7 +163,7 @@ class Save:
         Raises
         ------
         ServiceError, UnavailableError
-            Why it failed for good.
+            The save failed permanently.
 
         Examples
         --------

@@ -1,4 +1,4 @@
-"""What a user says in the configuration of an engine, checked."""
+"""Parsing of settings in an engine's configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float)}
 
 
 def read_settings(cls: type[T], given: Mapping[str, Any], where: str) -> T:
-    """Make a dataclass with fields `url` and `token` of keys and values that stand at `where`. Numbers are above 0.
+    """Build a dataclass with fields `url` and `token` from the keys and values at `where`. Numbers must be above 0.
 
     Raises
     ------
@@ -26,7 +26,7 @@ def read_settings(cls: type[T], given: Mapping[str, Any], where: str) -> T:
     known = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     unknown = sorted(set(given) - set(known))
     if unknown:
-        refuse(where, f"{unknown[0]} is not known", f"known are {', '.join(known)}")
+        refuse(where, f"{unknown[0]} is not a setting", f"use {', '.join(known)}")
     if not given.get("url"):
         refuse(where, "url is missing", 'give "url": "http://HOST:7480", the address of `kvasir serve`')
     for name, value in given.items():
@@ -34,14 +34,14 @@ def read_settings(cls: type[T], given: Mapping[str, Any], where: str) -> T:
         if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
             refuse(where, f"{name} is {value!r}", f"give a value of type {known[name].type}")
         if isinstance(value, (int, float)) and value <= 0:
-            refuse(where, f"{name} is {value}", "give more than 0")
+            refuse(where, f"{name} is {value}", "give a number above 0")
         if name == "quality" and value is not None and value not in _QUALITIES:
             refuse(where, f"quality is {value!r}", f"give one of {', '.join(_QUALITIES)}")
     return cls(**{"token": os.environ.get("KVASIR_TOKEN"), **given})
 
 
 def refuse(where: str, what: str, remedy: str) -> NoReturn:
-    """Say which setting cannot be.
+    """Reject a setting.
 
     Raises
     ------

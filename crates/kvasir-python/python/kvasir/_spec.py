@@ -1,4 +1,4 @@
-"""Model specs, and what is read as one."""
+"""Model specs, and their sources."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from . import _kvasir
 from .errors import InputError
 
 KV = Any
-"""A cache: a pair ``(k, v)`` a layer, each ``[kv_heads, tokens, head_dim]`` with or without a leading 1, or one tensor
+"""A cache: a pair ``(k, v)`` per layer, each ``[kv_heads, tokens, head_dim]`` with or without a leading 1, or one tensor
 ``[layers, 2, kv_heads, tokens, head_dim]``. A tensor has ``__dlpack__`` or the buffer protocol, or is
 ``(address, nbytes, shape, dtype)`` of contiguous memory that the caller keeps."""
 
 
 class ModelSpec:
-    """What a model's cache looks like, and whose it is: engines whose specs are equal share what is stored.
+    """Layout and identity of a model's cache. Engines with equal specs share stored caches.
 
     Made by `from_config` or `from_json`.
 
@@ -28,7 +28,7 @@ class ModelSpec:
     kv_dtype : str
         Type of the cached values: ``bfloat16``, ``float16``, ``float32`` or ``float8_e4m3fn``.
     bytes_per_token : int
-        Bytes of one token's cache, uncompressed.
+        Size of one token's cache, uncompressed.
 
     Examples
     --------
@@ -51,12 +51,12 @@ class ModelSpec:
         Parameters
         ----------
         text : str
-            As `to_json` or ``kvasir model spec`` gives it.
+            The output of `to_json` or ``kvasir model spec``.
 
         Raises
         ------
         InputError
-            ``invalid_model_spec`` for a spec that no cache can have.
+            ``invalid_model_spec`` for an invalid spec.
 
         Examples
         --------
@@ -82,22 +82,22 @@ class ModelSpec:
         Parameters
         ----------
         config : dict, path, or object with ``to_dict``
-            The configuration, its ``config.json``, the folder of it, or ``model.config``.
+            The configuration, its ``config.json``, the folder that contains it, or ``model.config``.
         weights, revision : str, optional
-            Name and commit of the weights. Without them, those that the configuration or its place in Hugging Face's cache says.
+            Name and commit of the weights. Default: those in the configuration, or in its path in Hugging Face's cache.
         adapter : str, optional
             Name and digest of an adapter (LoRA) that changes the cache.
         kv_dtype : str, optional
-            Type of the cached values where it is not that of the weights.
+            Type of the cached values, if it differs from that of the weights.
         pairing : {"half", "interleaved"}, optional
-            How rotary pairs lie in cached keys, where the engine has another order than the model.
+            Layout of rotary pairs in cached keys, if the engine's differs from the model's.
         context : int, optional
-            Tokens of the longest context that is served, where frequencies depend on it.
+            Tokens of the longest context served; required if frequencies depend on it.
 
         Raises
         ------
         InputError
-            ``invalid_config`` naming the field that shapes the cache and is missing or not known.
+            ``invalid_config`` naming the field that is missing or not supported.
 
         Examples
         --------
@@ -109,11 +109,11 @@ class ModelSpec:
         missing = [what for what, value in (("weights", weights), ("revision", revision)) if not value]
         if not weights or not revision:
             what = " and ".join(missing)
-            raise InputError(f"the configuration does not say {what} of the weights", "invalid_config", f"give {what}=")
+            raise InputError(f"the configuration does not name the {what}", "invalid_config", f"give {what}=")
         return cls(_kvasir.Spec.from_hf(text, weights, revision, adapter, _dtype(kv_dtype), pairing, context))
 
     def to_json(self) -> str:
-        """Give the spec as JSON.
+        """Return the spec as JSON.
 
         Examples
         --------
@@ -136,18 +136,18 @@ class ModelSpec:
 
     @property
     def layers(self) -> list[tuple[str, tuple[tuple[int, int], tuple[int, int]]]]:
-        """Of each layer its kind (``gqa``, ``sliding_window``, ``mla``, ``none``), and heads and elements of K and of V."""
+        """For each layer its kind (``gqa``, ``sliding_window``, ``mla``, ``none``), and heads and elements of K and V."""
         return self._core.layers
 
     def empty(self, tokens: int) -> list[Any]:
-        """Make numpy arrays for a cache: a pair ``(k, v)`` a layer, each ``[kv_heads, tokens, head_dim]``, of zeros.
+        """Create numpy arrays for a cache, filled with zeros: a pair ``(k, v)`` per layer, each ``[kv_heads, tokens, head_dim]``.
 
-        numpy has no bfloat16 and no float8: such values are uint16 and uint8 that hold the bits.
+        numpy has no bfloat16 and no float8; uint16 and uint8 hold their bits.
 
         Parameters
         ----------
         tokens : int
-            Tokens to make room for.
+            Number of tokens.
 
         Examples
         --------
@@ -159,7 +159,7 @@ class ModelSpec:
         names = {"bfloat16": "uint16", "float16": "float16", "float32": "float32", "float8_e4m3fn": "uint8"}
         dtype = names.get(self.kv_dtype)
         if dtype is None:
-            raise InputError(f"no arrays hold a cache of {self.kv_dtype}", "wrong_dtype", "use another type of cache")
+            raise InputError(f"numpy has no arrays for a cache of {self.kv_dtype}", "wrong_dtype", "use another type of cache")
 
         def plane(shape: tuple[int, int]) -> Any:
             return np.zeros((shape[0], tokens, shape[1]), dtype)
@@ -173,7 +173,8 @@ class ModelSpec:
         return hash(self.model_id)
 
     def __repr__(self) -> str:
-        return f"<ModelSpec {self.model_id[:12]}: {len(self.layers)} layers, {self.bytes_per_token} bytes a token, {self.kv_dtype}>"
+        size = f"{self.bytes_per_token} bytes per token"
+        return f"<ModelSpec {self.model_id[:12]}: {len(self.layers)} layers, {size}, {self.kv_dtype}>"
 
 
 def _dtype(name: Any) -> str | None:
@@ -181,7 +182,7 @@ def _dtype(name: Any) -> str | None:
 
 
 def _config(config: Any) -> tuple[str, str | None, str | None]:
-    """Text of a configuration, and the weights' name and commit where they are known."""
+    """Return the text of a configuration, and the weights' name and commit if they are known."""
     if isinstance(config, Mapping):
         return json.dumps(dict(config), default=str), config.get("_name_or_path"), config.get("_commit_hash")
     if hasattr(config, "to_dict"):
@@ -189,8 +190,8 @@ def _config(config: Any) -> tuple[str, str | None, str | None]:
         return text, getattr(config, "_name_or_path", None), getattr(config, "_commit_hash", None)
     if not isinstance(config, (str, os.PathLike)):
         kind = type(config).__name__
-        raise InputError(f"{kind} is no configuration", "invalid_config", "give a dict, a path, or an object with to_dict")
-    # Takes as long to import as the rest together.
+        raise InputError(f"{kind} is not a configuration", "invalid_config", "give a dict, a path, or an object with to_dict")
+    # Takes as long to import as everything else together.
     from pathlib import Path
 
     path = Path(config)
@@ -204,7 +205,7 @@ def _config(config: Any) -> tuple[str, str | None, str | None]:
 
 
 def spec_of(model: Any, **options: Any) -> ModelSpec:
-    """A spec from whatever describes a model."""
+    """Return a spec from any description of a model."""
     if isinstance(model, ModelSpec):
         return model
     is_spec = isinstance(model, Mapping) and "layers" in model and "kv_dtype" in model
@@ -214,7 +215,7 @@ def spec_of(model: Any, **options: Any) -> ModelSpec:
 
 
 def token_list(tokens: Any) -> list[int]:
-    """Token ids from a list, an array or a tensor; a batch of one is taken, too."""
+    """Return token ids from a list, an array or a tensor; a batch of one is accepted."""
     ids = tokens.tolist() if hasattr(tokens, "tolist") else tokens
     if isinstance(ids, Sequence) and len(ids) == 1 and isinstance(ids[0], Sequence):
         ids = ids[0]

@@ -1,4 +1,4 @@
-"""A service and what is in it, for callers that wait. `kvasir.aio` has the same for ``asyncio``."""
+"""A service and its contents, with blocking calls. `kvasir.aio` has the same for ``asyncio``."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def connect(url: str, token: str | None = None, namespace: str = "default") -> S
     Raises
     ------
     UnavailableError
-        When the service does not answer.
+        If the service does not respond.
     AuthError
-        When it does not take the token.
+        If it does not accept the token.
 
     Examples
     --------
@@ -53,7 +53,7 @@ def connect(url: str, token: str | None = None, namespace: str = "default") -> S
 
 
 class Store:
-    """A service, as one caller and in one namespace. Made by `connect`."""
+    """A service, for one credential and one namespace. Made by `connect`."""
 
     __slots__ = ("_core",)
 
@@ -95,19 +95,19 @@ class Store:
         model : ModelSpec, dict, path, or object with ``to_dict``
             A spec, or a Hugging Face configuration as `ModelSpec.from_config` reads it with the options below.
         profile : Profile, bytes, path, or str, optional
-            The profile for encoding; a text of 64 hexadecimal digits is the id of a profile in the store. By default,
-            the one in force at the service, and where there is none, one that is made of the first cache that is saved.
+            The profile to encode caches with; a text of 64 hexadecimal digits is the id of a stored profile. Default: the
+            profile in force at the service; if there is none, one made from the first cache saved.
         weights, revision, adapter, kv_dtype, pairing, context
             As `ModelSpec.from_config`. Weights, revision and adapter are part of the model's identity.
         chunk_tokens : int, optional
-            Tokens of a stored chunk: a multiple of 256 up to 16,384; 1,536 by default.
+            Tokens of a stored chunk: a multiple of 256 up to 16,384. Default: 1,536.
         prefill_tokens_per_s : float, optional
-            Tokens that the engine computes in a second, to start from; 4,200 by default: a model of 7·10⁹ parameters on a GPU.
-            A load without a level is given up where the service is silent for longer than computing takes, and where a deadline
-            would be missed and computing is sooner.
+            Initial estimate of tokens that the engine computes per second. Default: 4,200, as of a 7·10⁹ parameter model on a GPU.
+            A load without a level is given up if the service is silent for longer than computing takes, or if a deadline
+            would be missed and computing is faster.
         quality : str, optional
-            Worst quality that lookups match and loads bring, by the errors that encoders measured: ``"exact"``, ``"transparent"``,
-            ``"balanced"`` or ``"small"``. By default whatever the deadline allows.
+            Lowest quality that lookups match and loads bring, by the errors that encoders measured: ``"exact"``, ``"transparent"``,
+            ``"balanced"`` or ``"small"``. Default: whatever the deadline allows.
 
         Raises
         ------
@@ -116,7 +116,7 @@ class Store:
         DataError
             ``invalid_profile`` for a profile of another model.
         ServiceError, UnavailableError
-            What the service answers, or that it does not.
+            The service responded with an error, or not at all.
 
         Examples
         --------
@@ -132,7 +132,7 @@ class Store:
         return Model(self, self._core.model(spec._core, core, chunk_tokens, prefill_tokens_per_s, quality, False))
 
     def usage(self) -> Json:
-        """Tell what the caller's tenant keeps in the store: objects, bytes, bytes by model.
+        """Return the tenant's usage of the store: objects, bytes, bytes by model.
 
         Examples
         --------
@@ -143,7 +143,7 @@ class Store:
         return found
 
     def config(self) -> Json:
-        """Tell what the service is and allows.
+        """Return the service's properties and limits.
 
         Examples
         --------
@@ -154,7 +154,7 @@ class Store:
         return found
 
     def contexts(self, labels: Mapping[str, str] | None = None) -> Iterator[Json]:
-        """Go through named contexts, page by page.
+        """Iterate over named contexts, page by page.
 
         Parameters
         ----------
@@ -175,7 +175,7 @@ class Store:
                 return
 
     def context(self, context_id: str, version: int | None = None) -> Json:
-        """Give a named context, by default its newest version.
+        """Return a named context. Default: its newest version.
 
         Raises
         ------
@@ -194,7 +194,7 @@ class Store:
         return found
 
     def change_context(self, context_id: str, **change: Any) -> Json:
-        """Write a context's next version: ``labels``, ``ttl_s``, ``pinned``, ``chunks``. What is not said stays.
+        """Write a new version of a context: ``labels``, ``ttl_s``, ``pinned``, ``chunks``. Omitted fields stay the same.
 
         Raises
         ------
@@ -231,7 +231,7 @@ class Store:
         self._request("delete_context", context_id=context_id)
 
     def put_object(self, key: str, data: bytes | bytearray | memoryview) -> bool:
-        """Store bytes under a key of your own, and wait until they are durable. A key keeps its bytes.
+        """Store bytes under a key, and wait until they are durable. A key's bytes are immutable.
 
         Parameters
         ----------
@@ -243,14 +243,14 @@ class Store:
         Returns
         -------
         bool
-            False where the same bytes were there.
+            False if the same bytes were already stored.
 
         Raises
         ------
         ServiceError
-            ``object_exists`` where the key has other bytes, ``body_too_large``, ``storage_quota``.
+            ``object_exists`` if the key has other bytes, ``body_too_large``, ``storage_quota``.
         InputError
-            ``invalid_setting`` for a key that cannot be.
+            ``invalid_setting`` for an invalid key.
 
         Examples
         --------
@@ -265,17 +265,17 @@ class Store:
         Parameters
         ----------
         objects : Mapping[str, bytes, bytearray, or memoryview]
-            At most 256, and as many bytes together as one may have.
+            At most 256, and together at most the maximum size of one object.
 
         Returns
         -------
         dict[str, str]
-            Codes of those that were not stored, by their keys; empty where all are durable.
+            Error codes of objects that were not stored, by key; empty if all are durable.
 
         Raises
         ------
         ServiceError
-            ``body_too_large`` for more bytes than the service takes.
+            ``body_too_large`` for more bytes than the service accepts.
 
         Examples
         --------
@@ -285,7 +285,7 @@ class Store:
         return self._core.put_objects(list(objects.items()), False)
 
     def get_object(self, key: str) -> bytes:
-        """Give the bytes under a key.
+        """Return the bytes under a key.
 
         Raises
         ------
@@ -302,12 +302,12 @@ class Store:
         return self._core.get_object(key, False)
 
     def find_objects(self, keys: Sequence[str]) -> list[int]:
-        """Give the sizes of the objects of the leading keys, up to the first that is not there.
+        """Return the sizes of the objects of the leading keys, up to the first that is not stored.
 
         Parameters
         ----------
         keys : sequence of str
-            At most 256, in the order in which they are of use.
+            At most 256, in order of use.
 
         Examples
         --------
@@ -320,7 +320,7 @@ class Store:
         return found
 
     def read_objects(self, keys: Sequence[str]) -> list[bytes]:
-        """Give the bytes of the leading keys, up to the first that is not there, in one request.
+        """Return the bytes of the leading keys, up to the first that is not stored, in one request.
 
         Parameters
         ----------
@@ -337,7 +337,7 @@ class Store:
         return self._core.read_objects(list(keys), False)
 
     def delete_object(self, key: str) -> None:
-        """Remove the bytes under a key; other bytes may be stored under it then.
+        """Remove the bytes under a key; other bytes may then be stored under it.
 
         Raises
         ------
@@ -353,14 +353,14 @@ class Store:
         self._request("delete_object", namespace=self.namespace, key=key)
 
     def events(self, types: str | None = None, after: str | None = None) -> Iterator[Json]:
-        """Follow what happens to chunks. It ends only with the service; leave the loop to stop.
+        """Iterate over events of chunks. Ends only when the service stops; leave the loop to stop earlier.
 
         Parameters
         ----------
         types : str, optional
-            Only these, separated by commas: ``stored``, ``removed``, ``cleared``.
+            Only these types, separated by commas: ``stored``, ``removed``, ``cleared``.
         after : str, optional
-            Go on after the event of this ``event_id``.
+            Resume after the event with this ``event_id``.
 
         Examples
         --------
@@ -375,16 +375,16 @@ class Store:
         return follow()
 
     def run_job(self, kind: str, *, dry_run: bool = False, progress: Callable[[Mapping[str, int]], object] | None = None) -> Json:
-        """Run a job of the service, and wait for its end.
+        """Run a job of the service, and wait until it ends.
 
         Parameters
         ----------
         kind : {"gc", "scrub"}
-            What it does.
+            Kind of the job.
         dry_run : bool
             Whether it only counts.
         progress : callable, optional
-            Is given the job's counts twice a second.
+            Called with the job's counts twice per second.
 
         Raises
         ------
@@ -409,10 +409,10 @@ class Store:
 
 
 def request_body(fields: Mapping[str, Any]) -> str:
-    """The JSON of a request; what is None is left out."""
+    """Return the JSON of a request, without fields that are None."""
     return json.dumps({name: value for name, value in fields.items() if value is not None})
 
 
 def label_query(labels: Mapping[str, str] | None) -> str | None:
-    """Labels as a query has them."""
+    """Format labels for a query."""
     return None if labels is None else ",".join(f"{name}={value}" for name, value in labels.items())

@@ -1,4 +1,4 @@
-"""The same as `kvasir` for ``asyncio``: what waits there, is awaited here. A task that is cancelled gives its request up at once.
+"""The API of `kvasir` for ``asyncio``: blocking calls there are awaitable here. Cancelling a task abandons its request at once.
 
 Examples
 --------
@@ -149,7 +149,7 @@ class Model:
 
     @property
     def spec(self) -> ModelSpec:
-        """What its cache looks like."""
+        """The spec of its cache."""
         return ModelSpec(self._core.spec)
 
     @property
@@ -214,7 +214,7 @@ class Session:
 
     @property
     def error(self) -> Exception | None:
-        """Why the lookup failed, where it did."""
+        """Why the lookup failed, if it did."""
         return self._core.lookup_error()
 
     async def load(
@@ -261,7 +261,7 @@ class Save:
 
     @property
     def is_done(self) -> bool:
-        """Whether it is over."""
+        """Whether it has ended."""
         return self._core.is_done
 
     async def wait(self) -> Saved:

@@ -1,4 +1,4 @@
-"""What can go wrong, by what the caller can do about it."""
+"""Errors, classified by what the caller can do about them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class KvasirError(Exception):
     retryable : bool
         Whether the same call may succeed later.
     status : int or None
-        HTTP status, where the service answered.
+        HTTP status, if the service responded.
 
     Examples
     --------
@@ -53,7 +53,7 @@ class KvasirError(Exception):
 
 
 class InputError(KvasirError, ValueError):
-    """What was given cannot be used: a shape, a dtype, a configuration, a setting."""
+    """Invalid input: a shape, a dtype, a configuration, a setting."""
 
 
 class DataError(KvasirError, ValueError):
@@ -61,15 +61,15 @@ class DataError(KvasirError, ValueError):
 
 
 class ServiceError(KvasirError):
-    """The service answered with an error; `code` and `status` are its own."""
+    """The service responded with an error; `code` and `status` are the service's."""
 
 
 class AuthError(ServiceError):
-    """The service does not take the token, or its role does not allow this."""
+    """The service does not accept the token, or the token's role does not allow the call."""
 
 
 class UnavailableError(KvasirError):
-    """No answer from the service, or one that broke off."""
+    """No response from the service, or an incomplete one."""
 
 
 class ForkError(KvasirError, RuntimeError):

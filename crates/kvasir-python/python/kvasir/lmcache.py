@@ -32,11 +32,11 @@ __all__ = ["KvasirL2"]
 
 logger = init_logger(__name__)
 
-# A process has one set of instruments.
+# One set of metrics per process.
 _adapters: WeakSet[KvasirL2] = WeakSet()
-# Of pages that can be encoded.
+# Types of pages that can be encoded.
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-# Model, rank, object group: objects of one have one layout.
+# Model, rank and object group: their objects share a layout.
 _Group = tuple[str, int, int]
 
 
@@ -48,12 +48,12 @@ class KvasirL2(L2AdapterInterface):
     params : mapping
         ``adapter_params``: the fields of `kvasir._pages.Settings`.
     l1_memory_desc : L1MemoryDesc, optional
-        LMCache's memory; nothing of it needs to be registered.
+        LMCache's memory; it need not be registered.
 
     Raises
     ------
     InputError
-        ``invalid_setting`` for a key or value that cannot be.
+        ``invalid_setting`` for an unknown key or invalid value.
     """
 
     def __init__(self, params: Mapping[str, Any], l1_memory_desc: Any = None) -> None:
@@ -66,25 +66,25 @@ class KvasirL2(L2AdapterInterface):
         self._stores: dict[int, L2StoreResult] = {}
         self._lookups: dict[int, Bitmap] = {}
         self._loads: dict[int, Bitmap] = {}
-        # Layouts of object groups, by model, rank and group: keys have them, and not every call names them.
+        # Layouts of object groups, by model, rank and group: keys contain these, but not every call names the layout.
         self._layouts: dict[_Group, str] = {}
         self._sizes: dict[_Group, int] = {}
         _adapters.add(self)
 
     def get_store_event_fd(self) -> int:
-        """As the base class says."""
+        """See the base class."""
         return int(self._stored.fileno())
 
     def get_lookup_and_lock_event_fd(self) -> int:
-        """As the base class says."""
+        """See the base class."""
         return int(self._found.fileno())
 
     def get_load_event_fd(self) -> int:
-        """As the base class says."""
+        """See the base class."""
         return int(self._loaded.fileno())
 
     def submit_store_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
-        """Store a batch; it has succeeded when all of it is durable."""
+        """Store a batch. It succeeds when all of it is durable."""
         pages = self._pages_of(keys, objects)
 
         def finish(future: Future[list[str]]) -> None:
@@ -101,20 +101,20 @@ class KvasirL2(L2AdapterInterface):
         return task
 
     def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
-        """Give what is over since the last call."""
+        """Return the operations that ended since the last call."""
         with self._lock:
             done, self._stores = self._stores, {}
         return done
 
     def submit_lookup_and_lock_task(self, keys: list[ObjectKey], group_layout_descs: dict[int, MemoryLayoutDesc]) -> int:
-        """Look a batch up. What is stored is not locked: what goes before its load is a miss then."""
+        """Look a batch up. Stored objects are not locked: one that is removed before its load becomes a miss."""
         for key in keys:
             layout = group_layout_descs.get(key.object_group_id)
-            # Who has no layout to name gives an empty one.
+            # Callers without a layout pass an empty one.
             if layout is not None and layout.shapes:
                 self._remember(key, layout.shapes, layout.dtypes)
         rows = [self._names_of(list(row)) for _, row in groupby(keys, _row_of)]
-        # Of a row the keys behind a missing one are of no use, except where a group has a window.
+        # Keys of a row after a missing one are of no use, unless a group has a sliding window.
         gaps = len(group_layout_descs) > 1
 
         def finish(future: Future[list[list[bool]]]) -> None:
@@ -128,12 +128,12 @@ class KvasirL2(L2AdapterInterface):
         return task
 
     def query_lookup_and_lock_result(self, task_id: int) -> Bitmap | None:
-        """Give the result of a lookup, once."""
+        """Return the result of a lookup, once."""
         with self._lock:
             return self._lookups.pop(task_id, None)
 
     def submit_unlock(self, keys: list[ObjectKey]) -> None:
-        """Nothing is locked."""
+        """Do nothing: nothing is locked."""
 
     def submit_load_task(self, keys: list[ObjectKey], objects: list[MemoryObj]) -> int:
         """Load a batch into LMCache's memory."""
@@ -151,25 +151,25 @@ class KvasirL2(L2AdapterInterface):
         return task
 
     def query_load_result(self, task_id: int) -> Bitmap | None:
-        """Give the result of a load, once."""
+        """Return the result of a load, once."""
         with self._lock:
             return self._loads.pop(task_id, None)
 
     def delete(self, keys: list[ObjectKey]) -> None:
-        """Remove objects that this server stored or loaded, and wait for it."""
+        """Remove objects that this server stored or loaded, and wait for the result."""
         known = [key for key in keys if _group_of(key) in self._sizes]
         deleted = self._pages.delete(self._names_of(known)).result()
         gone = _chosen(known, deleted)
         self._notify_keys_deleted(gone, [self._sizes[_group_of(key)] for key in gone])
 
     def report_status(self) -> dict[str, Any]:
-        """Say whether there is a service, and what was counted."""
+        """Report whether the service is connected, and the counts."""
         counts = dict(sorted(self._pages.counts.items()))
         status = {"is_healthy": self._pages.is_connected, "type": "KvasirL2", "url": self._settings.url, "counts": counts}
         return status | {"mismatches": list(self._pages.mismatches.values())}
 
     def close(self) -> None:
-        """Wait for what is under way, and end."""
+        """Wait for operations in flight, and stop."""
         self._pages.close()
         for notifier in (self._stored, self._found, self._loaded):
             notifier.close()
@@ -191,7 +191,7 @@ class KvasirL2(L2AdapterInterface):
         self._layouts[_group_of(key)] = " ".join(parts)
 
     def _names_of(self, keys: Sequence[ObjectKey]) -> list[str]:
-        """Names in the service: what makes bytes incompatible, and the hash of the chunk's tokens and of all before it."""
+        """Names in the service: the identity, and the hash of the chunk's tokens and of all previous ones."""
         names = []
         for (group, salt), row in groupby(keys, _row_of):
             names += self._pages.names(self._identity_of(group), [key.chunk_hash.hex() for key in row], salt)
@@ -199,7 +199,7 @@ class KvasirL2(L2AdapterInterface):
 
     def _identity_of(self, group: _Group) -> Identity:
         model, kv_rank, object_group = group
-        # As LMCache packs them: how many ranks, which, how many on its host, which of these.
+        # As LMCache packs them: number of ranks, this rank, number of ranks on its host, this one of them.
         ranks, rank, local_ranks, local_rank = kv_rank >> 24, kv_rank >> 16 & 0xFF, kv_rank >> 8 & 0xFF, kv_rank & 0xFF
         fields = (
             ("model", model),
@@ -227,7 +227,7 @@ def _group_of(key: ObjectKey) -> _Group:
 
 
 def _layout_of(keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> PageLayout | None:
-    """Give the layout of a batch, where all of it has one that can be encoded: keys and values of all layers, of one type."""
+    """Return the layout of a batch if all of it can be encoded: keys and values of all layers, of one type."""
     layouts = {_layout(key, each.metadata) for key, each in zip(keys, objects, strict=True)}
     return layouts.pop() if len(layouts) == 1 else None
 
@@ -237,7 +237,7 @@ def _layout(key: ObjectKey, meta: Any) -> PageLayout | None:
     if len(shapes) != 1 or len(shapes[0]) != 4 or shapes[0][0] != 2 or dtypes[0] not in _DTYPES:
         return None
     _, layers, tokens, width = shapes[0]
-    # Where heads end is not said: a row of all is one.
+    # The boundaries of heads are unknown: treat a row of all heads as one.
     return PageLayout(key.model_name, str(dtypes[0]), (layers, tokens, 1, width), "2LNHD")
 
 

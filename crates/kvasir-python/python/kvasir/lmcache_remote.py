@@ -31,18 +31,18 @@ _OF_LMCACHE = ("module_path", "class_name")
 
 
 class KvasirAdapter(ConnectorAdapter):
-    """What LMCache makes for ``plugin://kvasir``, and for more than one as ``kvasir.NAME``."""
+    """LMCache's adapter for ``plugin://kvasir``; several instances are named ``kvasir.NAME``."""
 
     def __init__(self) -> None:
         super().__init__("plugin://kvasir")
 
     def create_connector(self, context: ConnectorContext) -> RemoteConnector:
-        """Make a connector of the settings in ``extra_config``.
+        """Build a connector from the settings in ``extra_config``.
 
         Raises
         ------
         IrrecoverableException
-            For settings that cannot be: LMCache tries again after any other.
+            For invalid settings: LMCache retries after any other exception.
         """
         try:
             return _Connector(context)
@@ -51,17 +51,17 @@ class KvasirAdapter(ConnectorAdapter):
 
 
 class _Connector(RemoteConnector):
-    """Whole chunks in batches. A chunk that is not whole is not stored."""
+    """Stores whole chunks in batches. Partial chunks are not stored."""
 
     def __init__(self, context: ConnectorContext) -> None:
         super().__init__(context.config, context.metadata)
         where = f"remote_storage_plugin.{context.plugin_name}."
         given = {name.removeprefix(where): value for name, value in context.config.extra_config.items() if name.startswith(where)}
         if context.config.use_layerwise:
-            refuse("use_layerwise", "layers by themselves are not kept", "set it to false, or take LMCache's multi-process mode")
+            refuse("use_layerwise", "single layers are not supported", "set it to false, or use LMCache's multi-process mode")
         self._settings = read_settings(Settings, {k: v for k, v in given.items() if k not in _OF_LMCACHE}, where)
         if self._settings.quality is not None:
-            refuse(where, "quality cannot be had", "leave it out, or use the multi-process mode")
+            refuse(where, "quality is not supported here", "omit it, or use the multi-process mode")
         self._metadata, self._memory = context.metadata, context.local_cpu_backend
         self._pages = PageStore(self._settings, logger)
 
@@ -74,7 +74,7 @@ class _Connector(RemoteConnector):
         return self.batched_contains([key]) == 1
 
     def support_batched_contains(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def batched_contains(self, keys: list[CacheEngineKey]) -> int:
@@ -82,7 +82,7 @@ class _Connector(RemoteConnector):
         return _leading(self._pages.find([self._names_of(keys)]).result()[0])
 
     async def batched_async_contains(self, lookup_id: str, keys: list[CacheEngineKey], pin: bool = False) -> int:
-        """Count the leading chunks that are stored. Nothing is pinned: what goes before its load is a miss then."""
+        """Count the leading chunks that are stored. Nothing is pinned: a chunk removed before its load becomes a miss."""
         [found] = await asyncio.wrap_future(self._pages.find([self._names_of(keys)]))
         return _leading(found)
 
@@ -91,18 +91,18 @@ class _Connector(RemoteConnector):
         return (await self.batched_get([key]))[0]
 
     def support_batched_get(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     async def batched_get(self, keys: list[CacheEngineKey]) -> list[MemoryObj | None]:
-        """Load chunks into memory of LMCache's: as many as it has room for."""
+        """Load chunks into LMCache's memory: as many as it has room for."""
         allocated = (self._memory.allocate(self._metadata.get_shapes(), self._metadata.get_dtypes(), self.meta_fmt) for _ in keys)
         objects = list(takewhile(lambda object: object is not None, allocated))
         loading = self._pages.load(self._names_of(keys[: len(objects)]), _pages_of(objects))
         try:
             loaded = await asyncio.shield(asyncio.wrap_future(loading))
         except asyncio.CancelledError:
-            # LMCache waits no longer; its memory is written to until the load is over.
+            # LMCache no longer waits, but the load writes to its memory until it ends.
             loading.add_done_callback(lambda _: [object.ref_count_down() for object in objects])
             raise
         for object, is_loaded in zip(objects, loaded, strict=True):
@@ -112,7 +112,7 @@ class _Connector(RemoteConnector):
         return came + [None] * (len(keys) - len(came))
 
     async def batched_get_non_blocking(self, lookup_id: str, keys: list[CacheEngineKey]) -> list[MemoryObj]:
-        """Load the leading chunks, up to the first that does not come."""
+        """Load the leading chunks, up to the first that fails."""
         objects = await self.batched_get(keys)
         leading = list(takewhile(lambda object: object is not None, objects))
         for object in objects[len(leading) :]:
@@ -125,7 +125,7 @@ class _Connector(RemoteConnector):
         await self.batched_put([key], [memory_obj])
 
     def support_batched_put(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     async def batched_put(self, keys: list[CacheEngineKey], memory_objs: list[MemoryObj]) -> None:
@@ -140,11 +140,11 @@ class _Connector(RemoteConnector):
         return self._pages.delete(self._names_of([key])).result()[0]
 
     async def list(self) -> Sequence[str]:
-        """Nothing: the service does not list keys."""
+        """Return nothing: the service does not list keys."""
         return []
 
     async def close(self) -> None:
-        """Wait for what is under way, and end."""
+        """Wait for operations in flight, and stop."""
         await asyncio.to_thread(self._pages.close)
 
     def _names_of(self, keys: Sequence[CacheEngineKey]) -> Sequence[str]:
@@ -157,7 +157,7 @@ class _Connector(RemoteConnector):
                 ("chunk_size", self._metadata.chunk_size),
                 ("world_size", key.world_size),
             )
-            # Chunks of other tags never match, as those of other salts.
+            # Chunks with other tags never match, like those with other salts.
             salt = json.dumps(key.tags) if key.tags else ""
             names += self._pages.names(Identity("lmcache-in-process", (key.worker_id,), fields), [key.chunk_hash_hex], salt)
         return names

@@ -31,31 +31,31 @@ __all__ = ["KvasirHiCache"]
 
 logger = logging.getLogger(__name__)
 
-# Of pages that can be encoded.
+# Types of pages that can be encoded.
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _WHERE = "hicache-storage-backend-extra-config, kvasir"
-# What of a pool decides which bytes a page has.
+# Properties of a pool that determine the bytes of its pages.
 _LAYOUT = ("layout", "dtype", "page_size", "layer_num", "head_num", "head_dim")
-# Axes of a page by the pool's layout: K and V are its two parts. Those of other layouts are stored as they are.
+# Axes of a page by the pool's layout: K and V are its two parts. Pages of other layouts are stored unchanged.
 _ORDERS = {"page_first": "2NLHD", "page_first_direct": "2LNHD"}
-# Pools whose pages differ from rank to rank, also where all ranks have the same latent KV.
+# Pools whose pages differ between ranks, even if all ranks have the same latent KV.
 _OF_RANKS = (PoolName.MAMBA,)
 
 
 class KvasirHiCache(HiCacheStorage):
-    """A storage whose pages are objects in the service. SGLang calls it from threads of its own, which wait up to the deadlines.
+    """A storage whose pages are objects in the service. SGLang calls it from its own threads, which wait up to the deadlines.
 
     Parameters
     ----------
     config : HiCacheStorageConfig
-        SGLang's; in `extra_config` the key ``kvasir`` has the fields of `kvasir._pages.Settings`.
+        SGLang's configuration; the key ``kvasir`` of `extra_config` has the fields of `kvasir._pages.Settings`.
     kwargs : mapping
-        Nothing, today.
+        Unused.
 
     Raises
     ------
     InputError
-        ``invalid_setting`` for a key or value that cannot be.
+        ``invalid_setting`` for an unknown key or invalid value.
     """
 
     def __init__(self, config: HiCacheStorageConfig, kwargs: Mapping[str, Any]) -> None:
@@ -68,7 +68,7 @@ class KvasirHiCache(HiCacheStorage):
         self._pages = PageStore(self._settings, logger)
 
     def register_mem_pool_host(self, mem_pool_host: Any) -> None:
-        """Take the pool of the KV pages."""
+        """Register the pool of the KV pages."""
         self.mem_pool_host = mem_pool_host
         self.registered_pools.setdefault(PoolName.KV, mem_pool_host)
 
@@ -94,7 +94,7 @@ class KvasirHiCache(HiCacheStorage):
         pool_transfers: list[PoolTransfer] | None = None,
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> PoolTransferResult:
-        """Find the lengths of the prefix for which every pool has what its policy asks for."""
+        """Find the lengths of the prefix for which every pool has the pages that its policy requires."""
         count = self.batch_exists(keys, extra_info)
         hits: dict[str, int] = {PoolName.KV: count} if count else {}
         lengths = list(range(1, count + 1))
@@ -108,7 +108,7 @@ class KvasirHiCache(HiCacheStorage):
                 window = max(1, len(transfer.keys or ()))
                 fit = {length for length in lengths if all(there[max(0, length - window) : length])}
             else:
-                # A second form of the KV pages, which SGLang can do without.
+                # A second form of the KV pages, which is optional for SGLang.
                 continue
             if fit:
                 hits[transfer.name] = max(fit)
@@ -150,11 +150,11 @@ class KvasirHiCache(HiCacheStorage):
         return self.batch_exists([key]) == 1
 
     def clear(self) -> None:
-        """Nothing: other engines use what is stored. What is not used goes by the service's time to live and capacity."""
-        logger.warning("the pages in Kvasir stay: remove the namespace's objects at the service, or use another namespace")
+        """Do nothing: other engines use the pages. Unused ones expire by the service's time to live and capacity."""
+        logger.warning("pages in Kvasir are kept: remove the namespace's objects at the service, or use another namespace")
 
     def get_stats(self) -> None:
-        """Add to the process's metrics what was counted since the last call. SGLang calls it where its metrics are on."""
+        """Add the counts since the last call to the process's metrics. SGLang calls it if its metrics are enabled."""
         pages, in_bytes = _counters()
         config = self._config
         for name, count in self._pages.take_counts().items():
@@ -162,7 +162,7 @@ class KvasirHiCache(HiCacheStorage):
             counter.labels(config.model_name or "", config.tp_rank, config.pp_rank, name).inc(count)
 
     def close(self) -> None:
-        """Wait for what is under way, and end."""
+        """Wait for operations in flight, and stop."""
         self._pages.close()
 
     def _get(self, pool: str, keys: list[str], host_indices: torch.Tensor | None) -> list[bool]:
@@ -194,12 +194,12 @@ class KvasirHiCache(HiCacheStorage):
         return {transfer.name: work(transfer.name, transfer.keys or [], transfer.host_indices) for transfer in transfers}
 
     def _pages_of(self, pool: str, count: int, host_indices: torch.Tensor | None) -> list[Page] | None:
-        """The parts of each page, K and V or more, as the pool says where they lie."""
+        """Return the parts of each page, K and V or more, at the pool's addresses."""
         host_pool = self.registered_pools[pool]
         page_size = getattr(host_pool, "page_size", 1) or 1
         if host_indices is None or host_indices.numel() != count * page_size:
             given = 0 if host_indices is None else host_indices.numel()
-            logger.error("report this error: pool %s has %d indices for %d pages of %d", pool, given, count, page_size)
+            logger.error("unexpected: pool %s has %d indices for %d pages of %d; please report it", pool, given, count, page_size)
             return None
         addresses, sizes = host_pool.get_page_buffer_meta(host_indices)
         parts = list(zip(addresses, sizes, strict=True))
@@ -207,7 +207,7 @@ class KvasirHiCache(HiCacheStorage):
         return [parts[place * each : (place + 1) * each] for place in range(count)]
 
     def _layout_of(self, pool: str, pages: Sequence[Page]) -> PageLayout | None:
-        """Give the layout of a pool's pages, where it is one that can be encoded."""
+        """Return the layout of a pool's pages, if it can be encoded."""
         host_pool = self.registered_pools[pool]
         order = _ORDERS.get(str(getattr(host_pool, "layout", "")))
         if order is None or host_pool.dtype not in _DTYPES or any(len(page) != 2 for page in pages):
@@ -216,7 +216,7 @@ class KvasirHiCache(HiCacheStorage):
         return PageLayout(self._config.model_name or "", str(host_pool.dtype), shape, order)
 
     def _names_of(self, pool: str, keys: Sequence[str]) -> list[str]:
-        """Names in the service: what makes bytes incompatible, and SGLang's hash of the page and all before it."""
+        """Names in the service: the identity, and SGLang's hash of the page and all previous ones."""
         config, host_pool = self._config, self.registered_pools.get(pool)
         place: list[str | int] = [str(pool), config.pp_rank, config.attn_cp_rank, config.dcp_rank]
         fields: dict[str, str | int] = {"model": config.model_name or "", "revision": self._settings.revision}
@@ -233,7 +233,7 @@ class KvasirHiCache(HiCacheStorage):
 
 @functools.cache
 def _counters() -> tuple[Any, Any]:
-    """Of this process, made when SGLang has said where its processes' metrics meet."""
+    """Metrics of this process, created once SGLang has set the directory of its processes' metrics."""
     from prometheus_client import Counter
 
     labels = ("model_name", "tp_rank", "pp_rank", "result")

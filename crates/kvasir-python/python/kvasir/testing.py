@@ -1,4 +1,4 @@
-"""A service of your own, for tests and notebooks."""
+"""A private service, for tests and notebooks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOG_LINES = 50
 
 
 def binary() -> str:
-    """Give the path of the ``kvasir`` command: that of this installation, else the one in ``PATH``.
+    """Return the path of the ``kvasir`` command: that of this installation, otherwise the one in ``PATH``.
 
     Examples
     --------
@@ -34,7 +34,7 @@ def binary() -> str:
     beside = os.path.join(sysconfig.get_path("scripts"), "kvasir")
     found = beside if os.access(beside, os.X_OK) else shutil.which("kvasir")
     if found is None:
-        remedy = "install the wheel, or put the command that `cargo build -p kvasir-cli` makes into PATH"
+        remedy = "install the wheel, or build the command with `cargo build -p kvasir-cli` and add it to PATH"
         raise KvasirError("the command kvasir is not installed", "no_command", remedy)
     return found
 
@@ -54,7 +54,7 @@ class Server:
         self._log: deque[str] = deque(maxlen=_LOG_LINES)
         self._process = subprocess.Popen([binary(), "serve", *own, *flags], stderr=subprocess.PIPE, text=True)
         addresses: Queue[str | None] = Queue()
-        # Reads to the end: a service whose log is full would wait for it.
+        # Read to the end: the service would block on a full log pipe.
         threading.Thread(target=self._read, args=(addresses,), daemon=True).start()
         try:
             address = addresses.get(timeout=_START_S)
@@ -63,7 +63,7 @@ class Server:
         if address is None:
             self.stop()
             log = "\n".join(self._log)
-            raise KvasirError(f"the service did not start:\n{log}", "not_started", "read what it says")
+            raise KvasirError(f"the service did not start:\n{log}", "not_started", "see its log")
         self.url = f"http://{address}"
 
     def _read(self, addresses: Queue[str | None]) -> None:
@@ -75,7 +75,7 @@ class Server:
         addresses.put(None)
 
     def stop(self) -> None:
-        """End the service; a second time is no error.
+        """Stop the service; a second call is no error.
 
         Examples
         --------
@@ -92,12 +92,12 @@ class Server:
 
 @contextmanager
 def server(*flags: str) -> Iterator[Server]:
-    """Start a service on a free port over a temporary folder, and end it.
+    """Start a service on a free port over a temporary folder; stop it at exit.
 
     Parameters
     ----------
     *flags : str
-        Settings as of ``kvasir serve``.
+        Settings as for ``kvasir serve``.
 
     Raises
     ------

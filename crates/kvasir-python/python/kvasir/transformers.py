@@ -1,4 +1,4 @@
-"""Kvasir under Hugging Face transformers, versions 5: caches of prompts come from a store, and go there.
+"""Kvasir for Hugging Face transformers 5: loads caches of prompts from a store, and saves them to it.
 
 ``` python
 from kvasir.transformers import KvasirCache
@@ -29,30 +29,30 @@ from .errors import InputError, KvasirError
 __all__ = ["KvasirCache", "LastLoad"]
 
 if transformers.__version__.split(".")[0] != "5":
-    raise KvasirError(f"transformers {transformers.__version__} is not known here", "wrong_version", "install transformers>=5,<6")
+    raise KvasirError(f"transformers {transformers.__version__} is not supported", "wrong_version", "install transformers>=5,<6")
 
 _VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-# Before it, layers of latent attention kept the keys and values of all heads.
+# Earlier versions cached the keys and values of all heads for latent attention.
 _LATENT_SINCE = (5, 15)
 _KNOWN_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer"}
-# What changes the rows of a cache while it generates.
+# Options that change the rows of a cache during generation.
 _UNKNOWN_WAYS = {"num_beams": 1, "num_return_sequences": 1, "assistant_model": None, "prompt_lookup_num_tokens": None}
 
 
 @dataclass(frozen=True)
 class LastLoad:
-    """What the last load brought.
+    """The result of the last load.
 
     Attributes
     ----------
     matched_tokens : list of int
         Leading tokens of each row that were stored.
     cached_tokens : int
-        Positions of the cache, padding included.
+        Positions of the cache, including padding.
     bytes : int
-        Bytes that arrived.
+        Bytes received.
     seconds : float
-        How long lookup and load took.
+        Duration of lookup and load.
     """
 
     matched_tokens: list[int]
@@ -64,7 +64,7 @@ class LastLoad:
 class KvasirCache:
     """Loads and stores the caches of a model's prompts; the caches are plain `DynamicCache` objects.
 
-    Layers with a sliding window are loaded with the rows of all tokens, so that text generated over them can be stored.
+    Layers with a sliding window are loaded with the rows of all tokens, so that tokens generated over them can be stored as well.
 
     Parameters
     ----------
@@ -73,26 +73,26 @@ class KvasirCache:
     model : PreTrainedModel
         A causal decoder.
     tokenizer : PreTrainedTokenizerBase, optional
-        Its padding token tells left padding apart where no attention mask is given.
+        Its padding token identifies left padding if no attention mask is given.
     profile : Profile, bytes, path, or str, optional
-        The profile for encoding; its file, or its id in the store. The default is that of `Store.model`.
+        The profile to encode caches with: its file, or its id in the store. Default: as for `Store.model`.
     weights, revision, adapter : str, optional
-        Identity of the weights, where the model's configuration does not say it.
+        Identity of the weights, if the model's configuration does not contain it.
     chunk_tokens : int, optional
         Tokens of a stored chunk.
     prefill_tokens_per_s : float, optional
-        Tokens that the model computes in a second, as `Store.model` says.
+        Tokens that the model computes per second, as for `Store.model`.
     quality : str, optional
-        Worst quality that loads bring, as `Store.model` says.
+        Lowest quality that loads bring, as for `Store.model`.
     deadline : float, optional
-        Seconds that a load may take; the quality is what there is time for.
+        Time limit of a load in seconds; the quality adapts to it.
     level : int, optional
         Load everything at this level, however long it takes.
 
     Raises
     ------
     InputError
-        ``unknown_layers`` for an encoder-decoder or layers whose cache is not of keys and values.
+        ``unknown_layers`` for an encoder-decoder, or for layers whose cache does not consist of keys and values.
     """
 
     def __init__(
@@ -123,22 +123,22 @@ class KvasirCache:
         self._deadline, self._level = deadline, level
         self._sessions: list[Session] = []
         self.last = LastLoad([], 0, 0, 0.0)
-        """What the last load brought."""
+        """The result of the last load."""
 
     def load(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> DynamicCache:
-        """Load the longest stored prefix, at most all tokens but the last.
+        """Load the longest stored prefix, at most all tokens except the last.
 
         Parameters
         ----------
         input_ids : Tensor, [batch, tokens]
             Prompts, padded on the left.
         attention_mask : Tensor, [batch, tokens], optional
-            0 where there is padding.
+            0 for padding.
 
         Returns
         -------
         DynamicCache
-            For ``generate(past_key_values=…)``; empty for a miss. Rows of a batch have as many positions as all of them can fill.
+            For ``generate(past_key_values=…)``; empty for a miss. Rows of a batch have as many positions as each can fill.
         """
         started = time.monotonic()
         pads = self._paddings(input_ids, attention_mask)
@@ -161,12 +161,12 @@ class KvasirCache:
         return cache
 
     def store(self, output_ids: torch.Tensor, cache: DynamicCache, attention_mask: torch.Tensor | None = None) -> list[Save]:
-        """Save what the cache holds and the store does not, in the background.
+        """Save tokens of the cache that are not stored yet, in the background.
 
         Parameters
         ----------
         output_ids : Tensor, [batch, tokens]
-            Prompts and what was generated, padded on the left.
+            Prompts and generated tokens, padded on the left.
         cache : DynamicCache
             Their cache, after ``generate``.
         attention_mask : Tensor, [batch, prompt tokens], optional
@@ -175,12 +175,12 @@ class KvasirCache:
         Returns
         -------
         list of Save
-            One a row; wait for them, or do not.
+            One per row; waiting for them is optional.
 
         Raises
         ------
         InputError
-            ``unknown_layers`` naming a layer that has not the rows of all tokens.
+            ``unknown_layers`` naming a layer that does not have the rows of all tokens.
         """
         planes = [rows_of(layer, number) for number, layer in enumerate(cache.layers)]
         count = planes[0][0].shape[2] if planes else 0
@@ -193,9 +193,9 @@ class KvasirCache:
 
     @contextmanager
     def reuse(self, model: Any) -> Iterator[None]:
-        """Let ``model.generate`` load before it generates, and store afterwards.
+        """Make ``model.generate`` load before it generates, and save afterwards.
 
-        Calls that bring a cache of their own, search with beams, or speculate are left as they are.
+        Calls that pass their own cache, use beam search, or speculate are unchanged.
 
         Parameters
         ----------
@@ -221,11 +221,11 @@ class KvasirCache:
             del model.generate
 
     def drain(self) -> None:
-        """Wait until nothing is left to be saved."""
+        """Wait until all background saves have ended."""
         self._model.drain()
 
     def _paddings(self, ids: torch.Tensor, mask: torch.Tensor | None) -> list[int]:
-        """Padding tokens on the left of each row."""
+        """Count the padding tokens on the left of each row."""
         if ids.dim() != 2:
             raise InputError(f"input_ids has shape {list(ids.shape)}", "wrong_shape", "give [batch, tokens]")
         if mask is None:
@@ -235,11 +235,11 @@ class KvasirCache:
         real = mask.to(torch.int64)
         pads = real.argmax(dim=1)
         if bool((real.diff(dim=1) < 0).any()):
-            raise InputError("a row is padded on the right or between", "wrong_padding", 'tokenize with padding_side="left"')
+            raise InputError("a row is padded on the right or in the middle", "wrong_padding", 'tokenize with padding_side="left"')
         return [int(pad) for pad in pads]
 
     def _planes(self, rows: int, tokens: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Zeros for the rows' caches in the CPU's memory."""
+        """Return zero-filled caches for the rows in CPU memory."""
 
         def plane(shape: tuple[int, int]) -> torch.Tensor:
             return torch.zeros(rows, shape[0], tokens, shape[1], dtype=self._dtype)
@@ -247,7 +247,7 @@ class KvasirCache:
         return [(plane(k), plane(v)) for _, (k, v) in self._spec.layers]
 
     def _session(self, row: int, tokens: list[int]) -> Session:
-        """The session of a row's load, which knows what it was loaded at, where the row goes on from there."""
+        """Return the session of a row's load, which knows its loss, if the row continues it."""
         if row < len(self._sessions):
             session = self._sessions[row]
             known = len(session.tokens)
@@ -260,20 +260,20 @@ class KvasirCache:
 
 
 def _is_usual(model: Any, options: dict[str, Any]) -> bool:
-    """Whether a call of ``generate`` leaves each row of the cache what it is, by its options and the configuration beneath them."""
+    """Whether a call of ``generate`` keeps the rows of the cache in place, by its options and the underlying configuration."""
     config = options.get("generation_config") or model.generation_config
     return all(options.get(name, getattr(config, name, None)) in (None, usual) for name, usual in _UNKNOWN_WAYS.items())
 
 
 def spec_of_model(model: Any, *, weights: str | None = None, revision: str | None = None, adapter: str | None = None) -> ModelSpec:
-    """Give the spec of the cache that transformers makes of a model.
+    """Return the spec of a model's cache in transformers.
 
     Parameters
     ----------
     model : PreTrainedModel
         A causal decoder.
     weights, revision, adapter : str, optional
-        Identity of the weights, where the model's configuration does not say it.
+        Identity of the weights, if the model's configuration does not contain it.
     """
 
     def read(pairing: str | None) -> ModelSpec:
@@ -293,19 +293,19 @@ def spec_of_model(model: Any, *, weights: str | None = None, revision: str | Non
         raise InputError(what, "unknown_layers", "use a model whose layers all have")
     if "mla" in kinds:
         if _VERSION < _LATENT_SINCE:
-            what = f"transformers {transformers.__version__} does not keep the latent of latent attention"
+            what = f"transformers {transformers.__version__} does not cache the latent of latent attention"
             raise KvasirError(what, "wrong_version", "install transformers>=5.15,<6 for this model")
-        # transformers keeps the rotary key of latent attention de-interleaved.
+        # transformers caches the rotary key of latent attention de-interleaved.
         return read("half")
     return spec
 
 
 def rows_of(layer: Any, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Give the keys and values of a layer of a cache, of all its tokens, in the CPU's memory."""
+    """Return the keys and values of all tokens of a layer of a cache, in CPU memory."""
     kind = type(layer).__name__
     if kind not in _KNOWN_LAYERS:
-        raise InputError(f"layer {number} is a {kind}", "unknown_layers", f"known are {', '.join(sorted(_KNOWN_LAYERS))}")
+        raise InputError(f"layer {number} is a {kind}", "unknown_layers", f"supported are {', '.join(sorted(_KNOWN_LAYERS))}")
     if layer.get_seq_length() != layer.keys.shape[2]:
         what = f"layer {number}, a {kind}, keeps only the last {layer.keys.shape[2]} of {layer.get_seq_length()} tokens"
-        raise InputError(what, "unknown_layers", "generate with a cache that KvasirCache.load made")
+        raise InputError(what, "unknown_layers", "generate with a cache from KvasirCache.load")
     return layer.keys.detach().cpu(), layer.values.detach().cpu()

@@ -47,7 +47,7 @@ _BYTES = "vllm:kvasir_page_bytes"
 
 
 class _Job(NamedTuple):
-    """A transfer under way; of a load the future says which chunks came, of a store what became of each."""
+    """A running transfer. A load's future holds the loaded chunks, a store's future the outcome of each chunk."""
 
     transfer: TransferJob
     future: Future[list[bool]] | Future[list[str]]
@@ -55,35 +55,35 @@ class _Job(NamedTuple):
 
 
 class _Lookups(AsyncLookupManager):
-    """vLLM's own thread for lookups: a step's keys go in one batch for each request."""
+    """vLLM's thread for lookups: a step's keys are sent in one batch per request."""
 
     def __init__(self, tier: KvasirTier) -> None:
         super().__init__(tier_type=tier.tier_type)
         self._tier = tier
 
     def batch_lookup(self, keys: list[OffloadKey], req_context: ReqContext) -> list[bool]:
-        """Say of each key whether it is stored."""
+        """Report whether each key is stored."""
         return self._tier._find(keys, req_context)
 
 
 class KvasirTier(SecondaryTierManager):
-    """A tier whose chunks are objects in the service. No method waits, but `drain_jobs` and `shutdown`.
+    """A tier whose chunks are objects in the service. Only `drain_jobs` and `shutdown` wait.
 
     Parameters
     ----------
     offloading_spec, primary_kv_view, tier_type, backpressure_detector
-        As vLLM's factory gives them.
+        As passed by vLLM's factory.
     enable_kv_events : bool
-        Whether chunks that are durable are told in vLLM's stream of KV events.
+        Whether durable chunks are reported in vLLM's stream of KV events.
     locality : str, optional
-        ``LOCAL`` or ``REMOTE``, for filters of requests.
+        ``LOCAL`` or ``REMOTE``, for requests' filters.
     **params
         The fields of `kvasir._pages.Settings`.
 
     Raises
     ------
     InputError
-        ``invalid_setting`` for a key or value that cannot be.
+        ``invalid_setting`` for an unknown key or invalid value.
     """
 
     medium = Medium.STORAGE
@@ -101,16 +101,16 @@ class KvasirTier(SecondaryTierManager):
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         settings = read_settings(Settings, params, "secondary_tiers")
         if settings.quality is not None:
-            refuse("secondary_tiers", "quality cannot be had", "leave it out: tiers are not told what the bytes of a block are")
+            refuse("secondary_tiers", "quality is not supported here", "omit it: vLLM does not tell tiers the layout of a block")
         self.locality = None if locality is None else Locality(locality)
-        # What vLLM's own tiers hold to make bytes of equal hashes incompatible.
+        # Properties that make bytes with equal hashes incompatible, as in vLLM's own tiers.
         mapper = FileMapper.from_offloading_spec(
             "", offloading_spec, blocks_per_file=offloading_spec.blocks_per_chunk, parallel_agnostic=True
         )
         fields = mapper.get_run_config() | {"revision": settings.revision, "bytes of a chunk": self.block_size_bytes}
         named = ((name, value if isinstance(value, (str, int)) else json.dumps(value)) for name, value in sorted(fields.items()))
         self._identity = Identity("vllm", (mapper.rank,), tuple(named))
-        # No view is kept: vLLM unmaps the memory when all tiers are shut down.
+        # Keep no view: vLLM unmaps the memory once all tiers are shut down.
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(primary_kv_view))
         self._tells = enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events
         self._events: list[OffloadingEvent] = []
@@ -119,14 +119,14 @@ class KvasirTier(SecondaryTierManager):
         self._lookups = _Lookups(self)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """Answer ``RETRY`` until the batch of the step has been answered."""
+        """Return ``RETRY`` until the step's batch has completed."""
         found = self._lookups.lookup(key, req_context)
         if found is None:
             return LookupResult.RETRY
         return LookupResult.HIT if found else LookupResult.MISS
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        """Store chunks of vLLM's memory."""
+        """Store chunks from vLLM's memory."""
         future = self._pages.store(self._names_of(job_metadata.keys), self._pages_of(job_metadata))
         self._jobs[job_metadata.job_id] = _Job(job_metadata, future, time.monotonic())
 
@@ -136,27 +136,27 @@ class KvasirTier(SecondaryTierManager):
         self._jobs[job_metadata.job_id] = _Job(job_metadata, future, time.monotonic())
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
-        """Give the jobs that are over, of loads with the chunks that came."""
+        """Return the finished jobs; for loads, with the loaded chunks."""
         over = [job for job in self._jobs.values() if job.future.done()]
         for job in over:
             del self._jobs[job.transfer.job_id]
         return [self._result_of(job) for job in over]
 
     def has_pending_work(self) -> bool:
-        """Whether a job is under way: its chunks stay pinned until it is asked for."""
+        """Whether a job is running: its chunks stay pinned until its result is fetched."""
         return bool(self._jobs)
 
     def take_events(self) -> Iterable[OffloadingEvent]:
-        """Give what was stored since the last call."""
+        """Return the chunks stored since the last call."""
         events, self._events = self._events, []
         return events
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        """Ask for new chunks alone: those that another request has offloaded are stored."""
+        """Request only new chunks: those that another request offloaded are already stored."""
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
-        """Forget what was looked up for it."""
+        """Drop the request's lookup results."""
         self._lookups.cleanup(req_context.req_id)
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
@@ -164,24 +164,24 @@ class KvasirTier(SecondaryTierManager):
         self._lookups.flush()
 
     def drain_jobs(self) -> None:
-        """Wait for all jobs, each of which ends by its deadline."""
+        """Wait for all jobs; each ends by its deadline."""
         self._pages.drain()
 
     def shutdown(self) -> None:
-        """End, with nothing left that touches vLLM's memory."""
+        """Stop, so that nothing accesses vLLM's memory afterwards."""
         self._lookups.shutdown()
         self._pages.close()
 
     @classmethod
     def build_metric_definitions(cls, extra_config: Mapping[str, Any]) -> dict[str, OffloadingMetricMetadata]:
-        """Name the counters, in addition to vLLM's own."""
+        """Return the names of the counters, in addition to vLLM's own."""
         return {
             _PAGES: OffloadingCounterMetadata(documentation=PAGES_TEXT, labelnames=("result",)),
             _BYTES: OffloadingCounterMetadata(documentation=BYTES_TEXT, labelnames=("result",)),
         }
 
     def get_stats(self) -> OffloadingConnectorStats | None:
-        """Give what was counted since the last call."""
+        """Return the counts since the last call."""
         stats = OffloadingConnectorStats()
         for name, count in self._pages.take_counts().items():
             stats.increase_counter(_BYTES if is_of_bytes(name) else _PAGES, count, (name,))
@@ -191,7 +191,7 @@ class KvasirTier(SecondaryTierManager):
         groups: dict[int, list[OffloadKey]] = {}
         for key in keys:
             groups.setdefault(get_offload_group_idx(key), []).append(key)
-        # A prefix is asked for from its beginning, and what is behind a hole in it is of no use; a window from its end.
+        # A prefix is requested from its beginning, and chunks after a gap are of no use; a window from its end.
         places = [[req_context.get_offload_key_position(key) or 0 for key in group] for group in groups.values()]
         gaps = any(group != sorted(group) for group in places)
         found = self._pages.find([self._names_of(group) for group in groups.values()], gaps).result()
@@ -211,7 +211,7 @@ class KvasirTier(SecondaryTierManager):
         )
         if transfer.is_promotion and not result.success:
             result.successful_keys = good
-            # vLLM would ask for them, and hit, for ever.
+            # vLLM would keep looking them up, and hit, forever.
             self._lookups.mark_miss(set(keys) - set(good))
         elif good and self._tells and not transfer.is_promotion:
             self._events.append(OffloadingEvent(keys=good, medium=self.medium, removed=False, locality=self.locality))
@@ -222,5 +222,5 @@ class KvasirTier(SecondaryTierManager):
         return [[(self._address + int(chunk) * size, size)] for chunk in transfer.chunk_ids]
 
     def _names_of(self, keys: Collection[OffloadKey]) -> list[str]:
-        """Names in the service: what makes bytes incompatible, and vLLM's hash of the tokens with the group's number."""
+        """Names in the service: the identity, and vLLM's hash of the tokens with the group's number."""
         return self._pages.names(self._identity, [key.hex() for key in keys])

@@ -1,4 +1,4 @@
-//! Links with a bandwidth of their own: series over time, and a TCP proxy that follows one.
+//! Links with a given bandwidth: series over time, and a TCP proxy that follows one.
 
 mod proxy;
 mod series;

@@ -17,17 +17,17 @@ use tokio::{
 
 use super::{BandwidthSeries, Shaper};
 
-/// Bytes that are paced as one: 0.13 ms at 1 Gb/s, 13 ms at 10 Mb/s.
+/// Bytes that are paced together: 0.13 ms at 1 Gb/s, 13 ms at 10 Mb/s.
 const PIECE_BYTES: usize = 16 << 10;
-/// Pieces on the way (delay × bandwidth): 16 MiB, 130 ms at 1 Gb/s.
+/// Pieces in flight (delay × bandwidth): 16 MiB, 130 ms at 1 Gb/s.
 const PIECES_ON_THE_WAY: usize = 1024;
-/// Most connections at a time.
+/// Most concurrent connections.
 const CONNECTIONS_MAX: usize = 256;
 
-/// How long a lost piece is late: the least retransmission timeout of Linux.
+/// Delay of a lost piece: the minimum retransmission timeout of Linux.
 pub const RETRANSMIT: Duration = Duration::from_millis(200);
 
-/// How a link behaves.
+/// The behaviour of a link.
 #[derive(Debug, Clone)]
 pub struct LinkOptions {
     /// Bandwidth from the service to the client, shared by all connections.
@@ -36,9 +36,9 @@ pub struct LinkOptions {
     pub up: Option<BandwidthSeries>,
     /// One-way delay.
     pub delay: Duration,
-    /// Each piece is late by up to this much more; order is kept, as TCP keeps it.
+    /// Maximum additional delay of each piece; order is kept, as in TCP.
     pub jitter: Duration,
-    /// Share of pieces that are lost and sent again after [`RETRANSMIT`]; what is behind one waits for it.
+    /// Share of pieces that are lost and sent again after [`RETRANSMIT`]; later pieces wait for them.
     pub loss: f64,
 }
 
@@ -49,7 +49,7 @@ impl LinkOptions {
     }
 }
 
-/// How late pieces are, beyond what the link's bandwidth makes them.
+/// The delays of pieces in addition to those caused by the link's bandwidth.
 #[derive(Debug, Clone, Copy)]
 struct Lateness {
     delay: Duration,
@@ -69,7 +69,7 @@ impl Lateness {
     }
 }
 
-/// A shared link direction: where its time starts and what is queued.
+/// A shared link direction: the start of its time, and its queue.
 #[derive(Debug)]
 struct Direction {
     shaper: Mutex<(Instant, Shaper)>,
@@ -81,7 +81,7 @@ impl Direction {
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut (Instant, Shaper)) -> T) -> T {
-        // A panic elsewhere leaves a shaper that is still consistent.
+        // The shaper is consistent even after a panic elsewhere.
         f(&mut self.shaper.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -108,7 +108,7 @@ impl ShapedLink {
         Self::start_at((Ipv4Addr::LOCALHOST, 0).into(), upstream, options).await
     }
 
-    /// As [`start`](Self::start), listening at an address of the caller's choice.
+    /// As [`start`](Self::start), listening at the given address.
     ///
     /// # Errors
     /// When it cannot be bound.
@@ -126,12 +126,12 @@ impl ShapedLink {
         Ok(Self { address, down, accept })
     }
 
-    /// Where clients connect to.
+    /// The address for clients.
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Begins the series anew, now.
+    /// Restarts the series now.
     pub fn restart(&self) {
         self.down.with(|(start, shaper)| {
             *start = Instant::now();
@@ -139,7 +139,7 @@ impl ShapedLink {
         });
     }
 
-    /// From now on, follow another series from its beginning.
+    /// Follows another series from its beginning, from now on.
     pub fn follow(&self, series: BandwidthSeries) {
         self.down.with(|(start, shaper)| {
             *start = Instant::now();
@@ -172,11 +172,11 @@ async fn accept(
         while connections.len() >= CONNECTIONS_MAX {
             connections.join_next().await;
         }
-        // An error here is of one connection (it went away before it was accepted), not of the listener.
+        // An error here concerns one connection (closed before it was accepted), not the listener.
         let Ok((client, _)) = listener.accept().await else { continue };
         let (down, up) = (Arc::clone(&down), up.clone());
         connections.spawn(async move {
-            // Either side closing, in whatever way, ends the connection; that is all a proxy can say.
+            // A close on either side, of any kind, ends the connection.
             let _ = connection(client, upstream, down, up, late).await;
         });
         while connections.try_join_next().is_some() {}
@@ -200,7 +200,7 @@ async fn connection(
     tokio::try_join!(downward, upward).map(|_| ())
 }
 
-/// Moves bytes, each piece leaving when the link has carried it and arriving `delay` later.
+/// Moves bytes: each piece leaves when the link has carried it and arrives `delay` later.
 async fn pump(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// Most points of one series: a day at 10 Hz.
 pub const SERIES_POINTS_MAX: usize = 864_000;
-/// Longest time a transfer is predicted to take; a link that is slower is dead.
+/// Longest predicted time of a transfer; a slower link is dead.
 const TIME_MAX: Duration = Duration::from_secs(86_400 * 365);
 
 /// A link's bandwidth over time: piecewise constant, repeated from the start when it ends.
@@ -14,7 +14,7 @@ const TIME_MAX: Duration = Duration::from_secs(86_400 * 365);
 pub struct BandwidthSeries {
     set: String,
     name: String,
-    /// Where each piece ends, in seconds, and its rate in bytes per second; ends increase.
+    /// The end of each piece, in seconds, and its rate in bytes per second; ends increase.
     pieces: Vec<(f64, f64)>,
 }
 
@@ -29,22 +29,22 @@ pub enum SeriesError {
         /// Why.
         source: std::io::Error,
     },
-    /// Lines that are no series. All of them are named.
-    #[error("{} of the file's lines are no bandwidth series: {}", .0.len(), list(.0))]
+    /// Lines that are not valid series. All of them are named.
+    #[error("{} of the file's lines are not valid bandwidth series: {}", .0.len(), list(.0))]
     Lines(Vec<BadLine>),
     /// No line held a series.
     #[error(
-        "the file holds no bandwidth series: it needs one JSON object a line, {{\"unit\":\"Mbps\",\"t\":[…],\"bw\":[…]}}"
+        "the file holds no bandwidth series: it needs one JSON object per line, {{\"unit\":\"Mbps\",\"t\":[…],\"bw\":[…]}}"
     )]
     Empty,
 }
 
-/// A line that is no series, and why.
+/// A line that is not a valid series, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadLine {
     /// Counted from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// The reason.
     pub why: String,
 }
 
@@ -73,7 +73,7 @@ struct Row {
 }
 
 impl BandwidthSeries {
-    /// A link that always has `mbps` megabits per second; `None` unless that is a positive finite number.
+    /// A link with a constant `mbps` megabits per second; `None` unless that is a positive finite number.
     pub fn constant(mbps: f64) -> Option<Self> {
         Self::from_samples("constant", &format!("{mbps} Mb/s"), &[0.0], 1.0, &[mbps]).ok()
     }
@@ -90,13 +90,13 @@ impl BandwidthSeries {
     /// `mbps[i]` holds from `times[i]` to the next time; the last holds for `last` seconds.
     fn from_samples(set: &str, name: &str, times: &[f64], last: f64, mbps: &[f64]) -> Result<Self, String> {
         if mbps.is_empty() || mbps.len() > SERIES_POINTS_MAX {
-            return Err(format!("it has {} points, not 1 to {SERIES_POINTS_MAX}", mbps.len()));
+            return Err(format!("it has {} points; it must have 1 to {SERIES_POINTS_MAX}", mbps.len()));
         }
         if times.len() != mbps.len() {
-            return Err(format!("`t` has {} entries, `bw` has {}", times.len(), mbps.len()));
+            return Err(format!("`t` has {} entries, but `bw` has {}", times.len(), mbps.len()));
         }
         if let Some(bad) = mbps.iter().find(|b| !b.is_finite() || **b < 0.0) {
-            return Err(format!("a bandwidth of {bad} is not possible"));
+            return Err(format!("a bandwidth of {bad} is not valid"));
         }
         if mbps.iter().all(|&b| b == 0.0) {
             return Err("its bandwidth is zero throughout".into());
@@ -150,7 +150,7 @@ impl BandwidthSeries {
             "kbps" => 1e-3,
             "mbps" => 1.0,
             "gbps" => 1e3,
-            _ => return Err(format!("unit {:?} is none of bps, Kbps, Mbps, Gbps", row.unit)),
+            _ => return Err(format!("unit {:?} is not one of bps, Kbps, Mbps, Gbps", row.unit)),
         };
         let mbps: Vec<f64> = row.bw.iter().map(|b| b * mbps_per_unit).collect();
         match (row.t, row.dt) {
@@ -179,12 +179,12 @@ impl BandwidthSeries {
         Self::all_builtin().into_iter().find(|series| series.name == name)
     }
 
-    /// The family it belongs to.
+    /// The set it belongs to.
     pub fn set(&self) -> &str {
         &self.set
     }
 
-    /// Its name within the family.
+    /// Its name within the set.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -208,14 +208,14 @@ impl BandwidthSeries {
         self
     }
 
-    /// The same shape at another mean.
+    /// The same shape with another mean.
     #[must_use]
     pub fn scaled_to_mean(self, mbps: f64) -> Self {
         let factor = mbps / self.mean_mbps();
         self.scaled(factor)
     }
 
-    /// The same series begun `offset` seconds later.
+    /// The same series, started `offset` seconds into it.
     #[must_use]
     pub fn starting_at(mut self, offset: f64) -> Self {
         let offset = offset.rem_euclid(self.period());
@@ -240,7 +240,7 @@ impl BandwidthSeries {
         self.pieces.get(index).map_or(0.0, |&(_, rate)| rate * 8.0 / 1e6)
     }
 
-    /// When `bytes` that enter at `start` have left, with the link to themselves.
+    /// When `bytes` that enter at `start` have left, with no other traffic on the link.
     pub fn time_after(&self, start: Duration, bytes: u64) -> Duration {
         let mut left = bytes as f64;
         let whole = (left / self.period_bytes()).floor();

@@ -1,4 +1,4 @@
-//! The pacing of one link, as arithmetic on times.
+//! The pacing of one link, computed on times only.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::BandwidthSeries;
 /// covers a timer's granularity (1 ms) and scheduling hiccups, and is short against any level decision.
 const CATCH_UP: Duration = Duration::from_millis(4);
 
-/// A link's transmit queue: bytes leave one after the other, each as fast as the series allows at that time.
+/// A link's transmit queue: bytes leave in order, each as fast as the series allows at that time.
 #[derive(Debug, Clone)]
 pub struct Shaper {
     series: BandwidthSeries,
@@ -22,7 +22,7 @@ impl Shaper {
         Self { series, free_at: Duration::ZERO, sent: 0 }
     }
 
-    /// Queues `bytes` at `now` and says when the last of them has left.
+    /// Queues `bytes` at `now` and returns when the last of them has left.
     pub fn reserve(&mut self, now: Duration, bytes: u64) -> Duration {
         let start = self.free_at.max(now.saturating_sub(CATCH_UP));
         self.free_at = self.series.time_after(start, bytes);

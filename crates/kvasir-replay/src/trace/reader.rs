@@ -41,28 +41,28 @@ impl FromStr for TraceFormat {
     }
 }
 
-/// What to do with a malformed line.
+/// How to treat a malformed line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BadLine {
-    /// Note its number and go on.
+    /// Record its number and continue.
     Skip,
     /// Stop with [`TraceError::Line`].
     Fail,
 }
 
-/// A trace that cannot be read.
+/// The trace cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// No such format.
-    #[error("no trace format is called {found:?}; there are mooncake and bailian")]
+    /// Unknown format.
+    #[error("there is no trace format {found:?}; use mooncake or bailian")]
     Format {
-        /// What was asked for.
+        /// The requested format.
         found: String,
     },
     /// The file cannot be opened or read.
     #[error("cannot read the trace: {0}")]
     Io(#[from] io::Error),
-    /// A malformed line, where that is fatal.
+    /// A malformed line, if that is fatal.
     #[error("line {number}: {problem}")]
     Line {
         /// Line number, from 1.
@@ -84,7 +84,7 @@ pub struct Request {
     pub kind: String,
     /// Turn from 1, inferred from shared prefixes when the format has none.
     pub turn: u32,
-    /// Seconds since the conversation's turn before, inferred from shared prefixes.
+    /// Seconds since the previous turn of the conversation, inferred from shared prefixes.
     pub pace_seconds: Option<f32>,
     /// Tokens of the prompt.
     pub input_tokens: u64,
@@ -103,7 +103,7 @@ struct Row<'a> {
     turn: Option<u32>,
 }
 
-/// Iterates over the requests of a trace without holding more than one line.
+/// Iterates over the requests of a trace with only one line in memory.
 #[derive(Debug)]
 pub struct TraceReader<R> {
     source: R,
@@ -144,7 +144,7 @@ impl<R: BufRead> TraceReader<R> {
         }
     }
 
-    /// Numbers of the first malformed lines that were skipped, and how many there were.
+    /// Numbers of the first malformed lines that were skipped, and their total number.
     pub fn skipped(&self) -> (&[u64], u64) {
         (&self.skipped, self.skipped_count)
     }
@@ -200,7 +200,7 @@ impl<R: BufRead> TraceReader<R> {
             TraceFormat::Bailian => 1e6,
         };
         if !(row.timestamp >= 0.0 && row.timestamp <= TIMESTAMP_MAX) {
-            return Err(format!("timestamp {} is not within 0 and {TIMESTAMP_MAX}", row.timestamp));
+            return Err(format!("timestamp {} is not between 0 and {TIMESTAMP_MAX}", row.timestamp));
         }
         request.at = Moment::from_micros((row.timestamp * micros_per_unit) as u64);
         request.kind.clear();
@@ -215,5 +215,5 @@ impl<R: BufRead> TraceReader<R> {
     }
 }
 
-/// Latest timestamp, in the format's unit: beyond it a number is no time since the trace's start.
+/// Latest timestamp, in the format's unit: a larger number cannot be a time since the trace's start.
 const TIMESTAMP_MAX: f64 = 1e12;

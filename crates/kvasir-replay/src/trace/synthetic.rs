@@ -1,25 +1,26 @@
-//! Request traces that the project can make by itself: for tests, for sizes that no public trace has, and as a workload
+//! Generated request traces: for tests, for sizes that no public trace has, and as a workload
 //! that no policy was developed on.
 //!
-//! Five kinds of callers share one service, as many of each as it takes for the requests asked for:
+//! Five kinds of clients share one service, with as many clients of each kind as the requested number of requests
+//! needs:
 //!
-//! | type | what it does | reuse |
+//! | type | requests | reuse |
 //! |---|---|---|
-//! | `file` | questions about one of many documents, some followed up | popularity (Zipf), then seconds to minutes |
-//! | `api` | one app's system prompt and something of its own | popularity of apps, for hours |
+//! | `file` | questions about one of many documents, some with follow-ups | popularity (Zipf), then seconds to minutes |
+//! | `api` | one app's system prompt and a unique part | popularity of apps, for hours |
 //! | `text` | conversations that grow by each answer | think times |
 //! | `agent` | a long plan, then steps in bursts that each add a little | seconds, then never |
-//! | `batch` | goes over the same contexts again and again, in order | one period: what LRU is worst at |
+//! | `batch` | the same contexts repeatedly, in order | one period: the worst case for LRU |
 //!
-//! Or two that make long contexts ([`Callers::LongContext`]), half of the callers each:
+//! Or two kinds that make long contexts ([`Callers::LongContext`]), half of the clients each:
 //!
-//! | type | what it does | reuse |
+//! | type | requests | reuse |
 //! |---|---|---|
-//! | `document` | questions about one of 200 shared documents of 10 to 100 K tokens; new ones take the place of old ones | popularity (Zipf) for a while, then seconds to minutes |
-//! | `one-shot` | a prompt of 1 to 50 K tokens of its own | never |
+//! | `document` | questions about one of 200 shared documents of 10 to 100 K tokens; new ones replace old ones | popularity (Zipf) for a while, then seconds to minutes |
+//! | `one-shot` | a unique prompt of 1 to 50 K tokens | never |
 //!
-//! or the same of 1,000 documents that stay, each asked one question at a time ([`Callers::SettledLongContext`]): only
-//! popularity tells anything.
+//! or the same with 1,000 documents that stay, each queried one question at a time
+//! ([`Callers::SettledLongContext`]): only popularity predicts reuse.
 
 use std::{
     cmp::Reverse,
@@ -33,31 +34,31 @@ use rand_chacha::ChaCha8Rng;
 
 use super::reader::Request;
 
-/// Whose requests a [`SyntheticTrace`] has.
+/// The clients of a [`SyntheticTrace`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Callers {
     /// `file`, `api`, `text`, `agent` and `batch`.
     Various,
     /// `document` and `one-shot`.
     LongContext,
-    /// The same, of documents that stay and are asked one question at a time.
+    /// The same, with documents that stay and are queried one question at a time.
     SettledLongContext,
 }
 
-/// What to make.
+/// The parameters of a generated trace.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SyntheticTrace {
-    /// Who calls.
+    /// The clients.
     pub callers: Callers,
-    /// Equal seeds make equal traces.
+    /// Equal seeds give equal traces.
     pub seed: u64,
     /// Requests.
     pub requests: usize,
-    /// Requests a second.
+    /// Requests per second.
     pub rate: f64,
     /// Length of prompts relative to the usual ones: 1 has documents of 20 to 300 blocks.
     pub scale: f64,
-    /// Tokens of a block.
+    /// Tokens per block.
     pub block_tokens: u64,
 }
 
@@ -72,10 +73,10 @@ const APPS: usize = 60;
 const BATCH_CONTEXTS: u64 = 250;
 const LONG_DOCUMENTS: usize = 200;
 const SETTLED_DOCUMENTS: usize = 1_000;
-/// Seconds after which a place among the long documents is, in the mean, taken by a new one.
+/// Mean time in seconds until a place among the long documents is taken by a new one.
 const LONG_DOCUMENT_SECONDS: f64 = 2_400.0;
 
-/// Somebody who will ask again.
+/// A client that will send another request.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Caller {
     /// Microseconds after the start.
@@ -112,7 +113,7 @@ impl Kind {
     }
 }
 
-/// The requests of a [`SyntheticTrace`], in the order of time.
+/// The requests of a [`SyntheticTrace`], ordered by time.
 #[derive(Debug)]
 pub struct SyntheticRequests {
     trace: SyntheticTrace,
@@ -166,7 +167,8 @@ impl SyntheticRequests {
         -mean * (1.0 - self.random.random_range(0.0..1.0f64)).ln()
     }
 
-    /// A rank below `count`, the first the likeliest: Zipf with exponent 1 by inversion of its continuous cousin.
+    /// A rank below `count`, the first being the most likely: Zipf with exponent 1 by inversion of its
+    /// continuous counterpart.
     fn popular(&mut self, count: usize) -> usize {
         let share = self.random.random_range(0.0..1.0f64);
         (((count + 1) as f64).powf(share) as usize - 1).min(count - 1)
@@ -183,7 +185,7 @@ impl SyntheticRequests {
         self.next_block += count;
     }
 
-    /// The blocks of something that many share: `family` and `rank` name it and decide its length.
+    /// The blocks of a shared item: `family` and `rank` identify it and determine its length.
     fn shared(&self, family: u64, rank: u64, low: u64, high: u64) -> Vec<u64> {
         let spread = (rank.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) % (high - low);
         let length = (((low + spread) as f64 * self.trace.scale) as u64).max(1);
@@ -191,8 +193,8 @@ impl SyntheticRequests {
         (first..first + length.min(1 << 12)).collect()
     }
 
-    /// A long document that is among the popular ones at `at`: its place, and how often that was taken anew. Places
-    /// change hands one after the other.
+    /// A long document that is among the popular ones at `at`: its place, and how often that place was
+    /// replaced. Places are replaced in sequence.
     fn long_document(&mut self, at: u64) -> u64 {
         if self.trace.callers == Callers::SettledLongContext {
             return self.popular(SETTLED_DOCUMENTS) as u64;
@@ -244,7 +246,7 @@ impl SyntheticRequests {
         Caller { at, number, kind, turn: 1, turns, blocks }
     }
 
-    /// The same caller's next request, if it has one.
+    /// The same client's next request, if it has one.
     fn again(&mut self, mut caller: Caller) -> Option<Caller> {
         if caller.turn >= caller.turns {
             return None;
@@ -263,7 +265,7 @@ impl SyntheticRequests {
     }
 }
 
-/// Which context of the batch a caller works on: one after the other, over and over.
+/// The context of the batch that a client works on: all in sequence, repeatedly.
 const fn number_of_batch(number: u64) -> u64 {
     (number / 8) % BATCH_CONTEXTS
 }
@@ -280,7 +282,7 @@ impl Iterator for SyntheticRequests {
         let caller = match self.waiting.peek() {
             Some(Reverse(waiting)) if waiting.at <= arrival => self.waiting.pop()?.0,
             _ => {
-                // A third of the requests come from new callers; the others are their next turns.
+                // A third of the requests come from new clients; the others are their next turns.
                 let mean = 3.0 / self.trace.rate;
                 self.next_arrival += self.exponential(mean);
                 self.arrive(arrival)

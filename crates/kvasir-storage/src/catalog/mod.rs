@@ -1,4 +1,4 @@
-//! What a tenant has beside chunks: models, profiles, namespaces, and the salts at which their chains start.
+//! A tenant's records besides chunks: models, profiles, namespaces, and the salts of its chains.
 
 mod models;
 mod namespaces;
@@ -16,20 +16,21 @@ pub(crate) use self::salts::Salt;
 pub use self::salts::salt_record;
 use crate::{bucket::Bucket, index::Scope, limits};
 
-/// Models, profiles, namespaces and salts: read from the bucket, and remembered.
+/// Models, profiles, namespaces and salts: read from the bucket, and cached.
 #[derive(Debug)]
 pub struct Catalog {
     bucket: Arc<Bucket>,
     models: BoundedMap<(Name, ModelId), Arc<ModelSpec>>,
     profiles: BoundedMap<(Scope, ProfileHash), ()>,
-    /// By tenant, and whether it was sealed when its salt was read: a tenant that gets a key gets another salt.
+    /// By tenant, and whether it was sealed when its salt was read: a tenant that gets a key gets another
+    /// salt.
     salts: BoundedMap<(Name, bool), Salt>,
     salt_rotations: BoundedMap<(Name, Name, bool), CachedRotations>,
-    /// Age at which the salts of a namespace are looked at again.
+    /// Age at which the salts of a namespace are read again.
     salt_rotations_fresh: Duration,
-    /// Namespaces that the bucket has a record of.
+    /// Namespaces with a record in the bucket.
     registered: BoundedMap<(Name, Name), ()>,
-    /// Namespaces by the hashes that are known to be in them: their roots, and chunks that follow one.
+    /// Namespaces by the hashes known to be in them: their roots, and chunks in their chains.
     labels: BoundedMap<(Scope, [u8; 32]), Name>,
 }
 

@@ -37,7 +37,7 @@ impl Catalog {
             .map_err(|e| StoreError::Damaged { what: "a model spec", reason: e.to_string() })?;
         let created = match self.model(tenant, &model_id).await {
             Ok(_) => false,
-            // Two spellings of one spec have one id: whichever is there says the same.
+            // Two spellings of one spec have the same id: either one in the store is equivalent.
             Err(CatalogError::UnknownModel { .. }) => {
                 self.bucket.create(&path, json.into(), "storing a model spec").await?
             }
@@ -112,7 +112,7 @@ impl Catalog {
                     revision: spec.revision.clone(),
                     lora_name: spec.adapter.clone(),
                 }),
-                // A folder whose spec went, or never came.
+                // A folder whose spec was removed, or never written.
                 Err(CatalogError::UnknownModel { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -120,7 +120,7 @@ impl Catalog {
         Ok(ModelList { models })
     }
 
-    /// What a profile says of its levels.
+    /// A profile's levels.
     ///
     /// # Errors
     /// As [`read_profile`](Self::read_profile).
@@ -179,7 +179,7 @@ impl Catalog {
             return Ok(());
         }
         let path = self.profile_path(tenant, model_id, profile_hash);
-        if self.bucket.head(&path, "asking for a profile").await?.is_none() {
+        if self.bucket.head(&path, "checking a profile").await?.is_none() {
             let (model_id, profile_hash) = (*model_id, *profile_hash);
             return Err(CatalogError::UnknownProfile { model_id, profile_hash });
         }
@@ -187,12 +187,12 @@ impl Catalog {
         Ok(())
     }
 
-    /// Takes note of a profile that is in the store.
+    /// Remembers a profile that is in the store.
     pub(crate) fn remember_profile(&self, scope: Scope, profile_hash: ProfileHash) {
         self.profiles.insert((scope, profile_hash), ());
     }
 
-    /// A model that was met lately.
+    /// A recently used model.
     pub(crate) fn known_model(&self, tenant: &Name, model_id: &ModelId) -> Option<Arc<ModelSpec>> {
         self.models.get(&(tenant.clone(), *model_id))
     }
@@ -205,7 +205,7 @@ impl Catalog {
         Ok(models)
     }
 
-    /// All tenants that have anything in the store.
+    /// All tenants with data in the store.
     pub(crate) async fn tenants(&self) -> Result<Vec<Name>, StoreError> {
         self.bucket.folders(&self.bucket.layout().tenants_prefix(), "listing tenants").await
     }
@@ -221,7 +221,7 @@ impl Catalog {
     }
 }
 
-/// What the head says; nothing where there is none, or one with numbers that are none.
+/// The levels in the head; none if there is no head, or its numbers are invalid.
 fn levels(profile_hash: ProfileHash, head: Option<ProfileHead>) -> ProfileLevels {
     let is_number = |level: &ProfileLevel| {
         level.bits_per_element.is_finite() && level.nmse.is_finite() && level.kl.is_none_or(f32::is_finite)

@@ -1,8 +1,9 @@
-//! Which namespaces a tenant has, and which one a chunk belongs to.
+//! A tenant's namespaces, and the namespace of a chunk.
 //!
-//! Namespaces that callers ask for are written down, one empty object each. A chunk object does not name its namespace: the
-//! root of its chain is derived from it. Writers say it beside the object, the journal carries it, and where neither did,
-//! the chunk before tells. Only events need it: a label, never a decision.
+//! Requested namespaces are recorded, as one empty object each. A chunk object does not name its namespace:
+//! the root of its chain is derived from it. Writers send the name with the object, and the journal carries
+//! it; if neither did, the previous chunk's namespace is used. Only events need it, as a label; no decision
+//! depends on it.
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use super::Catalog;
 use crate::{error::CatalogError, index::Scope, limits};
 
 impl Catalog {
-    /// The root of a namespace, which is written down as one that was asked for.
+    /// The root of a namespace, which is recorded as requested.
     ///
     /// # Errors
     /// As [`root`](Self::root).
@@ -31,14 +32,14 @@ impl Catalog {
             return Ok(root);
         }
         let key = Key::Namespace { tenant: tenant.clone(), namespace: namespace.clone() };
-        // Empty and always the same: it does not matter who writes it last.
-        self.bucket.put(&self.bucket.path(&key), PutPayload::new(), "writing a namespace down").await?;
+        // Always empty: it does not matter who writes it last.
+        self.bucket.put(&self.bucket.path(&key), PutPayload::new(), "recording a namespace").await?;
         self.registered.insert(known, ());
         Ok(root)
     }
 
-    /// The names that an opaque object may have: under the newest salt of its namespace, then under those before it that are
-    /// still looked under.
+    /// The names that an opaque object may have: under the newest salt of its namespace, then under earlier
+    /// ones that are still searched.
     pub(crate) async fn object_names(
         self: &Arc<Self>,
         tenant: &Name,
@@ -49,7 +50,7 @@ impl Catalog {
         Ok(std::iter::once(newest).chain(before).map(|root| root.chain_key().object(key)).collect())
     }
 
-    /// The namespaces that a tenant asked for, in order; the first [`limits::NAMESPACES_LISTED_MAX`].
+    /// The tenant's requested namespaces, in order; the first [`limits::NAMESPACES_LISTED_MAX`].
     ///
     /// # Errors
     /// [`StoreError::Request`].
@@ -67,13 +68,13 @@ impl Catalog {
         Ok(names)
     }
 
-    /// The namespace of a chunk, by its own hash or the hash before it, as far as this replica has met either.
+    /// The namespace of a chunk, by its own hash or its parent's, if this replica has seen either.
     pub(crate) fn label(&self, scope: Scope, seq_hash: &SeqHash, parent: Option<[u8; 32]>) -> Option<Name> {
         let own = self.labels.get(&(scope, *seq_hash.as_bytes()));
         own.or_else(|| self.labels.get(&(scope, parent?)))
     }
 
-    /// Takes note of what belongs to a namespace: a root, or a chunk.
+    /// Records that a root or a chunk belongs to a namespace.
     pub(crate) fn note_label(&self, scope: Scope, hash: [u8; 32], namespace: &Name) {
         self.labels.insert((scope, hash), namespace.clone());
     }

@@ -1,7 +1,7 @@
-//! What computing stored tokens again would cost: the worth of keeping them.
+//! The cost of recomputing stored tokens, which determines the value of keeping them.
 //!
-//! Nobody tells the service how fast engines are, and it does not matter: policies compare the worth of entries with each
-//! other. What matters is how the cost grows along a context and with the model.
+//! The service does not know how fast engines are, and need not: policies only compare values of entries.
+//! What matters is how the cost grows along a context and with the model.
 
 use kvasir_types::{ModelId, Name};
 
@@ -12,13 +12,14 @@ use crate::limits;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct PrefillCost {
     per_token: f64,
-    /// Per token and token before it: attention.
+    /// Per pair of a token and a preceding token: attention.
     per_pair: f64,
 }
 
 impl PrefillCost {
-    /// For a transformer of `layers` layers: 24 × layers × width² operations a token and 4 × layers × width a pair. A
-    /// spec does not tell the width (grouped heads hide it); models keep it near [`limits::WIDTH_PER_LAYER`] a layer.
+    /// For a transformer of `layers` layers: 24 × layers × width² operations per token and 4 × layers × width
+    /// per pair. A spec does not contain the width (grouped heads hide it); models keep it near
+    /// [`limits::WIDTH_PER_LAYER`] per layer.
     pub(crate) fn of_layers(layers: usize) -> Self {
         let layers = layers.max(1) as f64;
         let width = layers * limits::WIDTH_PER_LAYER;
@@ -26,7 +27,7 @@ impl PrefillCost {
         Self { per_token: seconds(24.0 * layers * width * width), per_pair: seconds(4.0 * layers * width) }
     }
 
-    /// Computing `tokens` tokens behind `first` ones that are there.
+    /// The cost of computing `tokens` tokens after `first` present ones.
     pub(crate) fn seconds(&self, first: u64, tokens: u32) -> f64 {
         let (first, tokens) = (first as f64, f64::from(tokens));
         tokens * (self.per_token + self.per_pair * (first + tokens / 2.0))
@@ -34,7 +35,8 @@ impl PrefillCost {
 }
 
 impl Catalog {
-    /// Seconds to recompute a chunk: by its model where that was met lately, else by one of the usual size.
+    /// Seconds to recompute a chunk: by its model if that was used recently, otherwise by a model of the
+    /// usual size.
     pub(crate) fn recompute_seconds(
         &self,
         tenant: &Name,
@@ -56,7 +58,7 @@ mod tests {
     fn costs_grow_along_a_context_and_with_the_model() {
         let of_7b = PrefillCost::of_layers(32);
         let start = of_7b.seconds(0, 1_536);
-        // 2 × 6.4e9 operations a token on 156 TFLOP/s, and 3 % for attention within the chunk.
+        // 2 × 6.4e9 operations per token on 156 TFLOP/s, and 3 % for attention within the chunk.
         assert!((start - 1_536.0 * 2.0 * 6.44e9 / 156e12 * 1.03).abs() < 0.003, "{start}");
         // Attention over six widths of tokens costs as much as everything else.
         let far = of_7b.seconds(6 * 4_096, 1_536);

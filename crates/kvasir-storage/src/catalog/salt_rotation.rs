@@ -1,9 +1,11 @@
-//! Rotated salts of a namespace. A tenant's first salt is that of [`salts`](crate::Catalog::root); each rotation writes
-//! another one for one namespace, under a name of its own and once, so that no two can take a place from each other.
+//! Rotated salts of a namespace. A tenant's first salt is that of [`salts`](crate::Catalog::root); each
+//! rotation writes another salt for one namespace, once and under a unique name, so that two rotations cannot
+//! overwrite each other.
 //!
-//! The times in their names order them, which a copy of the bucket keeps: the newest one is where chains start, and each says
-//! how long those before are still looked under. Other replicas see a rotation when they look again, at most [`limits::SALT_ROTATIONS_FRESH`] and one
-//! lookup later. What an expired salt led to is collected (`gc/expired_salts.rs`), and then the salt itself.
+//! The times in their names order them, and survive a copy of the bucket: chains start at the newest one, and
+//! each records how long the previous ones are still searched. Other replicas see a rotation when they read
+//! the salts again, at most [`limits::SALT_ROTATIONS_FRESH`] and one lookup later. Chunks under an expired
+//! salt are collected (`gc/expired_salts.rs`), and then the salt itself.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,17 +20,17 @@ use uuid::Uuid;
 use super::{Catalog, Salt};
 use crate::{error::CatalogError, limits};
 
-/// Salt, seconds that those before are kept, and a hash of both and of whose they are.
+/// Salt, seconds for which previous ones are kept, and a hash of both and of their owner.
 const RECORD_BYTES: usize = limits::SALT_BYTES + 8 + 32;
 
-/// One later salt.
+/// One rotated salt.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct SaltRotation {
     pub(crate) id: Uuid,
     pub(crate) salt: Salt,
-    /// When it was written, in milliseconds of the store's clock; see [`id_after`].
+    /// Time of writing, in milliseconds of the store's clock; see [`id_after`].
     written_ms: i64,
-    /// How long those before are still looked under.
+    /// How long the previous salts are still searched.
     retention: Duration,
 }
 
@@ -39,21 +41,21 @@ impl std::fmt::Debug for SaltRotation {
 }
 
 impl SaltRotation {
-    /// When those before it expire, in milliseconds of the store's clock.
+    /// When the previous salts expire, in milliseconds of the store's clock.
     fn ends_before_ms(&self) -> i64 {
         self.written_ms.saturating_add(i64::try_from(self.retention.as_millis()).unwrap_or(i64::MAX))
     }
 }
 
-/// The later salts of a namespace, newest first, as they were when somebody looked.
+/// The rotated salts of a namespace, newest first, as last read.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SaltRotations {
     all: Arc<[SaltRotation]>,
-    /// The store's time in milliseconds when they were looked at.
+    /// The store's time in milliseconds when they were read.
     now_ms: i64,
 }
 
-/// Rotations, and when they were looked at.
+/// Rotations, and when they were read.
 #[derive(Debug, Clone)]
 pub(super) struct CachedRotations {
     since: Instant,
@@ -72,13 +74,13 @@ impl SaltRotations {
         Self { all: all.into(), now_ms }
     }
 
-    /// The same as of another moment.
+    /// The same rotations as of another time.
     pub(crate) fn at(&self, now_ms: i64) -> Self {
         Self { all: Arc::clone(&self.all), now_ms }
     }
 
-    /// Whether the salt at `place`, counted from the newest, has expired: a rotation ends all that are before it. The
-    /// place behind the last is the first salt's.
+    /// Whether the salt at `place`, counted from the newest, has expired: a rotation limits all previous
+    /// ones. The place after the last is the first salt's.
     fn is_expired(&self, place: usize) -> bool {
         let later = self.all.iter().take(place);
         let by_age = later.into_iter().any(|later| later.ends_before_ms() <= self.now_ms);
@@ -96,14 +98,15 @@ impl SaltRotations {
         !self.is_expired(self.all.len())
     }
 
-    /// Later salts that expired.
+    /// Rotated salts that have expired.
     pub(crate) fn expired(&self) -> impl Iterator<Item = &SaltRotation> {
         self.all.iter().enumerate().filter(|(place, _)| self.is_expired(*place)).map(|(_, rotation)| rotation)
     }
 }
 
 impl Catalog {
-    /// Gives a namespace a new salt, and its new root under a model. What was stored before is found for `retention` more.
+    /// Gives a namespace a new salt; returns its new root under a model. Chunks stored before are found for
+    /// another `retention`.
     ///
     /// # Errors
     /// As [`root`](Self::root).
@@ -127,7 +130,7 @@ impl Catalog {
         self.root(tenant, namespace, model_id).await
     }
 
-    /// The later salts of a namespace, as of a moment ago.
+    /// The rotated salts of a namespace, as of recently.
     pub(super) async fn salt_rotations(
         self: &Arc<Self>,
         tenant: &Name,
@@ -143,19 +146,19 @@ impl Catalog {
             return Ok(self.load_salt_rotations(tenant, namespace).await.unwrap_or(known));
         }
         if age >= self.salt_rotations_fresh {
-            // No request waits for it, and requests that come meanwhile do not look as well.
+            // No request waits for it, and concurrent requests do not read as well.
             self.salt_rotations.insert(key, CachedRotations::now(known.clone()));
             let (catalog, tenant, namespace) = (Arc::clone(self), tenant.clone(), namespace.clone());
             tokio::spawn(async move {
                 if let Err(error) = catalog.load_salt_rotations(&tenant, &namespace).await {
-                    tracing::debug!(%error, "salts of a namespace could not be looked at");
+                    tracing::debug!(%error, "salts of a namespace could not be read");
                 }
             });
         }
         Ok(known)
     }
 
-    /// Reads them from the store; records that are known, which never change, are not read again.
+    /// Reads them from the store; known records are immutable and not read again.
     pub(crate) async fn load_salt_rotations(
         &self,
         tenant: &Name,
@@ -164,7 +167,7 @@ impl Catalog {
         let key = self.rotations_key(tenant, namespace);
         let known = self.salt_rotations.get(&key).map(|cached| cached.rotations.all).unwrap_or_default();
         let prefix = self.bucket.layout().salt_rotations_prefix(tenant, namespace);
-        let listed = self.bucket.list(&prefix, "looking at the salts of a namespace");
+        let listed = self.bucket.list(&prefix, "listing the salts of a namespace");
         let listed: Vec<_> = listed.try_collect().await?;
         let mut all = Vec::new();
         for (listed, meta) in listed {
@@ -180,12 +183,12 @@ impl Catalog {
         Ok(found)
     }
 
-    /// The store's time; before the store was asked for it, nothing has expired.
+    /// The store's time; before the first one is known, nothing has expired.
     fn now_ms(&self) -> i64 {
         self.bucket.now_ms().unwrap_or(0)
     }
 
-    /// What was read in the clear is not known any more once the tenant has a key.
+    /// Salts read unsealed are not reused once the tenant has a key.
     fn rotations_key(&self, tenant: &Name, namespace: &Name) -> (Name, Name, bool) {
         (tenant.clone(), namespace.clone(), self.bucket.seals(tenant))
     }
@@ -197,7 +200,7 @@ impl Catalog {
         id: Uuid,
         path: &Path,
     ) -> Result<Option<SaltRotation>, StoreError> {
-        // Once wrong may be the way here, twice is the store.
+        // One bad read may be a transfer error; two mean that the store's copy is bad.
         for _ in 0..limits::SALT_READS {
             let read = self.bucket.get(path, "reading a salt").await?;
             let Some(bytes) = read else { return Ok(None) };
@@ -211,15 +214,15 @@ impl Catalog {
     }
 }
 
-/// A name for a rotation after those `before`: a version 7 UUID of the store's time, or of the moment after theirs where the
-/// store's clock was set back.
+/// A name for a rotation after those `before`: a version 7 UUID of the store's time, or just after theirs if
+/// the store's clock was set back.
 fn id_after(before: &SaltRotations) -> Uuid {
     let newest = before.all.first().map_or(i64::MIN, |rotation| rotation.written_ms);
     let ms = before.now_ms.max(newest.saturating_add(1));
     uuid::Builder::from_unix_timestamp_millis(u64::try_from(ms).unwrap_or(0), &rand::random()).into_uuid()
 }
 
-/// The time in a name that [`id_after`] gave; a name of another form is older than all.
+/// The time in a name from [`id_after`]; a name of another form counts as older than all.
 fn written_ms(id: Uuid) -> i64 {
     let (seconds, nanos) = id.get_timestamp().map_or((0, 0), |time| time.to_unix());
     i64::try_from(seconds.saturating_mul(1000))
@@ -262,7 +265,7 @@ mod tests {
         assert_eq!((salts(10_000), at(10_000).has_first()), (vec![2, 1], false));
         assert_eq!((salts(24_000), at(24_000).has_first()), (vec![2], false));
         assert_eq!(at(24_000).expired().map(|g| g.id.as_u128()).collect::<Vec<_>>(), [1]);
-        // A later one that keeps nothing ends all before it, whatever they were promised.
+        // A later one that keeps nothing ends all previous ones, whatever their retention.
         let all = vec![rotation(1, 0, 1_000), rotation(2, 4_000, 1_000), rotation(3, 5_000, 0)];
         let ended = SaltRotations::new(all, 5_000);
         assert_eq!((ended.live(), ended.has_first(), ended.expired().count()), (vec![[3; 32]], false, 2));

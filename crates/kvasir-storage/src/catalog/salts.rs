@@ -1,5 +1,5 @@
-//! Roots of token chains. The salt behind them is the tenant's, lives in the store, and never leaves the service: who
-//! does not get a root from us cannot guess the name of any chunk.
+//! Roots of token chains. The salt behind them belongs to the tenant, is kept in the store, and never leaves
+//! the service: without a root from the service, the name of a chunk cannot be guessed.
 
 use std::sync::Arc;
 
@@ -67,7 +67,7 @@ impl Catalog {
         Ok(salt)
     }
 
-    /// Writes a salt, unless another replica was first, and gives the one that is there then.
+    /// Writes a salt, unless another replica was first; returns the one in the store.
     async fn first_salt(&self, tenant: &Name) -> Result<Salt, StoreError> {
         if !self.bucket.abilities().conditional_create {
             return self.agreed_salt(tenant).await;
@@ -81,16 +81,16 @@ impl Catalog {
         self.written_salt(tenant).await
     }
 
-    /// Agrees with other first writers where a create is no decision. Each proposes a salt under a name of its own,
-    /// written once; everyone waits until proposals of the same moment are there, and takes the one that the store
-    /// dates first. A proposal that comes late, however late, is dated late, so all take the same.
+    /// Agrees with other first writers on a store without conditional creates. Each proposes a salt under a
+    /// unique name, written once. All wait until concurrent proposals have arrived, and use the one that the
+    /// store dates first. A late proposal, however late, has a late date, so all choose the same one.
     async fn agreed_salt(&self, tenant: &Name) -> Result<Salt, StoreError> {
         if self.first_proposal(tenant).await?.is_none() {
             let salt: Salt = rand::random();
             let path = self.bucket.path(&Key::SaltProposal { tenant: tenant.clone(), id: Uuid::new_v4() });
             let record = PutPayload::from(salt_record(tenant, &salt));
             let proposal = self.bucket.objects().put_opts(&path, record, once());
-            // Not made again where its outcome is unknown: that would date it anew.
+            // Do not retry if its outcome is unknown: that would date it again.
             proposal.await.map_err(StoreError::request("proposing a salt"))?;
             self.bucket.reached(Transition::SaltProposed);
         }
@@ -108,7 +108,7 @@ impl Catalog {
         self.written_salt(tenant).await
     }
 
-    /// The proposal that the store dates first; of those of one instant, the first by name.
+    /// The proposal that the store dates first; among equal dates, the first by name.
     async fn first_proposal(&self, tenant: &Name) -> Result<Option<Path>, StoreError> {
         let listed = self.bucket.list(&self.bucket.layout().salts_prefix(tenant), "listing salts");
         let listed: Vec<_> = listed.try_collect().await?;
@@ -127,7 +127,7 @@ impl Catalog {
 
     async fn salt_at(&self, tenant: &Name, path: &Path) -> Result<Option<Salt>, StoreError> {
         let mut reason = String::new();
-        // Once wrong may be the way here, twice is the store.
+        // One bad read may be a transfer error; two mean that the store's copy is bad.
         for _ in 0..limits::SALT_READS {
             let Some(bytes) = self.bucket.get(path, "reading a salt").await? else { return Ok(None) };
             match bytes.first_chunk().filter(|salt| salt_record(tenant, salt) == bytes) {
@@ -139,8 +139,8 @@ impl Catalog {
     }
 }
 
-/// What lies under [`Key::Salt`]: the salt, and a hash of it and of whose it is. A wrong salt would hide all that a tenant
-/// has, so another's or a flipped one must not pass.
+/// The record under [`Key::Salt`]: the salt, and a hash of it and its owner. A wrong salt would hide all of a
+/// tenant's data, so another tenant's or a damaged one must be rejected.
 pub fn salt_record(tenant: &Name, salt: &[u8; limits::SALT_BYTES]) -> Vec<u8> {
     let mut hash = blake3::Hasher::new_derive_key("kvasir/1 salt record");
     hash.update(tenant.as_str().as_bytes()).update(salt);

@@ -1,11 +1,13 @@
-//! What each tenant has in the store, as this replica knows it: the collector's count, and what the journal brought since.
+//! Each tenant's usage of the store as this replica knows it: the collector's count, plus the journal's
+//! entries since.
 //!
-//! A count says how far into each replica's journal it reaches, so that every other replica adds exactly what it has
-//! heard of beyond that. What is removed counts until the collector has deleted its bytes: that is when they are free.
+//! A count records how far it reaches into each replica's journal, so that every replica adds exactly the
+//! later entries that it has seen. Removed objects count until the collector has deleted their bytes and
+//! freed the space.
 //!
-//! Writers on one replica reserve before they write, so they never go beyond a limit together. What others acknowledge
-//! is known with the journal's lag, so a tenant may overshoot by `replicas × journal.lag × its write rate` at one of
-//! them, and by what is on its way in.
+//! Writers on one replica reserve before they write, so together they never exceed a limit. Other replicas'
+//! acknowledgements arrive with the journal's lag, so a tenant may exceed its limit by
+//! `replicas × journal.lag × its write rate at one of them`, and by uploads in progress.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet, VecDeque},
@@ -21,7 +23,7 @@ use crate::limits;
 /// Objects and their bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stored {
-    /// Chunk objects, profiles, versions of contexts, uploads that wait for their commit.
+    /// Chunk objects, profiles, versions of contexts, uploads waiting for their commit.
     pub objects: u64,
     /// Their bytes.
     pub bytes: u64,
@@ -48,7 +50,7 @@ impl Stored {
     }
 }
 
-/// How much a tenant may have in the store; none: no limit.
+/// A tenant's limits on stored data; `None` is unlimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StoredQuota {
     /// Objects.
@@ -64,7 +66,7 @@ impl StoredQuota {
     }
 }
 
-/// A limit that a write would go beyond.
+/// A limit that a write would exceed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Full {
     pub(crate) limit: &'static str,
@@ -72,7 +74,7 @@ pub(crate) struct Full {
     pub(crate) used: u64,
 }
 
-/// How far a count reaches: by replica the last batch of its journal that is in it.
+/// The reach of a count: by replica, the last batch of its journal that is included.
 pub(crate) type Reach = Arc<[(Name, u64)]>;
 
 /// The accounts of all tenants.
@@ -82,7 +84,7 @@ pub(crate) struct Ledger(Mutex<LedgerState>);
 #[derive(Debug, Default)]
 struct LedgerState {
     accounts: HashMap<Name, Account>,
-    /// While the collector counts: what came meanwhile, and may or may not be in its listing.
+    /// During a count: changes that may or may not be in its listing.
     meanwhile: Option<Vec<(Name, [u8; 32], Stored)>>,
 }
 
@@ -90,7 +92,7 @@ struct LedgerState {
 struct Account {
     counted: Stored,
     counted_at: Option<Instant>,
-    /// What came since, by replica and batch.
+    /// Later changes, by replica and batch.
     since: VecDeque<(Name, u64, Stored)>,
     reserved: Stored,
 }
@@ -113,7 +115,7 @@ impl Account {
     }
 }
 
-/// A reservation of storage for a write; ends when it is dropped.
+/// A reservation of storage for a write; released when dropped.
 #[derive(Debug)]
 pub struct Reservation {
     ledger: Arc<Ledger>,
@@ -130,7 +132,7 @@ impl Drop for Reservation {
 }
 
 impl Ledger {
-    /// Takes note of what batch `n` of a replica's journal says was stored; `digest` tells it from the rest.
+    /// Records that batch `n` of a replica's journal reports an object as stored; `digest` identifies it.
     pub(crate) fn note(&self, tenant: &Name, digest: [u8; 32], stored: Stored, replica: &Name, n: u64) {
         let mut state = self.0.lock();
         state.accounts.entry(tenant.clone()).or_default().add(replica, n, stored);
@@ -159,14 +161,14 @@ impl Ledger {
         Ok(Reservation { ledger: Arc::clone(self), tenant: tenant.clone(), stored: wanted })
     }
 
-    /// Whether a count of `tenant` is known that is not too old.
+    /// Whether a recent enough count of `tenant` is known.
     pub(crate) fn is_counted(&self, tenant: &Name) -> bool {
         let state = self.0.lock();
         let at = state.accounts.get(tenant).and_then(|account| account.counted_at);
         at.is_some_and(|at| at.elapsed() < limits::LEDGER_AGE_MAX)
     }
 
-    /// Takes in a count that reaches as far as `reach`.
+    /// Applies a count that reaches as far as `reach`.
     pub(crate) fn take_count(&self, tenant: &Name, counted: Stored, reach: &[(Name, u64)]) {
         let mut state = self.0.lock();
         let account = state.accounts.entry(tenant.clone()).or_default();
@@ -175,12 +177,13 @@ impl Ledger {
         account.since.retain(|(replica, n, _)| !reach.iter().any(|(of, last)| of == replica && n <= last));
     }
 
-    /// The collector begins to list.
+    /// The collector starts listing.
     pub(crate) fn begin_count(&self) {
         self.0.lock().meanwhile = Some(Vec::new());
     }
 
-    /// The collector has listed. Gives the tenants' counts as of now: with what came meanwhile and was not listed.
+    /// The collector has finished listing. Returns the tenants' counts as of now: with concurrent changes
+    /// that were not listed.
     pub(crate) fn end_count(&self, mut count: Count) -> BTreeMap<Name, Stored> {
         let mut state = self.0.lock();
         for (tenant, digest, stored) in state.meanwhile.take().unwrap_or_default() {
@@ -189,7 +192,7 @@ impl Ledger {
                 *sum = sum.plus(stored);
             }
         }
-        // Whoever has nothing left is told so too.
+        // Report tenants without any remaining data as well.
         for tenant in state.accounts.keys() {
             count.tenants.entry(tenant.clone()).or_default();
         }
@@ -197,23 +200,23 @@ impl Ledger {
     }
 }
 
-/// What a listing of the collector has met.
+/// The collector's count from a listing.
 #[derive(Debug, Default)]
 pub(crate) struct Count {
     tenants: BTreeMap<Name, Stored>,
-    /// What is young enough to be in the journal of this very pass.
+    /// Objects young enough to be in the journal during this pass.
     recent: HashSet<[u8; 32]>,
 }
 
 impl Count {
-    /// Met an object; `digest` tells it from the rest where it is young.
+    /// Counts a listed object; `digest` identifies it if it is young.
     pub(crate) fn met(&mut self, tenant: &Name, bytes: u64, digest: Option<[u8; 32]>) {
         self.recent.extend(digest);
         let sum = self.tenants.entry(tenant.clone()).or_default();
         *sum = sum.plus(Stored::one(bytes));
     }
 
-    /// One that was met is deleted.
+    /// A listed object was deleted.
     pub(crate) fn deleted(&mut self, tenant: &Name, bytes: u64) {
         let sum = self.tenants.entry(tenant.clone()).or_default();
         *sum = sum.minus(Stored::one(bytes));
@@ -254,15 +257,15 @@ mod tests {
     }
 
     proptest! {
-        /// However stores fall around a count, and in whatever order batches and the count are heard, every replica
-        /// ends with what is there.
+        /// Whenever stores happen around a count, and in whatever order batches and the count arrive, every
+        /// replica ends with the true usage.
         #[test]
         fn all_replicas_come_to_the_truth(stores in prop::collection::vec((0u8..3, 0u64..4, 1u64..100), 1..40), cut in 0usize..40, listed: u64) {
             let (counter, other, tenant) = (Ledger::default(), Ledger::default(), name("a"));
             let replica = |r: u8| name(&format!("r{r}"));
             let digest = |i: usize| { let mut d = [0; 32]; d[..8].copy_from_slice(&(i as u64).to_le_bytes()); d };
             let cut = cut.min(stores.len());
-            // Batches of a replica grow with time.
+            // A replica's batch numbers grow over time.
             let mut numbers = [0u64; 3];
             let batches: Vec<(Name, u64, u64)> = stores.iter().map(|(r, step, bytes)| {
                 numbers[usize::from(*r)] += step;
@@ -271,7 +274,7 @@ mod tests {
             counter.begin_count();
             let mut count = Count::default();
             for (i, (replica, n, bytes)) in batches[..cut].iter().enumerate() {
-                // Some of it the listing met, some came behind it.
+                // Some were listed, some were stored after the listing.
                 if listed >> (i % 64) & 1 == 1 {
                     count.met(&tenant, *bytes, Some(digest(i)));
                 }
@@ -283,7 +286,7 @@ mod tests {
                 reach.push((replica.clone(), *n));
             }
             let counted = counter.end_count(count).get(&tenant).copied().unwrap_or_default();
-            // A batch is heard whole or not at all: what shares its last one with the count is in both.
+            // A batch arrives whole or not at all: the entries of the count's last batch are in both.
             let whole = |(replica, n, _): &(Name, u64, u64)| !reach.iter().any(|(of, last)| of == replica && n == last);
             let later: Vec<_> = batches[cut..].iter().filter(|batch| whole(batch)).collect();
             for (i, (replica, n, bytes)) in batches[..cut].iter().enumerate() {

@@ -1,7 +1,7 @@
-//! What changes, and who is told: the journal for other replicas, events for routers, the ledger for quotas.
+//! Changes and their subscribers: the journal for other replicas, events for routers, the ledger for quotas.
 //!
-//! [`Changes::publish`] is the one place where a change of this replica goes to all of them. It touches memory alone, so an
-//! acknowledgement never waits for it.
+//! [`Changes::publish`] is the only place where a change of this replica is distributed to all of them. It
+//! only touches memory, so no acknowledgement waits for it.
 
 pub mod events;
 pub(crate) mod journal;
@@ -26,7 +26,7 @@ use crate::{
     read::Reads,
 };
 
-/// The changes that this replica makes, and those that it hears of.
+/// This replica's own changes, and other replicas' changes that it receives.
 #[derive(Debug)]
 pub struct Changes {
     bucket: Arc<Bucket>,
@@ -34,7 +34,7 @@ pub struct Changes {
     reads: Arc<Reads>,
     events: EventLog,
     journal: Journal,
-    /// What each tenant has in the store.
+    /// Each tenant's usage of the store.
     ledger: Arc<Ledger>,
     /// How long removals are kept in the journal.
     removals_kept: Duration,
@@ -52,9 +52,9 @@ impl Changes {
         Self { bucket, catalog, reads, events, journal, ledger: Arc::default(), removals_kept }
     }
 
-    /// Tells everybody of a chunk object that this replica has stored. Its namespace is the one that its writer named, else
-    /// that of the chunk before it, where this replica has met that. `since_ms` is the store's time when the object was there and
-    /// its tombstone yet to be looked for.
+    /// Publishes a chunk object that this replica has stored. Its namespace is the one that its writer named,
+    /// otherwise that of its parent chunk, if this replica has seen that. `since_ms` is the store's time at
+    /// which the object existed, before its tombstone was checked.
     pub(crate) fn publish_stored(
         &self,
         tenant: Name,
@@ -71,7 +71,7 @@ impl Changes {
         self.publish(JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace, since_ms });
     }
 
-    /// Tells everybody of a change that this replica has made.
+    /// Publishes a change made by this replica.
     pub(crate) fn publish(&self, entry: JournalEntry) {
         self.note_labels(&entry);
         if let Some(event) = self.event_of(&entry, self.journal.replica()) {

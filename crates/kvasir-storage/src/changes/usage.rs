@@ -1,4 +1,4 @@
-//! What a tenant keeps in the store: by a listing, which is the truth.
+//! A tenant's usage of the store from a listing, which is authoritative.
 
 use futures::TryStreamExt;
 use kvasir_api::UsageResponse;
@@ -13,7 +13,7 @@ use super::{
 };
 use crate::error::QuotaError;
 
-/// Tells a version of a context from everything else in a count.
+/// Identifies a version of a context in a count.
 pub(crate) fn context_digest(context_id: &Uuid, version: u64) -> [u8; 32] {
     let mut hash = blake3::Hasher::new();
     *hash.update(context_id.as_bytes()).update(&version.to_le_bytes()).finalize().as_bytes()
@@ -23,8 +23,8 @@ impl Changes {
     /// Reserves storage for a write of `wanted` until the reservation is dropped.
     ///
     /// # Errors
-    /// [`QuotaError::Full`] where `quota` has none; [`Store`](QuotaError::Store) where nobody has counted yet and
-    /// the store does not list.
+    /// [`QuotaError::Full`] if `quota` is exhausted; [`Store`](QuotaError::Store) if there is no count yet
+    /// and the store cannot be listed.
     pub async fn reserve(
         &self,
         tenant: &Name,
@@ -48,23 +48,23 @@ impl Changes {
         self.ledger.reserve(tenant, quota, wanted).map_err(full)
     }
 
-    /// Takes note of something that is not in the journal: other replicas hear of it by the next count.
+    /// Records an object that is not in the journal: other replicas learn of it from the next count.
     pub(crate) fn note_stored(&self, tenant: &Name, digest: [u8; 32], bytes: u64) {
         let (replica, n) = (self.journal.replica(), self.journal.next());
         self.ledger.note(tenant, digest, Stored::one(bytes), replica, n);
     }
 
-    /// The collector begins to list.
+    /// The collector starts listing.
     pub(crate) fn begin_count(&self) {
         self.ledger.begin_count();
     }
 
-    /// The collector's listing came to nothing.
+    /// The collector's listing failed.
     pub(crate) fn discard_count(&self) {
         self.ledger.end_count(Count::default());
     }
 
-    /// Tells everybody what the collector's listing came to.
+    /// Publishes the results of the collector's listing.
     pub(crate) fn publish_count(&self, count: Count) {
         let reach = self.journal.reach();
         for (tenant, stored) in self.ledger.end_count(count) {
@@ -73,7 +73,7 @@ impl Changes {
         }
     }
 
-    /// Counts everything of a tenant: one listing, a request for every thousand objects.
+    /// Counts all objects of a tenant: one listing, with one request per thousand objects.
     ///
     /// # Errors
     /// [`StoreError::Request`].

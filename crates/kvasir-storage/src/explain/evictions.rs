@@ -13,8 +13,8 @@ use crate::{
 };
 
 impl Explain {
-    /// When and why the chunks of a lookup's answer were evicted from this replica's memory and disk, in the order of the
-    /// context: one entry for each chunk and medium, at most [`limits::EVICTIONS_LISTED_MAX`].
+    /// When and why the matched chunks of a lookup were evicted from this replica's memory and disk, in the
+    /// order of the context: one entry per chunk and medium, at most [`limits::EVICTIONS_LISTED_MAX`].
     pub(super) fn recent_evictions(
         &self,
         tenant: &Name,
@@ -34,7 +34,7 @@ impl Explain {
             .collect();
         let mut evictions: BTreeMap<(usize, bool), ChunkEviction> = BTreeMap::new();
         for (position, eviction) in hot.tier().recent_evictions(&keys) {
-            // The latest comes first and tells when and why; earlier ones only add their bytes.
+            // The latest comes first and determines time and reason; earlier ones only add their bytes.
             let entry = evictions.entry((position, eviction.medium == Medium::Disk)).or_insert_with(|| {
                 let chunk = not_in_memory[position];
                 chunk_eviction(hot, chunk.seq_hash, chunk.medium, &eviction)
@@ -46,7 +46,7 @@ impl Explain {
     }
 }
 
-/// The answer's entry for a chunk, without bytes, from the eviction of one of its frames.
+/// The response's entry for a chunk, without bytes, from the eviction of one of its frames.
 fn chunk_eviction(
     hot: &HotCache,
     seq_hash: SeqHash,

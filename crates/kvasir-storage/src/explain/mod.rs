@@ -1,5 +1,6 @@
-//! Why a lookup ends where it ends, from traces that are kept anyway: the store's tombstones and staging objects,
-//! the refusals this replica remembers, and lookups of the same tokens under the tenant's other namespaces and models.
+//! Explains why a lookup stops where it does, from existing traces: the store's tombstones and staging
+//! objects, the refusals recorded by this replica, and lookups of the same tokens under the tenant's other
+//! namespaces and models.
 
 mod evictions;
 mod objects;
@@ -28,14 +29,14 @@ use crate::{
     removal::Removal,
 };
 
-/// Most differing fields that are listed.
+/// Maximum number of differing fields to list.
 const DIFFERENCES_MAX: usize = 16;
 
-/// What is asked about.
+/// The lookup to explain.
 struct Question<'a> {
     tenant: &'a Name,
     request: &'a ExplainRequest,
-    /// Tokens that a lookup matches.
+    /// Number of tokens that the lookup matches.
     matched: u64,
 }
 
@@ -60,10 +61,10 @@ impl Explain {
         Self { bucket, catalog, reads, lookups, ingest }
     }
 
-    /// Explains a lookup of tokens, to the tenant itself and about nothing but its own.
+    /// Explains a lookup of tokens to its tenant, using only that tenant's data.
     ///
     /// # Errors
-    /// [`CatalogError::InvalidSpec`] for a spec that cannot be; [`Store`](CatalogError::Store).
+    /// [`CatalogError::InvalidSpec`] for an invalid spec; [`Store`](CatalogError::Store).
     pub(crate) async fn explain(
         &self,
         tenant: &Name,
@@ -92,14 +93,14 @@ impl Explain {
         self.explain_namespaces(&question, &mut causes).await?;
         self.explain_models(&question, spec.as_ref(), &mut causes).await?;
         if causes.is_empty() {
-            let detail = "no trace of these tokens: never stored, or removed so long ago that its traces are collected. \
+            let detail = "no trace of these tokens: they were never stored, or removed so long ago that all traces are collected. \
                           Check that model, namespace and tokenizer are those of the engine that stores";
             causes.push(Cause { detail: detail.to_owned(), ..cause(MissReason::NeverStored) });
         }
         Ok(ExplainResponse { tokens, matched_tokens: matched, causes, departures })
     }
 
-    /// The longest usable prefix; empty for a model that is not there.
+    /// The longest usable prefix; empty for an unknown model.
     async fn found(
         &self,
         tenant: &Name,
@@ -116,7 +117,7 @@ impl Explain {
         }
     }
 
-    /// Traces under the very model and namespace that were asked for.
+    /// Traces under the requested model and namespace.
     async fn explain_own_place(
         &self,
         question: &Question<'_>,
@@ -159,8 +160,8 @@ impl Explain {
             let scope = Scope::new(tenant, model_id);
             let walk = self.reads.index().walk(scope, &root.first_parent(), chain.blocks(), Search::Thorough);
             if walk.matched_blocks() > 0 {
-                let detail = "a prefix is stored, but this model's caches are thinned by looking ahead and match only \
-                              as a whole; look up exactly what was stored";
+                let detail = "a prefix is stored, but this model's caches are thinned with look-ahead and only match \
+                              as a whole; look up exactly the stored tokens";
                 let tokens = (walk.matched_blocks() * BLOCK_TOKENS) as u64;
                 causes.push(Cause { detail: detail.to_owned(), tokens, ..cause(MissReason::OnlyWhole) });
             }
@@ -195,7 +196,7 @@ impl Explain {
         for seq_hash in missing {
             let Some(why) = self.ingest.refusal(scope, *seq_hash) else { continue };
             causes.push(Cause {
-                detail: format!("it was sent and not taken: {why}"),
+                detail: format!("it was sent and refused: {why}"),
                 tokens: tokens_of(seq_hash),
                 seq_hash: Some(*seq_hash),
                 by: Some("request".to_owned()),
@@ -224,7 +225,7 @@ impl Explain {
         Ok(found)
     }
 
-    /// Direct uploads of such chunks that wait for their commit.
+    /// Direct uploads of such chunks that are waiting for their commit.
     async fn waiting(
         &self,
         tenant: &Name,
@@ -290,12 +291,12 @@ impl Explain {
             let fields: Vec<_> = differences.iter().map(|d| d.field.as_str()).collect();
             let detail = match fields.as_slice() {
                 [] => format!(
-                    "{tokens} of these tokens are stored for model {model_id}; give the spec of yours to see in which \
+                    "{tokens} of these tokens are stored for model {model_id}; send your model's spec to see in which \
                      field it differs"
                 ),
                 fields => format!(
-                    "{tokens} of these tokens are stored for model {model_id}, which differs in {}; caches of models \
-                     that differ are not interchangeable",
+                    "{tokens} of these tokens are stored for model {model_id}, which differs in {}; caches of different \
+                     models are not interchangeable",
                     fields.join(", ")
                 ),
             };
@@ -324,28 +325,28 @@ fn removed(removal: Removal, key: &ChunkKey, tombstone: &ObjectMeta) -> Cause {
     let is_opaque = key.model_id == ModelId::OPAQUE;
     let (reason, detail) = match removal {
         Removal::Expired if is_opaque => {
-            (MissReason::Expired, "its time to live ended; store it again, or raise gc.ttl")
+            (MissReason::Expired, "its time to live expired; store it again, or raise gc.ttl")
         }
         Removal::Evicted if is_opaque => {
             (MissReason::Evicted, "the collector made room; store it again, or raise gc.capacity")
         }
         Removal::Duplicate if is_opaque => {
-            (MissReason::Evicted, "writers of different bytes met, and this one gave way; store it again")
+            (MissReason::Evicted, "two writers stored different bytes, and this one gave way; store it again")
         }
         Removal::Removed => (MissReason::Removed, "a request removed it; store it again"),
         Removal::Expired => {
-            (MissReason::Expired, "its time to live ended; store it again, pin it, or raise gc.ttl")
+            (MissReason::Expired, "its time to live expired; store it again, pin it, or raise gc.ttl")
         }
         Removal::Evicted => {
             (MissReason::Evicted, "the collector made room; store it again, or pin its context")
         }
         Removal::Duplicate | Removal::Contained => (
             MissReason::Evicted,
-            "the chunk had an object that readers prefer, which is gone too; store it again",
+            "the chunk had another object that readers prefer, which is gone as well; store it again",
         ),
         Removal::Corrupt => (
             MissReason::Quarantined,
-            "its bytes were wrong in the store, twice; store it again and look after the store",
+            "its stored bytes were damaged in two reads; store it again and check the store's health",
         ),
     };
     Cause {
@@ -361,7 +362,7 @@ fn at_ms(meta: &ObjectMeta) -> Option<u64> {
     u64::try_from(meta.last_modified.timestamp_millis()).ok()
 }
 
-/// The fields in which two specs differ, as paths: of each layer, and of ropes as both have them.
+/// The fields in which two specs differ, as paths: of each layer, and of ropes present in both.
 fn differences(asked: &ModelSpec, stored: &ModelSpec) -> Vec<FieldDifference> {
     let (mut asked, mut stored) = (asked.clone(), stored.clone());
     for (a, b) in asked.ropes.iter_mut().zip(&mut stored.ropes) {

@@ -1,4 +1,4 @@
-//! Why nothing is found under a key.
+//! Explains why no object is found under a key.
 
 use std::collections::HashSet;
 
@@ -9,10 +9,11 @@ use super::{Explain, cause, removed};
 use crate::{error::ObjectError, limits};
 
 impl Explain {
-    /// Says how many of the leading `keys` have an object, and why the next one has none, to the tenant itself and about nothing but its own.
+    /// Reports how many of the leading `keys` have an object, and why the next one has none, to its tenant,
+    /// using only that tenant's data.
     ///
     /// # Errors
-    /// [`ObjectError::Chunk`] where the store cannot be asked.
+    /// [`ObjectError::Chunk`] if the store cannot be read.
     pub(crate) async fn explain_objects(
         &self,
         tenant: &Name,
@@ -26,7 +27,7 @@ impl Explain {
             let mut causes = self.traces_of(tenant, namespace, key).await?;
             causes.extend(self.elsewhere(tenant, namespace, key).await?);
             if causes.is_empty() {
-                let detail = "no trace of this key: never stored, or removed so long ago that its traces are collected. \
+                let detail = "no trace of this key: it was never stored, or removed so long ago that all traces are collected. \
                               Check that namespace and key are those of the engine that stores";
                 causes.push(Cause { detail: detail.to_owned(), ..cause(MissReason::NeverStored) });
             }
@@ -50,7 +51,7 @@ impl Explain {
         }
     }
 
-    /// What the bucket has of a key that is a miss: tombstones, the last one first, and objects that are not used.
+    /// The bucket's traces of a key that is a miss: tombstones, the latest one first, and unused objects.
     async fn traces_of(
         &self,
         tenant: &Name,
@@ -62,8 +63,8 @@ impl Explain {
         let mut causes = Vec::new();
         for name in &names {
             if !self.reads.offered_objects(tenant, &ModelId::OPAQUE, name).await?.is_empty() {
-                let detail = "what lies under it cannot be read, or differs: writers of different bytes met and one of them ended in \
-                              between. The collector removes it after its grace; store it again then";
+                let detail = "its objects cannot be read, or differ: two writers stored different bytes and one of them ended \
+                              midway. The collector removes them after the grace period; store it again then";
                 causes.push(Cause {
                     detail: detail.to_owned(),
                     seq_hash: Some(*name),
@@ -94,7 +95,7 @@ impl Explain {
         for other in others.take(limits::NAMESPACES_COMPARED_MAX) {
             if self.has_object(tenant, &other, key).await? {
                 let detail = format!(
-                    "namespace {other} has this key; namespaces never match each other: ask in the one where the engine stores"
+                    "namespace {other} has this key; namespaces never match each other: read from the one where the engine stores"
                 );
                 causes.push(Cause { detail, namespace: Some(other), ..cause(MissReason::OtherNamespace) });
             }

@@ -10,17 +10,17 @@ use crate::{index::Scope, limits};
 
 use super::{HotObject, HotTier, RequestLog};
 
-/// A hot tier with the requests and objects it knows of.
+/// A hot tier with the requests and objects that it knows.
 #[derive(Debug)]
 pub struct HotCache {
     tier: Arc<HotTier>,
     requests: RequestLog,
-    /// Objects whose cuts are known.
+    /// Objects whose division into frames is known.
     objects: BoundedMap<(Scope, ObjectDigest), Arc<HotObject>>,
 }
 
 impl HotCache {
-    /// Over a tier.
+    /// A cache over a tier.
     pub fn new(tier: Arc<HotTier>) -> Self {
         Self {
             tier,
@@ -34,7 +34,7 @@ impl HotCache {
         &self.tier
     }
 
-    /// The requests of late, and the classes they fall into.
+    /// The recent requests, and their classes.
     pub fn requests(&self) -> &RequestLog {
         &self.requests
     }
@@ -43,7 +43,8 @@ impl HotCache {
         self.objects.get(&(scope, digest))
     }
 
-    /// Registers how an object is cut into frames, and what its tokens cost; `head` was verified.
+    /// Registers how an object is divided into frames, and the cost of recomputing its tokens; `head` was
+    /// verified.
     pub(crate) fn register_object(
         &self,
         scope: Scope,
@@ -60,8 +61,8 @@ impl HotCache {
         object
     }
 
-    /// Drops what there is of an object that is gone or broken. Frames of one that nobody read for long stay until
-    /// their place is wanted: no lookup offers them.
+    /// Drops the frames of an object that is gone or damaged. Frames of an object that has not been read for
+    /// long stay until their space is needed: no lookup offers them.
     pub(crate) fn forget(&self, scope: Scope, digest: ObjectDigest) {
         if let Some(object) = self.objects.get(&(scope, digest)) {
             self.tier.remove(&object);

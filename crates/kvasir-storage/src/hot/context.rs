@@ -1,4 +1,4 @@
-//! What a read of the tier comes with: the request that it serves, and the source of missing bytes.
+//! The context of a read of the tier: the request that it serves, and the source of missing bytes.
 
 use std::{ops::Range, sync::Arc};
 
@@ -21,23 +21,23 @@ pub type RangeReader = Arc<
         + Sync,
 >;
 
-/// What is known of the request that reads an object.
+/// Properties of the request that reads an object.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HotContext {
     /// Its class.
     pub class: ClassId,
-    /// When it began; the present for `None`. Objects that one request reads share it.
+    /// When it began; `None` for now. Objects read by one request share it.
     pub at: Option<Moment>,
     /// See `Access::pace_seconds` of the eviction policies.
     pub pace_seconds: Option<f32>,
     /// Number of the object in its context.
     pub position: u32,
-    /// The first frame of the object before it in its context.
+    /// The first frame of the previous object in its context.
     pub parent: Option<FrameKey>,
 }
 
 impl HotContext {
-    /// A read of which nothing is known.
+    /// A read without known properties.
     pub const UNKNOWN: Self =
         Self { class: ClassId::OTHER, at: None, pace_seconds: None, position: 0, parent: None };
 }

@@ -6,11 +6,13 @@
 //! {directory}/{tenant}/{xx}/…-sealed
 //!   bytes, sealed · tag 16 · number 8 · CRC-32C of (object, frame, all before), u32 LE
 //! ```
-//! Frames of tenants whose objects are sealed in the store are sealed here too, under a key that is made anew with each
-//! process and is nowhere but in its memory: a restart finds none of them again, and deletes the files.
+//! Frames of tenants whose objects are sealed in the store are sealed here too, with a key that each process
+//! generates and keeps only in memory: after a restart these frames cannot be read, and their files are
+//! deleted.
 //!
-//! The name says everything but the content, so start-up only lists folders. A file appears by a rename, and is
-//! not synced: a crash may leave it torn or empty, and then its length or checksum is wrong and it is dropped.
+//! The name contains everything except the content, so start-up only lists folders. A file is created by a
+//! rename, and is not synced: a crash may leave it torn or empty; its length or checksum is then wrong and it
+//! is dropped.
 
 use std::{
     fs,
@@ -37,7 +39,7 @@ use super::FrameKey;
 
 const CRC_BYTES: usize = 4;
 
-/// A frame file as its name says.
+/// A frame file, as described by its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FrameFile {
     pub(super) tenant: Name,
@@ -53,14 +55,14 @@ impl FrameFile {
         directory.join(self.tenant.as_str()).join(&object[..2]).join(name)
     }
 
-    /// As [`path`](Self::path), of a sealed one.
+    /// Like [`path`](Self::path), for a sealed frame.
     fn sealed_path(&self, directory: &Path) -> PathBuf {
         let mut path = self.path(directory).into_os_string();
         path.push("-sealed");
         path.into()
     }
 
-    /// What a sealed frame is bound to.
+    /// The associated data of a sealed frame.
     fn bound_to(&self) -> Vec<u8> {
         [self.tenant.as_str().as_bytes(), &self.key.object, &self.key.frame.to_le_bytes(), &[self.level]]
             .concat()
@@ -88,20 +90,20 @@ impl FrameFile {
     }
 }
 
-/// The folder. All calls block.
+/// The folder of frames. All calls block.
 #[derive(Debug)]
 pub(super) struct FrameFolder {
     directory: PathBuf,
     temporary: AtomicU64,
     keys: Option<Arc<dyn KeyService>>,
-    /// Of this process alone.
+    /// With a key of this process only.
     seal: Sealer,
-    /// One at a time: the sealed copy of a frame is paid for by nobody.
+    /// One at a time: the sealed copy of a frame is not covered by the memory budget.
     sealing: Mutex<()>,
 }
 
 impl FrameFolder {
-    /// Frames of the tenants that `keys` has a key for are sealed.
+    /// Seals frames of tenants for which `keys` has a key.
     pub(super) fn new(directory: PathBuf, keys: Option<Arc<dyn KeyService>>) -> Self {
         Self {
             directory,
@@ -116,7 +118,7 @@ impl FrameFolder {
         self.keys.as_ref().is_some_and(|keys| keys.current(tenant).is_some())
     }
 
-    /// Lists what is there, in order of names, and deletes what is no frame.
+    /// Lists the frames in order of names, and deletes files that are not frames.
     pub(super) fn scan(&self) -> io::Result<Vec<FrameFile>> {
         private_directory(&self.directory)?;
         let mut found = Vec::new();
@@ -134,7 +136,7 @@ impl FrameFolder {
                 }
             }
         }
-        // What was kept before its tenant had a key lies open.
+        // Frames kept before their tenant had a key are unsealed.
         found.retain(|file| {
             let stays = !self.seals(&file.tenant);
             if !stays {
@@ -151,7 +153,7 @@ impl FrameFolder {
             let file = file?;
             match file.file_name().to_str().and_then(|name| FrameFile::parse(tenant, name)) {
                 Some(frame) => found.push(frame),
-                // Left by a crash, or not ours to keep in a folder that is.
+                // Left by a crash, or a foreign file in our folder.
                 None => {
                     let _ = fs::remove_file(file.path());
                 }
@@ -160,7 +162,7 @@ impl FrameFolder {
         Ok(())
     }
 
-    /// Writes a frame. It is visible whole or not at all while the machine stays up.
+    /// Writes a frame. It is visible as a whole or not at all, unless the machine crashes.
     pub(super) fn write(&self, file: &FrameFile, content: &[u8]) -> io::Result<()> {
         let is_sealed = self.seals(&file.tenant);
         let _turn = is_sealed.then(|| self.sealing.lock());
@@ -190,7 +192,7 @@ impl FrameFolder {
         written.inspect_err(|_| drop(fs::remove_file(&temporary)))
     }
 
-    /// Reads a frame into memory that was paid for; `None` when it is not there whole.
+    /// Reads a frame into reserved memory; `None` if it is not complete.
     pub(super) fn read(&self, file: &FrameFile, lease: Option<Lease>) -> Option<Bytes> {
         let is_sealed = self.seals(&file.tenant);
         let path = if is_sealed { file.sealed_path(&self.directory) } else { file.path(&self.directory) };
@@ -220,7 +222,7 @@ impl FrameFolder {
     }
 }
 
-/// A name that is taken is that of its frame.
+/// An accepted name must be that of its frame.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz_name(name: &str) {
     if let Some(frame) = FrameFile::parse("acme", name) {
@@ -257,7 +259,7 @@ mod tests {
         let path = |frame| file(frame, 5).path(&folder.path().join("hot"));
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&folder.path().join("hot/acme")), mode(&path(0))), (0o700, 0o600));
-        // Torn, flipped, and another frame's bytes under this name.
+        // Torn, bit-flipped, and another frame's bytes under this name.
         fs::write(path(0), b"hell").unwrap();
         let mut flipped = fs::read(path(1)).unwrap();
         flipped[0] ^= 1;
@@ -285,7 +287,7 @@ mod tests {
         }
         let stored = fs::read(second.sealed_path(folder.path())).unwrap();
         assert!(!stored.windows(16).any(|window| window == &content[..16]));
-        // Another frame's bytes under this name, with a sound checksum.
+        // Another frame's bytes under this name, with a valid checksum.
         let mut moved = fs::read(first.sealed_path(folder.path())).unwrap();
         moved.truncate(moved.len() - CRC_BYTES);
         let crc = second.checksum(&moved);

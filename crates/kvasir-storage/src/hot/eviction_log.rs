@@ -15,7 +15,7 @@ use super::{frame_record::FrameRecord, frames::FrameKey, observe::EvictReason};
 pub struct FrameEviction {
     /// The medium that the frame was evicted from.
     pub medium: Medium,
-    /// Why.
+    /// The reason.
     pub reason: EvictReason,
     /// Which frame of the object.
     pub frame: u32,
@@ -23,13 +23,13 @@ pub struct FrameEviction {
     pub level: u8,
     /// Its size.
     pub bytes: u64,
-    /// Class of the request that used it last.
+    /// Class of the request that last used it.
     pub class: ClassId,
     /// Seconds ago.
     pub seconds_ago: f64,
-    /// How long it had been there, in seconds.
+    /// Age at eviction, in seconds.
     pub age_seconds: f64,
-    /// How long it had not been used, in seconds.
+    /// Time since the last use, in seconds.
     pub idle_seconds: f64,
 }
 
@@ -64,7 +64,7 @@ impl EvictionLog {
         (eviction.age_seconds, eviction.idle_seconds)
     }
 
-    /// The evictions of frames of `objects`, each with its object's index in `objects`, the latest first.
+    /// The evictions of frames of `objects`, each with its object's index in `objects`, latest first.
     pub(super) fn of_objects(&self, objects: &[ChunkKey], now: Moment) -> Vec<(usize, FrameEviction)> {
         let indices: HashMap<[u8; 16], usize> =
             objects.iter().enumerate().map(|(index, key)| (FrameKey::first(key).object, index)).collect();

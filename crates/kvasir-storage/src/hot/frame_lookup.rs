@@ -1,4 +1,4 @@
-//! Finds a frame: in memory, on its way, on disk, or by a new fetch.
+//! Finds a frame: in memory, in flight, on disk, or by a new fetch.
 
 use std::{ops::Range, sync::Arc};
 
@@ -19,10 +19,10 @@ use super::{
 pub(super) struct FrameRequest<'a> {
     pub(super) object: &'a Arc<HotObject>,
     pub(super) frame: u32,
-    /// The last frame that the read wants too: a fetch brings what is missing up to it.
+    /// The last frame that the read also needs: a fetch brings the missing ones up to it.
     pub(super) last: u32,
     pub(super) context: HotContext,
-    /// Whether a reader waits for it; a prefetch is no use of a frame.
+    /// Whether a reader waits for it; a prefetch does not count as a use.
     pub(super) used: bool,
 }
 
@@ -31,14 +31,14 @@ pub(super) enum FrameLocation {
     Resident(Bytes),
     /// Another reader's fetch brings it.
     Joined(FrameReceiver),
-    /// A fetch of this reader brings it, and perhaps frames behind it.
+    /// This reader's fetch brings it, and possibly the following ones.
     Started(Vec<(u32, FrameReceiver)>),
-    /// There is no memory for it now, nor for those behind it up to this one.
+    /// There is currently no memory for it, nor for the following frames up to this one.
     NoMemory(u32),
 }
 
 impl HotTier {
-    /// Where a frame is, or will be: the fetch that brings it is started here if there is none.
+    /// Finds a frame, or starts the fetch that brings it.
     pub(super) fn find(self: &Arc<Self>, request: &FrameRequest<'_>, source: &RangeReader) -> FrameLocation {
         let FrameRequest { object, frame, context, used, .. } = *request;
         let key = object.key(frame);
@@ -46,7 +46,8 @@ impl HotTier {
         let state = &mut *guard;
         let range = object.range(frame);
         if state.lengths_of(&key).into_iter().flatten().any(|length| length != range.end - range.start) {
-            // What is kept under its name was cut by another head: the store once gave that of another object.
+            // The frame under this name was divided by another head: the store once returned another object's
+            // head.
             drop(guard);
             self.remove(object);
             return self.find(request, source);
@@ -93,8 +94,8 @@ impl HotTier {
         FrameLocation::Started(receivers)
     }
 
-    /// The frame that is wanted, for which there is a lease, and those behind it that are missing, as far as there is
-    /// memory for them without taking the last.
+    /// The requested frame, for which there is a lease, and the following missing ones, as far as memory
+    /// allows without using the last of it.
     fn start_batch(
         &self,
         state: &mut TierState,
@@ -117,7 +118,7 @@ impl HotTier {
     }
 }
 
-/// The frame that is wanted, and those behind it that are missing, up to so many bytes.
+/// The requested frame and the following missing ones, up to this many bytes.
 fn missing_frames(state: &TierState, request: &FrameRequest<'_>, bytes_max: u64) -> Range<u32> {
     let FrameRequest { object, frame, last, .. } = *request;
     let is_here = |key: &FrameKey| {

@@ -14,7 +14,7 @@ pub(super) struct MemoryFrame {
     pub(super) record: FrameRecord,
 }
 
-/// What a medium records of a frame, apart from the eviction policy's own state.
+/// A medium's record of a frame, without the eviction policy's own state.
 #[derive(Debug, Clone)]
 pub(super) struct FrameRecord {
     pub(super) file: FrameFile,
@@ -23,8 +23,9 @@ pub(super) struct FrameRecord {
     pub(super) since: Moment,
 }
 
-/// What a policy is told of the use of a frame. A level refines the steps of the one below by three, so its bytes
-/// take off a ninth of the error: [`limits::HOT_LEVEL_WORTH`] of the recompute seconds that a byte of the base saves.
+/// The properties of a frame's use, for a policy. A level refines the steps of the previous one by three, so
+/// its bytes remove a ninth of the error: [`limits::HOT_LEVEL_WORTH`] of the recompute seconds that a byte of
+/// the base saves.
 pub(super) fn access(
     file: &FrameFile,
     seconds_per_base_byte: f32,

@@ -1,4 +1,4 @@
-//! How an object is cut into frames, and what proves their bytes.
+//! The division of an object into frames, and the verification of their bytes.
 
 use std::ops::Range;
 
@@ -14,20 +14,21 @@ const CHUNK_ID_BYTES: usize = 6;
 /// Names a frame: the object in its tenant's space, and the frame's number from the object's start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrameKey {
-    /// The object: 6 bytes that all objects of its chunk share, 10 of its own.
+    /// The object: 6 bytes shared by all objects of its chunk, and 10 of its own.
     pub object: [u8; 16],
     /// The frame.
     pub frame: u32,
 }
 
 impl FrameKey {
-    /// The first frame of an object. It has the head, so it says where all others are.
+    /// The first frame of an object. It contains the head, and so locates all others.
     pub fn first(key: &ChunkKey) -> Self {
         Self::first_of(Scope::new(&key.tenant, &key.model_id), &key.seq_hash, &key.object_digest)
     }
 
-    /// As [`first`](Self::first), in a scope that is known. Seq_hash and digest are hashes already, and a lookup asks for
-    /// many, so they are cut and not hashed again; the scope keeps what tenants choose out of each other's reach.
+    /// Like [`first`](Self::first), in a known scope. seq_hash and digest are already hashes, and a lookup
+    /// needs many, so they are truncated rather than hashed again; the scope separates the names that tenants
+    /// can choose.
     pub(crate) fn first_of(scope: Scope, seq_hash: &SeqHash, object_digest: &ObjectDigest) -> Self {
         let mut object = [0; 16];
         let (of_chunk, own) = object.split_at_mut(CHUNK_ID_BYTES);
@@ -59,14 +60,14 @@ struct Frame {
     level: u8,
 }
 
-/// An object as the hot tier sees it: runs of whole pieces of one level, each with its checksums.
+/// An object as divided by the hot tier: runs of whole pieces of one level, with their checksums.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HotObject {
     key: ChunkKey,
     first: FrameKey,
     header: ChunkHeader,
     frames: Vec<Frame>,
-    /// The head, then the pieces as they lie.
+    /// The head, then the pieces in order.
     pieces: Vec<PieceChecksum>,
     level_bytes: Vec<u64>,
     seconds_per_base_byte: f32,
@@ -95,7 +96,7 @@ impl HotObject {
         this
     }
 
-    /// The same object, whose tokens take `seconds` to recompute.
+    /// The same object, with `seconds` to recompute its tokens.
     #[must_use]
     pub fn with_recompute_seconds(mut self, seconds: f32) -> Self {
         let base = self.level_bytes.first().copied().unwrap_or_else(|| self.bytes());
@@ -103,12 +104,13 @@ impl HotObject {
         self
     }
 
-    /// Seconds of recomputing that a byte of the base saves. It takes the whole base, so all of its bytes are alike.
+    /// Recompute seconds saved per byte of the base. The whole base is needed, so all its bytes have equal
+    /// value.
     pub fn seconds_per_base_byte(&self) -> f32 {
         self.seconds_per_base_byte
     }
 
-    /// Appends a piece: to the last frame, or to a new one where a level begins or the last has enough.
+    /// Appends a piece: to the last frame, or to a new one if a level begins or the last one is full.
     fn add(&mut self, piece: PieceChecksum, start: u64, level: u8) {
         let end = start + u64::from(piece.bytes);
         let fits = |last: &&Frame| last.level == level && end - last.start <= limits::HOT_FRAME_BYTES;
@@ -123,7 +125,7 @@ impl HotObject {
         &self.key
     }
 
-    /// Whose it is.
+    /// The tenant.
     pub fn tenant(&self) -> &Name {
         &self.key.tenant
     }
@@ -138,12 +140,12 @@ impl HotObject {
         self.header.object_bytes()
     }
 
-    /// Levels that the first `bytes` of it decode to.
+    /// Number of levels that the first `bytes` of it decode to.
     pub fn levels_within(&self, bytes: u64) -> usize {
         self.level_bytes.partition_point(|level| *level <= bytes)
     }
 
-    /// How many frames it has.
+    /// Number of frames.
     pub fn frames(&self) -> u32 {
         self.frames.len() as u32
     }
@@ -164,7 +166,7 @@ impl HotObject {
         self.frames.get(frame as usize).map_or(0, |frame| frame.level)
     }
 
-    /// The frames that hold any byte of a range.
+    /// The frames that contain any byte of a range.
     pub fn frames_of(&self, range: &Range<u64>) -> Range<u32> {
         if range.is_empty() || range.start >= self.bytes() {
             return 0..0;
@@ -174,7 +176,8 @@ impl HotObject {
         first as u32..end as u32
     }
 
-    /// Whether `content` is what the object's head promises of a frame: every checksum in it, and the head itself.
+    /// Whether `content` matches the head's description of a frame: every checksum in it, and the head
+    /// itself.
     pub fn verify(&self, frame: u32, content: &[u8]) -> bool {
         let piece_of = |frame: u32| self.frames.get(frame as usize).map(|frame| frame.first_piece as usize);
         let Some(first) = piece_of(frame) else { return false };
@@ -195,12 +198,12 @@ impl HotObject {
         rest.is_empty()
     }
 
-    /// The error for bytes of it that are not what its head promises.
+    /// The error for bytes that do not match the object's head.
     pub(super) fn corrupt(&self, frame: u32) -> ChunkError {
         ChunkError::Corrupt {
             seq_hash: self.key.seq_hash,
             object_digest: self.key.object_digest,
-            reason: format!("bytes {:?} do not have the checksums of its directory", self.range(frame)),
+            reason: format!("bytes {:?} do not match the checksums in its directory", self.range(frame)),
         }
     }
 }

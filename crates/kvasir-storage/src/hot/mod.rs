@@ -1,11 +1,11 @@
 //! The hot tier: RAM and local disk in front of the object store.
 //!
 //! It keeps *frames*: runs of whole pieces of one level of one object, of about
-//! [`HOT_FRAME_BYTES`](crate::limits::HOT_FRAME_BYTES). A frame depends on the frame before it, as decoding does, so the
-//! eviction policy keeps base sections of many contexts rather than all levels of few. Objects are named by the digest
-//! of their bytes, so nothing here can be stale; every frame is checked against the directory of its object when it
-//! comes from the store and when it comes from disk, so nothing torn or wrong is kept; and all of it may be deleted at
-//! any time.
+//! [`HOT_FRAME_BYTES`](crate::limits::HOT_FRAME_BYTES). A frame depends on the previous frame, as decoding
+//! does, so the eviction policy keeps base sections of many contexts rather than all levels of few. Objects
+//! are named by the digest of their bytes, so nothing here can be stale. Every frame is checked against the
+//! directory of its object when it is read from the store and when it is read from disk, so nothing torn or
+//! wrong is kept. All of it may be deleted at any time.
 //!
 //! ```text
 //! read ──► RAM ──► fetch in progress? join it ──► disk ──► object store (one request for a batch of frames)
@@ -13,11 +13,12 @@
 //!           └──────────────── filled, promoted ◄────────────────────────┘
 //! ```
 //!
-//! A frame is paid for from one budget, the memory that was configured, as long as anybody has it: kept, on its way, waiting for
-//! the disk, or on its way out to a slow reader. Where there is none left, reads pass the tier by in small pieces.
+//! A frame is charged to one budget, the configured memory, while anything holds it: while it is kept, being
+//! fetched, waiting for the disk, or being sent to a slow reader. When the budget is used up, reads bypass
+//! the tier in small pieces.
 //!
-//! Each tenant has an [`EvictionPolicy`](kvasir_eviction::EvictionPolicy) of its own; when a medium is full the tenant
-//! that holds most loses a frame, so no tenant can push another below its equal part.
+//! Each tenant has a separate [`EvictionPolicy`](kvasir_eviction::EvictionPolicy). When a medium is full, the
+//! tenant that holds most loses a frame, so no tenant can push another below its equal share.
 //!
 //! Why not foyer (0.22): its memory caches choose from a closed list of algorithms, and its disk engine evicts
 //! whole blocks of many entries through an `EvictionPicker`, so neither half can follow our policy at the
@@ -60,32 +61,32 @@ pub use tier::HotTier;
 use kvasir_eviction::{Moment, PolicyKind};
 use kvasir_store::seal::KeyService;
 
-/// What an operator may set.
+/// Settings of the tier.
 #[derive(Debug, Clone)]
 pub struct HotSettings {
     /// Bytes of frames in memory.
     pub ram_bytes: u64,
     /// Bytes of frames on disk; 0 for none.
     pub disk_bytes: u64,
-    /// Where frames lie on disk.
+    /// Folder of the frames on disk.
     pub directory: PathBuf,
-    /// What goes first.
+    /// Eviction policy.
     pub policy: PolicyKind,
-    /// Largest share of either medium that one tenant may hold, 0 to 1.
+    /// Largest share of either medium that one tenant may use, 0 to 1.
     pub tenant_share_max: f64,
-    /// Chunks that are read ahead of one that is read; 0 for none.
+    /// Number of chunks to read ahead of a read; 0 for none.
     pub read_ahead_chunks: usize,
-    /// Keys of tenants whose objects are sealed: their frames are sealed on disk.
+    /// Keys of tenants whose objects are sealed: their frames on disk are sealed as well.
     pub keys: Option<Arc<dyn KeyService>>,
 }
 
-/// Where the tier gets its time from: eviction policies learn from it, nothing else depends on it.
+/// The tier's source of time: only eviction policies use it.
 pub trait HotClock: Debug + Send + Sync + 'static {
     /// Now.
     fn now(&self) -> Moment;
 }
 
-/// Time since the process first asked.
+/// Time since the process's first query.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct MonotonicClock;
 

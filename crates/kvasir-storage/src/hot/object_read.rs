@@ -20,7 +20,7 @@ use super::{
     tier::HotTier,
 };
 
-/// What a reader gets for a frame.
+/// The result of a frame for a reader.
 enum FrameRead {
     Whole(Bytes),
     /// There is no memory for these frames: their bytes are streamed from the store.
@@ -35,17 +35,17 @@ struct ObjectReading {
     context: HotContext,
     source: RangeReader,
     used: bool,
-    /// Frames still to be given.
+    /// Frames not yet delivered.
     frames: Range<u32>,
-    /// Frames that are on their way on this reader's account, in order.
+    /// Frames in flight for this reader, in order.
     pending: VecDeque<(u32, FrameReceiver)>,
-    /// Bytes that the store sends and nobody keeps, because there is no memory for their frames.
+    /// Bytes streamed from the store without caching, because there is no memory for their frames.
     bypass: Option<BoxStream<'static, Result<Bytes, ChunkError>>>,
 }
 
 impl HotTier {
-    /// The bytes of `range` of an object, from wherever they are soonest. What the tier lacks is read from `source`,
-    /// once however many ask, and kept where the policy likes.
+    /// The bytes of `range` of an object, from the fastest medium. Missing frames are read from `source`,
+    /// once for all concurrent readers, and kept if the policy admits them.
     pub fn read(
         self: &Arc<Self>,
         object: &Arc<HotObject>,
@@ -56,7 +56,8 @@ impl HotTier {
         stream(self, object, range, context, source, true)
     }
 
-    /// Reads what is likely to be read next. Nobody waits for it, and failures are for those who will.
+    /// Prefetches objects likely to be read next. Nothing waits for it; failures are reported to later
+    /// readers.
     pub async fn read_ahead(
         self: &Arc<Self>,
         object: &Arc<HotObject>,
@@ -69,7 +70,7 @@ impl HotTier {
     }
 }
 
-/// The bytes of a range; `used`: somebody waits for them.
+/// The bytes of a range; `used`: a reader waits for them.
 fn stream(
     tier: &Arc<HotTier>,
     object: &Arc<HotObject>,
@@ -90,7 +91,7 @@ fn stream(
         pending: VecDeque::new(),
         bypass: None,
     };
-    // After an error there is nothing more: the reader would take a hole for bytes.
+    // Stop after an error: the reader would otherwise see a gap as data.
     stream::try_unfold(
         reading,
         |mut reading| async move { Ok(reading.next().await?.map(|part| (part, reading))) },
@@ -114,7 +115,7 @@ impl ObjectReading {
             }
             let Some(frame) = self.frames.next() else { return Ok(None) };
             let read = match self.frame(frame).await {
-                // Read once more before it is called corrupt: the store, or what is between, may have erred.
+                // Read once more before reporting corruption: the transfer may have been at fault.
                 Err(error) if matches!(*error, ChunkError::Corrupt { .. }) => {
                     self.pending.clear();
                     self.frame(frame).await
@@ -128,7 +129,7 @@ impl ObjectReading {
                     let within = (within.start - start) as usize..(within.end - start) as usize;
                     return Ok(Some(whole.slice(within)));
                 }
-                // Nobody waits for what is read ahead.
+                // Nothing waits for a prefetch.
                 FrameRead::Bypass(_) if !self.used => return Ok(None),
                 FrameRead::Bypass(frames) => {
                     self.frames.start = frames.end;
@@ -140,7 +141,7 @@ impl ObjectReading {
         }
     }
 
-    /// The part of a range of the object that the reader wants.
+    /// The part of a range of the object that the reader requested.
     fn wanted_of(&self, range: Range<u64>) -> Range<u64> {
         self.range.start.max(range.start)..self.range.end.min(range.end)
     }
@@ -171,7 +172,7 @@ impl ObjectReading {
         let (bytes, from) = result?;
         let range = self.object.range(frame);
         if bytes.len() as u64 != range.end - range.start {
-            // Fetched by a reader who took another object's head for this one's.
+            // Fetched by a reader that used another object's head for this one's.
             return Err(Arc::new(self.object.corrupt(frame)));
         }
         if used {

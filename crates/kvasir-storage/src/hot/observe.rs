@@ -1,4 +1,4 @@
-//! What metrics learn of the tier.
+//! The tier's interface to metrics.
 
 use std::fmt::Debug;
 
@@ -9,9 +9,9 @@ use kvasir_eviction::ClassId;
 /// Why a frame was evicted from a medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum EvictReason {
-    /// Its place was worth more to another.
+    /// Another frame was worth more.
     Capacity,
-    /// It was worth less than everything there, and not taken in.
+    /// It was worth less than all cached frames, and was not admitted.
     NotAdmitted,
     /// Its checksum or length was wrong.
     Corrupt,
@@ -23,7 +23,7 @@ impl EvictReason {
     /// All reasons, for tables.
     pub const ALL: [Self; 4] = [Self::Capacity, Self::NotAdmitted, Self::Corrupt, Self::Removed];
 
-    /// As a metric label.
+    /// The metric label.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Capacity => "capacity",
@@ -34,12 +34,13 @@ impl EvictReason {
     }
 }
 
-/// Takes reports. Called on the request's path: must be cheap.
+/// Receives reports. Called while serving requests: must be cheap.
 pub trait HotObserver: Debug + Send + Sync + 'static {
     /// A frame of `bytes` was served from `medium` ([`Medium::Object`] is a miss) to a request of `class`.
     fn served(&self, medium: Medium, class: ClassId, bytes: u64);
 
-    /// A frame was evicted from `medium`, `age_seconds` after it came and `idle_seconds` after its last use.
+    /// A frame was evicted from `medium`, `age_seconds` after it arrived and `idle_seconds` after its last
+    /// use.
     fn evicted(&self, medium: Medium, reason: EvictReason, age_seconds: f64, idle_seconds: f64);
 }
 
@@ -52,31 +53,31 @@ impl HotObserver for NoHotObserver {
     fn evicted(&self, _: Medium, _: EvictReason, _: f64, _: f64) {}
 }
 
-/// What the tier holds.
+/// The contents of the tier.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct HotUsage {
-    /// Bytes in memory: the policy's and those read ahead.
+    /// Bytes in memory: cached by the policy, and prefetched.
     pub ram_bytes: u64,
-    /// Bytes in memory that wait to be written to disk.
+    /// Bytes in memory waiting to be written to disk.
     pub writing_bytes: u64,
-    /// Bytes on disk, checksums not counted.
+    /// Bytes on disk, excluding checksums.
     pub disk_bytes: u64,
     /// Frames in memory.
     pub ram_frames: usize,
     /// Frames on disk.
     pub disk_frames: usize,
-    /// Bytes in memory by level, what waits for the disk or for its reader not counted.
+    /// Bytes in memory by level, excluding those waiting for the disk or for their reader.
     pub ram_level_bytes: Vec<u64>,
     /// Bytes on disk by level.
     pub disk_level_bytes: Vec<u64>,
 }
 
-/// What the tier holds of one tenant.
+/// One tenant's data in the tier.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HotTenantUsage {
     /// The tenant.
     pub tenant: Name,
-    /// Bytes in memory, those read ahead not counted.
+    /// Bytes in memory, excluding prefetched ones.
     pub ram_bytes: u64,
     /// Bytes on disk.
     pub disk_bytes: u64,

@@ -9,14 +9,14 @@ use kvasir_types::Medium;
 
 use crate::{error::ChunkError, memory::Lease};
 
-/// The outcome of a frame's fetch: its bytes and the medium they came from, or the error.
+/// The outcome of a frame's fetch: its bytes and their medium, or the error.
 pub(super) type FrameResult = Result<(Bytes, Medium), Arc<ChunkError>>;
 
-/// Receives a frame's result; cancelled when its fetch was dropped. Receivers are woken in a fixed order, where a watch
-/// would choose at random: simulations rely on it.
+/// Receives a frame's result; cancelled if its fetch was dropped. Receivers are woken in a fixed order,
+/// unlike those of a watch, which is random: simulations depend on it.
 pub(super) type FrameReceiver = Shared<oneshot::Receiver<FrameResult>>;
 
-/// One frame of a fetch: the memory that it will be in, and the channel to its readers.
+/// One frame of a fetch: its reserved memory, and the channel to its readers.
 #[derive(Debug)]
 pub(super) struct PendingFrame {
     pub(super) frame: u32,

@@ -1,4 +1,4 @@
-//! Frames that were read ahead of their readers.
+//! Prefetched frames that no reader has used yet.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -29,7 +29,7 @@ impl PrefetchBuffer {
         self.frames.get(key)
     }
 
-    /// Takes a frame in; `false` where there is no space for a frame of its size.
+    /// Adds a frame; `false` if there is no space for it.
     pub(super) fn put(&mut self, key: FrameKey, content: Bytes) -> bool {
         let bytes = content.len() as u64;
         if bytes > self.capacity {
@@ -52,7 +52,7 @@ impl PrefetchBuffer {
         if self.order.front() == Some(key) {
             self.order.pop_front();
         } else if let Some(at) = self.order.iter().position(|other| other == key) {
-            // Few and mostly near the front: they are asked for in the order they were read.
+            // Few, and mostly near the front: they are requested in the order in which they were read.
             self.order.remove(at);
         }
         Some(content)

@@ -1,9 +1,9 @@
-//! What requests are about: the class, moment and order of contexts that lookups tell, for the reads and writes of
-//! single chunks that follow them.
+//! Request hints: the class, time and order of contexts that lookups reveal, for the subsequent reads and
+//! writes of single chunks.
 //!
-//! HTTP requests for chunks come one by one, from any connection. What joins them to the request of an engine that
-//! they serve is the lookup before: it names the whole context. Everything here is a hint for eviction and
-//! read-ahead, bounded, and lost with the process.
+//! HTTP requests for chunks arrive one by one, on any connection. The preceding lookup, which names the whole
+//! context, associates them with the engine's request. All of this is a hint for eviction and read-ahead,
+//! bounded, and lost with the process.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::limits;
 
 use super::{FrameKey, HotContext, HotObject};
 
-/// What a caller says of its request; what it leaves out is inferred.
+/// A caller's description of its request; omitted fields are inferred.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RequestHint {
     /// Its type: text, file, search, agent, …
@@ -35,28 +35,29 @@ struct EngineRequest {
     pace_seconds: Option<f32>,
 }
 
-/// Where a chunk stands in what was looked up.
+/// The position of a chunk in a lookup.
 #[derive(Debug, Clone)]
 struct LookupRecord {
     request: EngineRequest,
-    /// The objects of the lookup's answer in order, and which of them this is. Empty for chunks it did not find.
+    /// The objects of the lookup's response in order, and the index of this one. Empty for chunks that were
+    /// not found.
     order: Arc<[ChunkKey]>,
     index: usize,
 }
 
-/// First bytes of a seq_hash: salted, so that nobody can make two alike on purpose.
+/// First bytes of a seq_hash: salted, so that collisions cannot be constructed.
 type SeqKey = u64;
 
 fn seq_key(hash: &[u8; 32]) -> SeqKey {
     hash.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// The requests of late.
+/// The recent requests.
 #[derive(Debug)]
 pub struct RequestLog {
     classes: Mutex<(ClassTable, TurnInference<SeqKey>)>,
     records: BoundedMap<SeqKey, LookupRecord>,
-    /// Chunks that came by here: their first frame, and the moment of the request that asked for them.
+    /// Recently requested chunks: their first frame, and the time of the request.
     asked: BoundedMap<SeqKey, (FrameKey, Moment)>,
 }
 
@@ -81,10 +82,11 @@ impl RequestLog {
         self.classes.lock().0.class(id).cloned()
     }
 
-    /// Takes note of a lookup: of its `blocks` and of the objects that it found, in order. Gives the request's class.
+    /// Records a lookup: its `blocks` and the objects that it found, in order. Returns the request's class.
     ///
-    /// Turns and paces are inferred on a grid of 256 tokens and the end of the request: where requests share a long
-    /// prefix and each adds less than that, they look like turns of one conversation. Callers that know better say so.
+    /// Turns and paces are inferred on a grid of 256 tokens and the end of the request: requests that share a
+    /// long prefix and each add less than that look like turns of one conversation. Callers that know better
+    /// can state them.
     pub fn record_lookup(
         &self,
         tenant: &Name,
@@ -102,8 +104,8 @@ impl RequestLog {
         self.record(tenant, hint, grid, found, now)
     }
 
-    /// Takes note of opaque objects that were found for one request, in the order of its keys: it stands for the context that
-    /// their names do not tell.
+    /// Records opaque objects found for one request, in the order of its keys: the order replaces the
+    /// context, which their names do not reveal.
     pub fn record_run(&self, tenant: &Name, hint: &RequestHint, found: &Arc<[ChunkKey]>, now: Moment) {
         let grid = found.iter().map(|key| seq_key(key.seq_hash.as_bytes())).collect();
         self.record(tenant, hint, grid, found, now);
@@ -135,7 +137,8 @@ impl RequestLog {
         request.class
     }
 
-    /// What is known of the request that reads or writes `object`: what its lookup told, else what the caller says.
+    /// The known properties of the request that reads or writes `object`: from its lookup, otherwise from the
+    /// caller.
     pub fn context(&self, object: &HotObject, hint: &RequestHint, now: Moment) -> HotContext {
         let key = seq_key(object.chunk().seq_hash.as_bytes());
         let named = seq_key(&object.header().parent_hash);
@@ -143,7 +146,7 @@ impl RequestLog {
             |record: &LookupRecord| now.seconds_since(record.request.at) < limits::HOT_REQUEST_SECONDS_MAX;
         let record = self.records.get(&key).or_else(|| self.records.get(&named)).filter(recent);
         let (parent, position) = match &record {
-            // It does not name what precedes it: the request did.
+            // It does not name its predecessor: the request did.
             Some(record) if object.header().is_opaque() => {
                 let before = record.index.checked_sub(1).and_then(|before| record.order.get(before));
                 (before.map(|before| seq_key(before.seq_hash.as_bytes())), record.index as u64)
@@ -154,7 +157,7 @@ impl RequestLog {
             let class = self.classes.lock().0.intern(&class_of(object.tenant(), hint, 1));
             EngineRequest { class, at: now, pace_seconds: None }
         });
-        // Another replica may serve the chunk before: what never came by here is not waited for.
+        // Another replica may serve the previous chunk: do not wait for one that was never requested here.
         let parent = parent.and_then(|parent| self.asked.get(&parent));
         let parent = parent.filter(|(_, at)| *at == request.at).map(|(frame, _)| frame);
         self.asked.insert(key, (object.key(0), request.at));
@@ -167,8 +170,8 @@ impl RequestLog {
         }
     }
 
-    /// The objects behind `object` in the context that it was looked up in, as far as it is worth reading ahead: where
-    /// it is the first, or the one before it was read here too.
+    /// The objects after `object` in the context of its lookup, as far as reading ahead pays: if it is the
+    /// first, or its predecessor was read here as well.
     pub fn behind(&self, object: &HotObject, context: &HotContext, count: usize) -> Vec<ChunkKey> {
         let Some(record) = self.records.get(&seq_key(object.chunk().seq_hash.as_bytes())) else {
             return Vec::new();
@@ -198,7 +201,8 @@ mod tests {
         text.parse().unwrap()
     }
 
-    /// A tenant that invents a type for every request, and tenants without end: memory and metric series stay bounded.
+    /// With a tenant that invents a type for every request, and an unlimited number of tenants, memory and
+    /// metric series stay bounded.
     #[test]
     fn hostile_classes_share_one() {
         let log = RequestLog::default();
@@ -239,7 +243,7 @@ mod tests {
         )
     }
 
-    /// Objects by key do not name what precedes them: the request that asked for several at once does.
+    /// Objects by key do not name their predecessor: a request for several at once does.
     #[test]
     fn objects_by_key_are_a_context_in_the_order_of_their_request() {
         let log = RequestLog::default();

@@ -1,4 +1,4 @@
-//! Which frames stay in memory and on disk: admission, eviction, and the work that this makes for the disk.
+//! Decides which frames stay in memory and on disk: admission, eviction, and the resulting work for the disk.
 
 use std::sync::Arc;
 
@@ -120,7 +120,7 @@ impl HotTier {
         self.observer.evicted(medium, reason, age, idle);
     }
 
-    /// Deletes before it writes, so the folder exceeds its capacity by no more than what is being written.
+    /// Deletes before it writes, so that the folder exceeds its capacity by at most the bytes being written.
     fn do_disk_work(self: &Arc<Self>, work: DiskWork) {
         if work.delete.is_empty() && work.write.is_empty() {
             return;
@@ -131,7 +131,7 @@ impl HotTier {
             for (file, bytes) in work.write {
                 let written = tier.folder.write(&file, &bytes);
                 if let Err(error) = &written {
-                    tracing::warn!(%error, "the hot tier cannot write to its folder");
+                    tracing::warn!(%error, "the hot tier cannot write to its folder; check the disk of hot.directory");
                 }
                 tier.finish_write(&file, written.is_ok());
             }
@@ -147,7 +147,7 @@ impl HotTier {
         {
             state.disk_levels.subtract(&record.file);
         }
-        // It may have been dropped while it was written; who dropped it found no file to delete.
+        // It may have been dropped while being written, when there was no file to delete yet.
         let unwanted = !state.disk.contains_key(&file.key);
         drop(state);
         if unwanted {
@@ -155,8 +155,8 @@ impl HotTier {
         }
     }
 
-    /// Takes a fetched frame. One that a reader waits for is offered to the policy; one that was read ahead goes to the
-    /// prefetch buffer.
+    /// Accepts a fetched frame. One that a reader waits for is offered to the policy; a prefetched one enters
+    /// the prefetch buffer.
     pub(super) fn complete_fetch(
         self: &Arc<Self>,
         object: &HotObject,
@@ -177,7 +177,7 @@ impl HotTier {
         self.do_disk_work(work);
     }
 
-    /// Offers a frame to the policy that is read now, or written.
+    /// Offers a frame to the policy that is being read or written.
     fn admit(
         &self,
         state: &mut TierState,
@@ -193,7 +193,7 @@ impl HotTier {
         }
         let now = context.at.unwrap_or_else(|| self.clock.now());
         let record = self.record(state, object, frame, context, now);
-        // Who found it on disk has noted it.
+        // The reader that found it on disk has recorded the use.
         let is_noted =
             state.disk.get(&record.file.key).is_some_and(|disk| disk.access.now == record.access.now);
         if !is_noted {
@@ -203,7 +203,7 @@ impl HotTier {
         work
     }
 
-    /// Takes a frame in that comes from a writer, who has verified it.
+    /// Accepts a frame from a writer, who has verified it.
     pub(crate) fn offer(
         self: &Arc<Self>,
         object: &HotObject,
@@ -218,7 +218,7 @@ impl HotTier {
         self.do_disk_work(work);
     }
 
-    /// Notes the use of a frame that another reader fetched, or that was prefetched.
+    /// Records the use of a frame that another reader fetched, or that was prefetched.
     pub(super) fn record_use(self: &Arc<Self>, object: &HotObject, frame: u32, context: HotContext) {
         let key = object.key(frame);
         let mut guard = self.state.lock();
@@ -233,13 +233,13 @@ impl HotTier {
         self.do_disk_work(work);
     }
 
-    /// Removes frames from the fetches under way: theirs ended without them.
+    /// Removes frames from the running fetches, after their fetch ended without them.
     pub(super) fn abandon_fetches(&self, object: &HotObject, frames: impl Iterator<Item = u32>) {
         let mut state = self.state.lock();
         frames.for_each(|frame| drop(state.fetches.remove(&object.key(frame))));
     }
 
-    /// Deletes a file whose content is not what its name says.
+    /// Deletes a file whose content does not match its name.
     pub(super) fn drop_corrupt_file(self: &Arc<Self>, file: FrameFile) {
         let mut work = DiskWork::default();
         let mut state = self.state.lock();

@@ -1,4 +1,4 @@
-//! Fetches frames that the memory lacks, once however many readers wait for them.
+//! Fetches frames that are not in memory, once for all waiting readers.
 
 use std::sync::Arc;
 
@@ -17,14 +17,14 @@ use super::{
     tier::HotTier,
 };
 
-/// One fetch of consecutive frames, for all readers that wait for them. Frames that have not come when it is dropped are
-/// given up, so no reader waits for ever.
+/// One fetch of consecutive frames, for all readers that wait for them. Frames that have not arrived when it
+/// is dropped are abandoned, so that no reader waits forever.
 pub(super) struct SharedFetch {
     tier: Arc<HotTier>,
     object: Arc<HotObject>,
     context: HotContext,
     used: bool,
-    /// What is still to come, the next frame last.
+    /// Frames still to arrive, the next one last.
     pending: FrameBatch,
 }
 
@@ -43,11 +43,11 @@ impl SharedFetch {
     fn deliver(&mut self, bytes: Bytes, from: Medium) {
         let Some(PendingFrame { frame, sender, .. }) = self.pending.pop() else { return };
         self.tier.complete_fetch(&self.object, frame, self.context, self.used, &bytes);
-        // Nobody may wait any more.
+        // All readers may be gone.
         let _ = sender.send(Ok((bytes, from)));
     }
 
-    /// From a file, and from the store if the file is broken.
+    /// Fetches from a file, or from the store if the file is damaged.
     pub(super) async fn fetch_from_disk(mut self, file: FrameFile, source: RangeReader) {
         let (folder, wanted) = (Arc::clone(&self.tier.folder), file.clone());
         let frame = self.pending.last().map_or(0, |pending| pending.frame);
@@ -58,7 +58,8 @@ impl SharedFetch {
             Ok(_) | Err(_) => {
                 self.tier.drop_corrupt_file(file);
                 if let Some(pending) = self.pending.last_mut() {
-                    // What the broken bytes were in is free again, and a frame was never more than was paid for.
+                    // The damaged bytes are freed first, so that a frame never uses more than its
+                    // reservation.
                     pending.lease = self.tier.lease_for(&self.object, pending.frame);
                 }
                 self.fetch_from_store(source).await;
@@ -66,12 +67,12 @@ impl SharedFetch {
         }
     }
 
-    /// One request for the whole batch. Readers of frames that do not come get the error.
+    /// Sends one request for the whole batch. Readers of frames that do not arrive get the error.
     pub(super) async fn fetch_from_store(mut self, source: RangeReader) {
         if let Err(error) = self.try_fetch_from_store(source).await {
-            tracing::debug!(%error, "filling the hot tier");
+            tracing::debug!(%error, "fetching frames for the hot tier failed");
             let error = Arc::new(error);
-            // Gone from the table first: whoever tries again must not find this fetch.
+            // Remove them from the table first: a reader that retries must not find this fetch.
             self.tier.abandon_fetches(&self.object, self.pending.iter().map(|pending| pending.frame));
             for PendingFrame { sender, .. } in self.pending.drain(..) {
                 let _ = sender.send(Err(Arc::clone(&error)));
@@ -110,7 +111,7 @@ impl SharedFetch {
         if self.pending.is_empty() {
             Ok(())
         } else {
-            Err(StoreError::own("reading an object", "the store's answer ended early").into())
+            Err(StoreError::own("reading an object", "the store's response ended early").into())
         }
     }
 }

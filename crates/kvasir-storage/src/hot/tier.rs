@@ -1,4 +1,4 @@
-//! The tier: what it consists of, its memory, and where its frames are.
+//! The tier: its parts, its memory, and the location of its frames.
 
 use std::{collections::HashMap, fmt, io, sync::Arc};
 
@@ -34,9 +34,9 @@ pub struct HotTier {
     pub(super) observer: Arc<dyn HotObserver>,
     pub(super) folder: Arc<FrameFolder>,
     prefetches: Arc<Semaphore>,
-    /// What all frames are paid from as long as anybody holds them: kept, on their way, or being sent to slow readers.
+    /// The budget of all frames while any reference exists: cached, in flight, or being sent to slow readers.
     memory: Arc<MemoryBudget>,
-    /// Bytes that may wait to be written to disk.
+    /// Maximum bytes waiting to be written to disk.
     pub(super) writing_bytes_max: u64,
     pub(super) state: Mutex<TierState>,
 }
@@ -48,10 +48,10 @@ impl fmt::Debug for HotTier {
 }
 
 impl HotTier {
-    /// Opens the tier; takes in what lies in its folder. Blocks.
+    /// Opens the tier and takes over the frames in its folder. Blocks.
     ///
     /// # Errors
-    /// When the folder cannot be made or listed.
+    /// If the folder cannot be created or listed.
     pub fn open(
         settings: HotSettings,
         clock: Arc<dyn HotClock>,
@@ -119,19 +119,19 @@ impl HotTier {
         Ok(())
     }
 
-    /// Memory for a frame, if it is one that may be kept and there is any.
+    /// Memory for a frame, if it may be cached and there is any.
     pub(super) fn lease_for(&self, object: &HotObject, frame: u32) -> Option<Lease> {
         self.lease_leaving(object, frame, 0)
     }
 
-    /// As [`lease_for`](Self::lease_for), as long as `reserve` bytes stay free.
+    /// Like [`lease_for`](Self::lease_for), provided that `reserve` bytes stay free.
     pub(super) fn lease_leaving(&self, object: &HotObject, frame: u32, reserve: u64) -> Option<Lease> {
         let range = object.range(frame);
         let bytes = range.end - range.start;
         (bytes <= limits::HOT_FRAME_BYTES_MAX).then(|| self.memory.lease_leaving(bytes, reserve)).flatten()
     }
 
-    /// Memory for a frame that comes from a writer; [`offer`](Self::offer) takes it in.
+    /// Memory for a frame from a writer; [`offer`](Self::offer) accepts it.
     pub(crate) fn space(&self, object: &HotObject, frame: u32) -> Option<Region> {
         let reserve = self.memory.total() / limits::HOT_IN_FLIGHT_RESERVE_DIVISOR;
         let lease = self.lease_leaving(object, frame, reserve)?;
@@ -139,18 +139,17 @@ impl HotTier {
         Some(Region::new((range.end - range.start) as usize, Some(lease)))
     }
 
-    /// What its frames may hold in memory, and do.
+    /// The memory budget of its frames.
     pub fn memory(&self) -> &Arc<MemoryBudget> {
         &self.memory
     }
 
-    /// Whether the first `bytes` of an object, from its start to the end of a level, are here: the slowest medium among
-    /// their frames.
+    /// The slowest medium among the frames of an object's first `bytes`, which end at the end of a level.
     pub fn medium_of_prefix(&self, object: &ChunkKey, bytes: u64) -> Medium {
         self.medium_from(FrameKey::first(object), bytes)
     }
 
-    /// As [`medium_of_prefix`](Self::medium_of_prefix), of the object whose first frame is `key`.
+    /// Like [`medium_of_prefix`](Self::medium_of_prefix), for the object whose first frame is `key`.
     pub(crate) fn medium_from(&self, mut key: FrameKey, bytes: u64) -> Medium {
         let state = self.state.lock();
         let (mut medium, mut at) = (Medium::Cpu, 0);
@@ -172,7 +171,7 @@ impl HotTier {
         medium
     }
 
-    /// Where the frames of `range` are: the slowest medium among them.
+    /// The slowest medium among the frames of `range`.
     pub fn medium(&self, object: &HotObject, range: &std::ops::Range<u64>) -> Medium {
         let state = self.state.lock();
         let mut medium = Medium::Cpu;
@@ -188,7 +187,7 @@ impl HotTier {
         medium
     }
 
-    /// The first frame of an object, with its head, if it is here. Not a use of it.
+    /// The first frame of an object, with its head, if it is here. Does not count as a use.
     pub async fn first_frame(self: &Arc<Self>, object: &ChunkKey) -> Option<Bytes> {
         let key = FrameKey::first(object);
         let file = {
@@ -205,19 +204,19 @@ impl HotTier {
         blocking(move || folder.read(&file, Some(lease))).await.ok()?
     }
 
-    /// Leave to read something ahead; `None` while enough is being read.
+    /// Permission to prefetch; `None` while enough prefetches are running.
     pub(crate) fn prefetch_permit(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.prefetches).try_acquire_owned().ok()
     }
 
-    /// The evictions of frames of `objects`, each with its object's index in `objects`, the latest first, as far back as
-    /// the log goes.
+    /// The evictions of frames of `objects`, each with its object's index in `objects`, latest first, as far
+    /// back as the log reaches.
     pub fn recent_evictions(&self, objects: &[ChunkKey]) -> Vec<(usize, FrameEviction)> {
         let now = self.clock.now();
         self.state.lock().eviction_log.of_objects(objects, now)
     }
 
-    /// What the tier holds now.
+    /// The present contents of the tier.
     pub fn usage(&self) -> HotUsage {
         let state = self.state.lock();
         HotUsage {
@@ -231,7 +230,7 @@ impl HotTier {
         }
     }
 
-    /// What the tier holds now of each tenant that has anything in it, in no order.
+    /// The present contents by tenant, in no particular order.
     pub fn usage_by_tenant(&self) -> Vec<HotTenantUsage> {
         let state = self.state.lock();
         let tenants = state.tenants.iter().filter_map(|(tenant, number)| {
@@ -243,7 +242,7 @@ impl HotTier {
         tenants.collect()
     }
 
-    /// Which share of the bytes asked for of late its memory would find if it were so many times as large.
+    /// Estimated hit ratio by bytes of recent requests for several multiples of its memory.
     pub fn hit_ratio_curve(&self) -> Option<[f64; CURVE_SCALES.len()]> {
         self.state.lock().curve.hit_ratios()
     }
@@ -253,7 +252,7 @@ impl HotTier {
         &self.settings
     }
 
-    /// Its time.
+    /// The present time of its clock.
     pub fn now(&self) -> Moment {
         self.clock.now()
     }
@@ -261,7 +260,7 @@ impl HotTier {
 
 #[cfg(test)]
 impl HotTier {
-    /// Whether nothing is on its way: neither to the readers nor to the disk.
+    /// Whether nothing is in flight to readers or to the disk.
     pub(super) fn is_settled(&self) -> bool {
         let state = self.state.lock();
         let prefetching = self.prefetches.available_permits() < limits::HOT_PREFETCHES_MAX;

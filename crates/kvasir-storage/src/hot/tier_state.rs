@@ -1,4 +1,4 @@
-//! The state of the tier: the frames of each medium, and those on their way.
+//! The state of the tier: the frames of each medium, and those in flight.
 
 use std::collections::HashMap;
 
@@ -19,12 +19,12 @@ use super::{
 pub(super) struct TierState {
     pub(super) tenants: TenantNumbers,
     pub(super) ram_evictions: EvictionIndex<FrameKey>,
-    /// What memory of other sizes would find.
+    /// Estimated hit ratios for other sizes of memory.
     pub(super) curve: HitRatioCurve<FrameKey>,
     pub(super) ram: HashMap<FrameKey, MemoryFrame>,
     pub(super) disk_evictions: EvictionIndex<FrameKey>,
     pub(super) disk: HashMap<FrameKey, FrameRecord>,
-    /// Frames that wait to be written; they count as on disk and are served from here.
+    /// Frames waiting to be written; they count as on disk and are served from here.
     pub(super) writing: HashMap<FrameKey, Bytes>,
     pub(super) writing_bytes: u64,
     pub(super) prefetched: PrefetchBuffer,
@@ -36,7 +36,7 @@ pub(super) struct TierState {
 }
 
 impl TierState {
-    /// Bytes of a frame wherever it is kept.
+    /// Sizes of a frame wherever it is kept.
     pub(super) fn lengths_of(&self, key: &FrameKey) -> [Option<u64>; 3] {
         let ram = self.ram.get(key).map(|frame| frame.bytes.len() as u64);
         let prefetched = self.prefetched.get(key).map(|bytes| bytes.len() as u64);
@@ -54,7 +54,7 @@ impl TierState {
         }
     }
 
-    /// Notes a use of a frame in memory, or of one on disk. A request uses a frame once, in however many reads.
+    /// Records a use of a frame in memory or on disk. A request uses a frame once, in however many reads.
     pub(super) fn touch(&mut self, key: &FrameKey, context: HotContext) {
         let record = match (self.ram.get_mut(key), self.disk.get_mut(key)) {
             (Some(frame), _) => &mut frame.record,
@@ -63,7 +63,7 @@ impl TierState {
         };
         let now = context.at.unwrap_or_default();
         if record.access.now != now {
-            // A frame's worth does not change with its use.
+            // A frame's value does not change with its use.
             let recompute_seconds = record.access.recompute_seconds;
             record.access = Access { recompute_seconds, ..access(&record.file, 0.0, context, now) };
             let (access, tenant) = (record.access, record.tenant);

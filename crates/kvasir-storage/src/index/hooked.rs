@@ -1,4 +1,4 @@
-//! An index of tests that calls the test before each operation.
+//! A test index that calls the test before each operation.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use super::{
     database::{HotIndex, Pair, Visit},
 };
 
-/// What the database is asked for.
+/// The operation on the database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Operation {
     Put,

@@ -1,4 +1,4 @@
-//! Keys of the two kinds of rows, all in one sorted map.
+//! Keys of the two kinds of rows, in one sorted map.
 
 use kvasir_types::SeqHash;
 
@@ -15,7 +15,7 @@ pub(super) const PREFIX_BYTES: usize = 1 + 8 + RowPosition::BYTES;
 const INFO: u8 = b'i';
 const MATCH: u8 = b'm';
 
-/// The lineage and the depth of a row that is an object's.
+/// The lineage and the depth of an object's row.
 pub(super) fn lineage_of_info(key: &[u8]) -> Option<(LineageId, u32)> {
     let (&INFO, rest) = key.split_first()? else { return None };
     let (lineage, rest) = rest.split_first_chunk()?;
@@ -50,12 +50,12 @@ pub(super) fn info(scope: Scope, position: RowPosition, row: &IndexRow) -> Vec<u
     key
 }
 
-/// Whether a row of the map is an object's: these are counted.
+/// Whether a row of the map belongs to an object: these are counted.
 pub(super) fn is_info(key: &[u8]) -> bool {
     key.first() == Some(&INFO)
 }
 
-/// `m · scope · position`: the start of what matches blocks at a position.
+/// `m · scope · position`: the start of the rows that match blocks at a position.
 pub(super) fn matches(scope: Scope, position: RowPosition) -> Vec<u8> {
     at_position(MATCH, scope, position)
 }

@@ -15,7 +15,7 @@ use super::{
     truncated::NAME_BYTES,
 };
 
-/// Which objects a walk may give, and the rows that it met of others.
+/// The objects that a walk may return, and the rows of others that it found.
 pub(super) struct Usable<'a> {
     is_usable: &'a dyn Fn(&IndexRow) -> bool,
     stale: RefCell<Vec<Vec<u8>>>,
@@ -30,18 +30,18 @@ impl<'a> Usable<'a> {
         (self.is_usable)(row)
     }
 
-    /// Takes note of the key of a row that seems to be of no use.
+    /// Records the key of a row that appears to be stale.
     pub(super) fn note_stale(&self, key: &[u8]) {
         self.stale.borrow_mut().push(key.to_vec());
     }
 
-    /// The keys of which note was taken.
+    /// The recorded keys.
     pub(super) fn take_stale(&self) -> Vec<Vec<u8>> {
         self.stale.take()
     }
 }
 
-/// A chunk's preferred object, and where the chunk's children may lie: beside it, and under its own name.
+/// A chunk's preferred object, and where the chunk's children may be: next to it, and under its own name.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Child {
     pub(super) row: IndexRow,
@@ -56,8 +56,8 @@ impl Child {
     }
 }
 
-/// Visits the chunks from `position` on along its lineage, one per depth, while `visit` says so; ends where one has siblings.
-/// Of those the first is visited, unless `alone` is asked for.
+/// Visits the chunks from `position` along its lineage, one per depth, while `visit` returns true; ends at
+/// siblings. The first sibling is visited, unless `alone` is requested.
 pub(super) fn along(
     index: &dyn HotIndex,
     scope: Scope,
@@ -78,7 +78,7 @@ pub(super) fn along(
         }
         position = beside;
     }
-    // What follows is read, and kept behind what is known.
+    // Read the rest, and keep it after the known part.
     let mut run = match known {
         Some(run) if run.end() == position.depth() => LineageRun::clone(&run),
         _ => LineageRun::at(position.depth()),
@@ -96,8 +96,8 @@ pub(super) fn along(
     Ok(())
 }
 
-/// As [`along`], from the database itself. `visit` is also told whether the chunk's children lie beside it, and whether it
-/// has siblings.
+/// Like [`along`], from the database itself. `visit` also learns whether the chunk's children are next to it,
+/// and whether it has siblings.
 fn scanned(
     index: &dyn HotIndex,
     scope: Scope,
@@ -111,7 +111,7 @@ fn scanned(
     index.scan(&prefix.clone(), &mut |key, value| {
         let is_deeper = !key.starts_with(&prefix);
         if is_deeper {
-            // The depth before is complete. On to the next one, where this row must be.
+            // The previous depth is complete. Continue with the next one, where this row must be.
             let Some((child, continues)) = waiting.take() else { return Ok(false) };
             position = position.of_children(&child.row.seq_hash, continues);
             prefix = key::infos(scope, position);
@@ -163,7 +163,7 @@ pub(super) fn all_objects(
     Ok(rows)
 }
 
-/// As [`objects`], of the chunk whose rows begin with `prefix`.
+/// Like [`objects`], for the chunk whose rows begin with `prefix`.
 pub(super) fn objects_under(
     index: &dyn HotIndex,
     position: RowPosition,
@@ -180,7 +180,8 @@ pub(super) fn objects_under(
     Ok(best)
 }
 
-/// Takes the usable rows that begin with `prefix`, each with whether its chunk's children lie beside it, and notes the others.
+/// Takes the usable rows that begin with `prefix`, each with whether its chunk's children are next to it, and
+/// records the others as stale.
 fn usable_under(
     index: &dyn HotIndex,
     prefix: &[u8],

@@ -1,4 +1,4 @@
-//! Rows that say how far other replicas' journals were read: `p · log · replica → number of the last batch`.
+//! Rows of the read positions in other replicas' journals: `p · log · replica → number of the last batch`.
 
 use kvasir_store::layout::JournalLog;
 use kvasir_types::Name;

@@ -1,4 +1,4 @@
-//! The index in a sorted map: for tests, and for a replica that is given no disk.
+//! The index in a sorted map: for tests, and for a replica without a disk.
 
 use std::{collections::BTreeMap, ops::Bound};
 
@@ -10,10 +10,10 @@ use super::{
     key,
 };
 
-/// What a row takes beside its bytes: two allocations and its place in the map.
+/// Overhead of a row beyond its bytes: two allocations and its slot in the map.
 const ROW_OVERHEAD_BYTES: u64 = 96;
 
-/// A [`HotIndex`] that forgets everything with the process.
+/// A [`HotIndex`] that is lost with the process.
 #[derive(Debug)]
 pub struct MemoryIndex {
     rows: RwLock<Rows>,
@@ -46,7 +46,8 @@ impl Default for MemoryIndex {
 }
 
 impl MemoryIndex {
-    /// An index of at most `bytes_max`; a row beyond that fails, and whoever holds the index replaces it by an empty one.
+    /// An index of at most `bytes_max`; a row beyond that fails, and the index's owner replaces it by an
+    /// empty one.
     pub fn new(bytes_max: u64) -> Self {
         Self { rows: RwLock::default(), bytes_max, heard_until: RwLock::default() }
     }

@@ -1,8 +1,8 @@
-//! The hot index: which chunks there are, matched block by block. A cache of the store, never the truth.
+//! The hot index: the known chunks, matched block by block. It is a cache of the store, never authoritative.
 //!
-//! One sorted map holds the rows of objects, those of removals (`removed`) and the positions in other replicas' journals
-//! (`log_position`). Objects have two kinds of rows. A *position* says where the chunks after one parent lie (`position`): a context's
-//! chunks are neighbours.
+//! One sorted map holds the rows of objects, those of removals (`removed`) and the positions in other
+//! replicas' journals (`log_position`). Objects have two kinds of rows. A *position* groups the chunks after
+//! one parent (`position`): a context's chunks are neighbours.
 //!
 //! ```text
 //! i · scope 8 · position 11 · seq_hash 8 · object digest 8                           → the row · CRC32C of key and value
@@ -11,12 +11,14 @@
 //!       · varints: tokens, first position, head bytes, object bytes, number of levels, bytes of each
 //!       · block hash 4 … where the chunk is alone at its position
 //! ```
-//! Whole contexts are found in the `i` rows alone: they follow each other, are scanned, and a chunk is confirmed by its
-//! full seq_hash. Where chunks have siblings their block hashes are in `m` rows, which are a radix tree: the longest match
-//! among any number of them is one seek and its two neighbours. `scope` is of (tenant, model), so that no tenant's rows
-//! are met in another's lookups. Block hashes are cut to 4 bytes (0 becomes 1: 0 ends the list), so a false part needs a
-//! 32-bit collision at exactly the divergence (one lookup in 4 billion for each sibling there), costs at most a block, and
-//! readers compare the tokens that the object holds. On disk a row names its profile by two bytes (`profile_ids`). What a chunk costs is measured by `examples/index_cost.rs`.
+//! Whole contexts are found in the `i` rows alone: they are adjacent, so they are scanned, and a chunk is
+//! confirmed by its full seq_hash. If chunks have siblings, their block hashes are in `m` rows, which form a
+//! radix tree: the longest match among any number of them takes one seek and its two neighbours. `scope`
+//! identifies (tenant, model), so a lookup never reads rows of another tenant. Block hashes are cut to 4
+//! bytes (0 becomes 1: 0 ends the list). A false match therefore needs a 32-bit collision at exactly the
+//! divergence (one lookup in 4 billion for each sibling there) and costs at most a block, and readers compare
+//! the tokens in the object. On disk a row names its profile by two bytes (`profile_ids`).
+//! `examples/index_cost.rs` measures the cost per chunk.
 
 mod database;
 #[cfg(test)]
@@ -52,7 +54,7 @@ pub use scope::Scope;
 pub use sled_index::SledIndex;
 pub use walk::{MatchedChunk, Search, Walk};
 
-/// An index that cannot go on.
+/// An index that cannot continue.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum IndexError {

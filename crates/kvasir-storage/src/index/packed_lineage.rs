@@ -1,10 +1,11 @@
-//! Lineages in memory, packed: what lookups of whole contexts ask for, in a fifth of the memory that the same rows take as
-//! pages of the database.
+//! Lineages packed in memory for lookups of whole contexts, in a fifth of the memory that the same rows take
+//! as database pages.
 //!
-//! A *run* is the chunks of one lineage (`position`) at consecutive depths, each alone at its depth. Runs are filled by the
-//! scans that find them and dropped by the first change to one of their rows, so they never say what the database does
-//! not: a scan whose lineage changed meanwhile is not kept. With a chunk at about 90 bytes, the lineages of a million chunks
-//! fit into [`INDEX_CACHE_BYTES`](crate::limits::INDEX_CACHE_BYTES), and a lookup costs the same however many there are.
+//! A *run* is the chunks of one lineage (`position`) at consecutive depths, each alone at its depth. Scans
+//! fill runs, and the first change to one of their rows drops them, so they never disagree with the database:
+//! a scan whose lineage changed in the meantime is not kept. At about 90 bytes per chunk, the lineages of a
+//! million chunks fit into [`INDEX_CACHE_BYTES`](crate::limits::INDEX_CACHE_BYTES), and a lookup costs the
+//! same however many there are.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -15,9 +16,9 @@ use parking_lot::Mutex;
 use super::{position::LineageId, row::IndexRow};
 use crate::limits;
 
-/// Parts of the memory, so that lookups seldom wait for each other.
+/// Shards of the memory, so that lookups rarely wait for each other.
 const SHARDS: usize = 16;
-/// What a run costs beside its bytes: entries in a map and in a list, and the heads of allocations.
+/// Overhead of a run beyond its bytes: entries in a map and in a list, and allocation headers.
 const RUN_OVERHEAD_BYTES: u64 = 200;
 
 /// Chunks of one lineage at consecutive depths.
@@ -29,7 +30,7 @@ pub(super) struct LineageRun {
     count: u32,
     /// The last one's profile.
     profile: Option<ProfileHash>,
-    /// For each: whether its children lie beside it, and the packed row.
+    /// For each: whether its children are next to it, and the packed row.
     bytes: Vec<u8>,
 }
 
@@ -38,7 +39,7 @@ impl LineageRun {
         Self { first, ..Self::default() }
     }
 
-    /// The depth behind the last.
+    /// The depth after the last one.
     pub(super) fn end(&self) -> u32 {
         self.first + self.count
     }
@@ -50,7 +51,7 @@ impl LineageRun {
         self.count += 1;
     }
 
-    /// The chunks from a depth on, where the run has it, each with whether its children lie beside it.
+    /// The chunks from a depth on, if the run covers it, each with whether its children are next to it.
     pub(super) fn from(&self, depth: u32) -> impl Iterator<Item = (IndexRow, bool)> {
         let (mut rest, mut before) = (&self.bytes[..], None);
         let rows = std::iter::from_fn(move || {
@@ -69,15 +70,15 @@ impl LineageRun {
 struct Shard {
     runs: HashMap<LineageId, Arc<LineageRun>>,
     order: Lru<LineageId>,
-    /// Changes to rows of any of its lineages.
+    /// Number of changes to rows of any of its lineages.
     changes: u64,
 }
 
-/// The changes that a scan knows of.
+/// The number of changes when a scan started.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CacheVersion(u64);
 
-/// The runs that were asked for lately.
+/// Recently used runs.
 #[derive(Debug)]
 pub(super) struct LineageCache {
     shards: [Mutex<Shard>; SHARDS],
@@ -90,11 +91,11 @@ impl LineageCache {
     }
 
     fn shard(&self, lineage: &LineageId) -> &Mutex<Shard> {
-        // The lineage's name is a hash's beginning.
+        // The lineage's name is the beginning of a hash.
         &self.shards[usize::from(lineage[8]) % SHARDS]
     }
 
-    /// What is known of a lineage, and what a scan that goes on behind it must know to be kept.
+    /// The cached run of a lineage, and the version that a scan continuing it must present to be kept.
     pub(super) fn get(&self, lineage: &LineageId) -> (Option<Arc<LineageRun>>, CacheVersion) {
         let mut shard = self.shard(lineage).lock();
         let run = shard.runs.get(lineage).cloned();
@@ -104,7 +105,7 @@ impl LineageCache {
         (run, CacheVersion(shard.changes))
     }
 
-    /// Takes a run in that was read after `before`, if nothing changed since.
+    /// Adds a run that was read after `before`, if nothing changed since.
     pub(super) fn offer(&self, lineage: LineageId, mut run: LineageRun, before: CacheVersion) {
         run.bytes.shrink_to_fit();
         let mut guard = self.shard(&lineage).lock();
@@ -120,11 +121,11 @@ impl LineageCache {
         }
     }
 
-    /// A row of a lineage at some depth is not what it was.
+    /// A row of a lineage at some depth has changed.
     pub(super) fn changed(&self, lineage: &LineageId, depth: u32) {
         let mut shard = self.shard(lineage).lock();
         shard.changes += 1;
-        // A row behind a run makes it longer, not wrong.
+        // A row after a run extends it, but does not invalidate it.
         if shard.runs.get(lineage).is_some_and(|run| (run.first..run.end()).contains(&depth)) {
             shard.runs.remove(lineage);
             shard.order.remove(lineage);
@@ -143,7 +144,7 @@ fn access(run: &LineageRun) -> Access<LineageId> {
     Access::new(Moment::default(), ClassId::OTHER).bytes(run.bytes.len() as u64 + RUN_OVERHEAD_BYTES)
 }
 
-/// How the memory of an index is divided: bytes of the database's pages, and of runs.
+/// The division of an index's memory: bytes of the database's pages, and of runs.
 pub(super) fn divided(bytes: u64) -> (u64, u64) {
     let pages = bytes / limits::INDEX_PAGES_DIVISOR;
     (pages, bytes - pages)
@@ -197,7 +198,7 @@ mod tests {
         assert!(none.is_none());
         runs.offer(lineage, of(3), before);
         assert_eq!(runs.get(&lineage).0.map(|run| run.end()), Some(4));
-        // Before it and behind it.
+        // Before it and after it.
         runs.changed(&lineage, 0);
         runs.changed(&lineage, 4);
         assert!(runs.get(&lineage).0.is_some());

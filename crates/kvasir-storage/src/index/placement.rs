@@ -12,7 +12,7 @@ use super::{
     scope::Scope,
 };
 
-/// Takes an object in. Not at once with another insertion or removal.
+/// Adds an object. Must not run concurrently with another insertion or removal.
 pub(super) fn insert(
     index: &dyn HotIndex,
     cache: &PositionCache,
@@ -40,7 +40,7 @@ pub(super) fn insert(
         move_blocks_to_row(index, scope, position, &key, &value)?;
     }
     let put = |key: &[u8], value: &[u8]| {
-        // Most of what is taken in is known: reading is cheaper than writing.
+        // Most added rows are already known: reading is cheaper than writing.
         if index.get(key)?.as_deref() == Some(value) { Ok(()) } else { index.put(key, value) }
     };
     if !is_alone {
@@ -51,9 +51,10 @@ pub(super) fn insert(
     put(&key, &row.value(&key, continues, if is_alone { &entry.blocks } else { &[] }))
 }
 
-/// Who is at a position.
+/// The chunks at a position.
 struct PositionChunks {
-    /// Whether the chunk's children lie beside it, and whether its blocks are in its rows; where it is there.
+    /// Whether the chunk's children are next to it, and whether its blocks are in its rows; `None` if it is
+    /// not present.
     own: Option<(bool, bool)>,
     /// Rows of the first other chunk.
     others: Vec<Pair>,
@@ -90,7 +91,7 @@ fn chunks_at(
     Ok(found)
 }
 
-/// Gives the blocks of a chunk that is alone no more a row of their own.
+/// When a chunk gains its first sibling, moves its block hashes into a separate row.
 fn move_blocks_to_row(
     index: &dyn HotIndex,
     scope: Scope,
@@ -111,8 +112,8 @@ fn is_any(index: &dyn HotIndex, prefix: &[u8]) -> Result<bool, IndexError> {
     Ok(index.at_or_above(prefix)?.is_some_and(|(key, _)| key.starts_with(prefix)))
 }
 
-/// Removes an object, and with the last one of its chunk what matches the chunk's blocks; where its position is not known any
-/// more, it goes when it is met.
+/// Removes an object, and with the last object of its chunk the row of the chunk's blocks; if its position is
+/// no longer known, it is removed when a walk finds it.
 pub(super) fn remove(
     index: &dyn HotIndex,
     cache: &PositionCache,
@@ -129,8 +130,9 @@ pub(super) fn remove(
     Ok(())
 }
 
-/// Removes those of the rows that a walk took for `stale` that are: it may have met one while it was written, or one of an
-/// object that has come back since. Not at once with an insertion or removal.
+/// Removes the rows that are really stale among those that a walk found: it may have read one while it was
+/// being written, or one of an object that has returned since. Must not run concurrently with an insertion or
+/// removal.
 pub(super) fn sweep(index: &dyn HotIndex, stale: &[Vec<u8>], usable: &Usable<'_>) -> Result<(), IndexError> {
     // The rows of a chunk's objects come before the one that matches its blocks.
     for key in stale {
@@ -152,11 +154,11 @@ pub(super) fn sweep(index: &dyn HotIndex, stale: &[Vec<u8>], usable: &Usable<'_>
     Ok(())
 }
 
-/// Candidates for a longer sibling that are looked at.
+/// Maximum number of candidates for a longer sibling.
 const SIBLINGS_MAX: usize = 16;
 
-/// A chunk at the same position that shares all whole blocks of `entry` and has more tokens. Whether it holds all of its
-/// tokens is for its head to say.
+/// A chunk at the same position that shares all whole blocks of `entry` and has more tokens. Its head must
+/// confirm that it contains all of the entry's tokens.
 pub(super) fn longer_sibling(
     index: &dyn HotIndex,
     cache: &PositionCache,
@@ -186,7 +188,7 @@ pub(super) fn longer_sibling(
     Ok(None)
 }
 
-/// Whether a chunk is known that follows `seq_hash`.
+/// Whether a child of `seq_hash` is known.
 pub(super) fn has_children(
     index: &dyn HotIndex,
     cache: &PositionCache,
@@ -198,7 +200,7 @@ pub(super) fn has_children(
         || is_any(index, &key::infos(scope, RowPosition::under(hash)))?)
 }
 
-/// A row that matches blocks has nothing but its checksum.
+/// A row that matches blocks contains only its checksum.
 pub(super) fn check_matching(key: &[u8], value: &[u8]) -> Result<(), IndexError> {
     if value == checksum(key, &[]).to_le_bytes() {
         return Ok(());

@@ -1,12 +1,13 @@
-//! Where rows lie, so that a context's chunks are neighbours: one lookup of 64 chunks is one seek and a short scan,
-//! and touches a few pages of a large database instead of 64.
+//! Positions of rows, chosen so that a context's chunks are neighbours: a lookup of 64 chunks is one seek and
+//! a short scan, and touches a few pages of a large database instead of 64.
 //!
-//! A *position* is a lineage and a depth in it. All chunks after one parent have the same position. The first child to
-//! come continues its parent's lineage, one deeper; a child with an elder sibling, or whose parent is unknown, begins a
-//! lineage of its own, named after the parent. So the rows of a conversation follow each other, and where a thousand conversations
-//! share a beginning, each is together behind it.
+//! A *position* is a lineage and a depth in it. All chunks after one parent have the same position. The first
+//! child continues its parent's lineage, one level deeper; a child with an older sibling, or with an unknown
+//! parent, begins a new lineage named after the parent. So the rows of a conversation are consecutive, and if
+//! a thousand conversations share a beginning, each one is contiguous after it.
 //!
-//! Nothing rests on it: a chunk whose position is not found is unknown, and the store is asked.
+//! Correctness does not depend on positions: a chunk whose position is not found is unknown, and the store is
+//! asked.
 
 use kvasir_store::cache::BoundedMap;
 use kvasir_types::SeqHash;
@@ -14,7 +15,7 @@ use kvasir_types::SeqHash;
 use super::{scope::Scope, truncated::name};
 use crate::limits;
 
-/// The greatest depth; what is deeper begins a new lineage.
+/// The greatest depth; deeper chunks begin a new lineage.
 pub(super) const DEPTH_MAX: u32 = (1 << 24) - 1;
 
 /// Names a lineage: its scope, and its name in that.
@@ -30,7 +31,7 @@ pub(super) struct RowPosition {
 impl RowPosition {
     pub(super) const BYTES: usize = 8 + 3;
 
-    /// Where the children of a chunk lie that begins a lineage of its own, or is a root.
+    /// The position of the children of a chunk that begins a lineage, or of a root.
     pub(super) fn under(parent_hash: &[u8; 32]) -> Self {
         Self { lineage: *name(parent_hash), depth: 0 }
     }
@@ -51,7 +52,7 @@ impl RowPosition {
         Self { depth: self.depth + 1, ..self }
     }
 
-    /// Where the children of a chunk lie that is at this position.
+    /// The position of the children of a chunk at this position.
     pub(super) fn of_children(self, seq_hash: &SeqHash, continues: bool) -> Self {
         if continues { self.deeper() } else { Self::under(seq_hash.as_bytes()) }
     }
@@ -65,8 +66,8 @@ impl RowPosition {
     }
 }
 
-/// The positions of the children of recently met chunks. Bounded, and lost with the process: a chunk whose parent is not
-/// in it begins a lineage.
+/// The positions of the children of recently seen chunks. Bounded, and lost with the process: a chunk whose
+/// parent is not in it begins a lineage.
 #[derive(Debug)]
 pub(super) struct PositionCache(BoundedMap<(Scope, [u8; 32]), RowPosition>);
 
@@ -79,12 +80,12 @@ impl PositionCache {
         self.0.get(&(scope, *hash))
     }
 
-    /// Where new children of `parent_hash` go.
+    /// The position of new children of `parent_hash`.
     pub(super) fn after(&self, scope: Scope, parent_hash: &[u8; 32]) -> RowPosition {
         self.known(scope, parent_hash).unwrap_or(RowPosition::under(parent_hash))
     }
 
-    /// Takes note of where the children of what ends with `hash` lie. The first to say so is right.
+    /// Records the position of the children of the chunk that ends with `hash`. The first record is kept.
     pub(super) fn record(&self, scope: Scope, hash: &SeqHash, children: RowPosition) {
         if self.known(scope, hash.as_bytes()).is_none() {
             self.0.insert((scope, *hash.as_bytes()), children);

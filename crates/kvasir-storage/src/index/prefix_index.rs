@@ -1,7 +1,7 @@
-//! What this replica knows of chunk objects: the hot index, and the memories that must move with it.
+//! This replica's knowledge of chunk objects: the hot index, and the caches that must change with it.
 //!
-//! One rule joins them: **an object that is known to be gone is not offered**, whatever a row or a late journal batch says.
-//! A walk that meets its row removes it.
+//! One rule connects them: **an object that is known to be gone is not offered**, whatever a row or a late
+//! journal batch says. A walk that finds its row removes it.
 
 use std::{
     sync::{
@@ -27,36 +27,36 @@ pub(crate) struct LastUse {
     pub(crate) class: ClassId,
 }
 
-/// Removals that are no more among those in memory, where an index row may still tell of them.
+/// Removals that were dropped from memory, but may still have an index row.
 #[derive(Debug, Default)]
 struct Forgotten {
-    /// How often the memory had dropped some.
+    /// How often removals were dropped.
     drops: u64,
     /// The last place in the order of removals that one of them may have.
     last: u64,
 }
 
-/// The hot index and the memories beside it.
+/// The hot index and its accompanying caches.
 #[derive(Debug)]
 pub(crate) struct PrefixIndex {
     index: Index,
-    /// Objects met, so that a ranged read or a level needs no second request.
+    /// Known objects, so that a ranged read or a level needs no second request.
     rows: BoundedMap<(Scope, ObjectDigest), Arc<IndexRow>>,
-    /// What the index took in lately, so that it can be taken out again.
+    /// Recent entries of the index, so that they can be removed again.
     entries: BoundedMap<(Scope, ObjectDigest), Arc<IndexEntry>>,
-    /// Chunks that were not in the store a moment ago; none are remembered without a time to live.
+    /// Chunks that were recently missing in the store; `None` without a time to live.
     missing: Option<BoundedMap<(Scope, SeqHash), ()>>,
-    /// Objects that are known to be gone, and how many were taken out when they were.
+    /// Objects known to be gone, and the number of removals at that time.
     gone: BoundedMap<(Scope, ObjectDigest), u64>,
-    /// Objects that the store listed without a tombstone, and how many were taken out before it was asked.
+    /// Objects that the store listed without a tombstone, and the number of removals before the listing.
     listed: BoundedMap<(Scope, ObjectDigest), u64>,
-    /// Opaque objects whose writers were told that they are stored, as far as this replica knows: they do not give way any more.
+    /// Opaque objects whose writers were acknowledged, as far as this replica knows: they no longer give way.
     acknowledged: BoundedMap<(Scope, ObjectDigest), ()>,
     removals: AtomicU64,
-    /// Held where an object changes between gone and offered: no removal falls between a look and what it decides, and none
-    /// leaves a row behind that outlives the memory of it.
+    /// Held while an object changes between gone and offered: no removal falls between a check and its
+    /// decision, and none leaves a row that outlives the memory of it.
     turning: Mutex<Forgotten>,
-    /// When objects were last found or read, and for whom; only where the cold tier has a capacity.
+    /// When and by which request class objects were last found or read; only if the cold tier has a capacity.
     uses: Option<BoundedMap<(Scope, ObjectDigest), LastUse>>,
 }
 
@@ -81,17 +81,17 @@ impl PrefixIndex {
         &self.index
     }
 
-    /// The longest match of `blocks` behind `parent`, of objects that are not known to be gone.
+    /// The longest match of `blocks` after `parent`, of objects that are not known to be gone.
     pub(crate) fn walk(&self, scope: Scope, parent: &[u8; 32], blocks: &[SeqHash], search: Search) -> Walk {
         self.index.walk(scope, parent, blocks, search, &|row| !self.is_gone(scope, row.object_digest))
     }
 
-    /// As [`walk`](Self::walk), of whole chunks, each the child of the one before.
+    /// Like [`walk`](Self::walk), for whole chunks, each the child of the previous one.
     pub(crate) fn walk_chunks(&self, scope: Scope, parent: &[u8; 32], chunks: &[SeqHash]) -> Vec<IndexRow> {
         self.index.walk_chunks(scope, parent, chunks, &|row| !self.is_gone(scope, row.object_digest))
     }
 
-    /// What is known of an opaque object's name, of objects that are not known to be gone.
+    /// The objects of an opaque object's name that are not known to be gone.
     pub(crate) fn opaque_objects(&self, scope: Scope, seq_hash: &SeqHash) -> Vec<IndexRow> {
         self.index.opaque_objects(scope, seq_hash, &|row| !self.is_gone(scope, row.object_digest))
     }
@@ -101,8 +101,9 @@ impl PrefixIndex {
         self.index.clear_removed(scope, object);
     }
 
-    /// Takes in an object that is in the store and had no tombstone when it was asked, after [`removals`](Self::removals) were
-    /// `before`. Where it was removed since then, the removal may be younger than the question, and stands.
+    /// Adds an object that the store has and that had no tombstone when it was checked, which began when
+    /// [`removals`](Self::removals) was `before`. If it was removed since then, the removal may be younger
+    /// than the check, and is kept.
     pub(crate) fn insert_listed(&self, scope: Scope, entry: &Arc<IndexEntry>, before: u64) {
         let object = entry.row.object_digest;
         let mut forgotten = self.turning.lock();
@@ -112,20 +113,21 @@ impl PrefixIndex {
             if drops > forgotten.drops {
                 *forgotten = Forgotten { drops, last: self.removals() };
             }
-            // Where only a row tells of its removal, that was before this process began, or is one of the forgotten.
+            // If only a row records its removal, that was before this process started, or was dropped from
+            // memory.
             if remembered.unwrap_or(forgotten.last) > before {
                 return;
             }
             self.clear_gone(scope, &object);
         }
-        // What was asked earlier may be answered later.
+        // An earlier query may be answered later.
         let listed = self.listed.get(&(scope, object)).map_or(before, |listed| listed.max(before));
         self.listed.insert((scope, object), listed);
         self.take_in(scope, entry);
     }
 
-    /// Takes in an object that was read, or that another replica stored, unless it is known to be gone: a removal that was
-    /// heard of first wins.
+    /// Adds an object that was read, or that another replica stored, unless it is known to be gone: an
+    /// earlier removal wins.
     pub(crate) fn insert_unless_gone(&self, scope: Scope, entry: &Arc<IndexEntry>) {
         let _turning = self.turning.lock();
         if !self.is_gone(scope, entry.row.object_digest) {
@@ -133,12 +135,12 @@ impl PrefixIndex {
         }
     }
 
-    /// Takes note that the writer of an opaque object was acknowledged.
+    /// Records that the writer of an opaque object was acknowledged.
     pub(crate) fn note_acknowledged(&self, scope: Scope, object: ObjectDigest) {
         self.acknowledged.insert((scope, object), ());
     }
 
-    /// Whether that is known.
+    /// Whether its writer is known to be acknowledged.
     pub(crate) fn is_acknowledged(&self, scope: Scope, object: ObjectDigest) -> bool {
         self.acknowledged.contains(&(scope, object))
     }
@@ -151,15 +153,17 @@ impl PrefixIndex {
         self.entries.insert((scope, entry.row.object_digest), Arc::clone(entry));
     }
 
-    /// Takes out an object that is removed now, and keeps a row of that until its name may be used again.
+    /// Removes an object that is being removed from the store, and keeps a row of that until its name may be
+    /// used again.
     pub(crate) fn remove_for_good(&self, scope: Scope, object: ObjectDigest, row: RemovedRow) {
         let _turning = self.turning.lock();
         let at = self.next_removal();
         self.remove_at(scope, object, row, at);
     }
 
-    /// As [`remove_for_good`](Self::remove_for_good), of a removal that was durable in the bucket when [`next_removal`](Self::next_removal)
-    /// gave `heard`. Where the store has listed the object since then without a tombstone, that was an earlier life of its name.
+    /// Like [`remove_for_good`](Self::remove_for_good), for a removal that was durable in the bucket when
+    /// [`next_removal`](Self::next_removal) returned `heard`. If the store has listed the object since then
+    /// without a tombstone, the removal concerns an earlier object of this name.
     pub(crate) fn remove_heard(&self, scope: Scope, object: ObjectDigest, row: RemovedRow, heard: u64) {
         let _turning = self.turning.lock();
         if self.listed.get(&(scope, object)).is_none_or(|listed| listed < heard) {
@@ -174,7 +178,8 @@ impl PrefixIndex {
         self.take_out(scope, object);
     }
 
-    /// Takes out an object that is gone or broken. Only this process remembers it: it may be written again under its name.
+    /// Removes an object that is gone or damaged. Only this process remembers it: it may be written again
+    /// under its name.
     pub(crate) fn remove(&self, scope: Scope, object: ObjectDigest) {
         let _turning = self.turning.lock();
         let at = self.next_removal();
@@ -182,7 +187,7 @@ impl PrefixIndex {
         self.take_out(scope, object);
     }
 
-    /// A place in the order of removals: behind all that were before, and what was listed by then.
+    /// A place in the order of removals: after all earlier removals and listings.
     pub(crate) fn next_removal(&self) -> u64 {
         self.removals.fetch_add(1, Ordering::AcqRel) + 1
     }
@@ -204,7 +209,7 @@ impl PrefixIndex {
         self.gone.contains(&(scope, object)) || self.index.removed(scope, &object).is_some()
     }
 
-    /// Whether it was a request, or a damaged object, that took it out.
+    /// Whether a request or a damaged object caused its removal.
     pub(crate) fn is_removed_by_request(&self, scope: Scope, object: &ObjectDigest) -> bool {
         self.index.removed(scope, object).is_some_and(|row| row.by_request)
     }
@@ -221,19 +226,19 @@ impl PrefixIndex {
         self.entries.get(&(scope, object))
     }
 
-    /// Whether the index has lost an object that it had taken in. Waits for whoever takes it in or out: in between, its row may be
-    /// gone already and the memory of it not.
+    /// Whether the index has lost an object that it contained. Waits for concurrent insertions and removals:
+    /// in between, its row may be gone already but its record not.
     pub(crate) fn has_lost(&self, scope: Scope, object: ObjectDigest) -> bool {
         let _turning = self.turning.lock();
         !self.entries.contains(&(scope, object))
     }
 
-    /// Whether the store did not have the chunk a moment ago.
+    /// Whether the store recently did not have the chunk.
     pub(crate) fn is_missing(&self, scope: Scope, seq_hash: SeqHash) -> bool {
         self.missing.as_ref().is_some_and(|missing| missing.contains(&(scope, seq_hash)))
     }
 
-    /// The store did not have the chunk when it was asked, at `since`: its answer may have taken long.
+    /// Records that the store did not have the chunk when asked at `since`: the response may have taken long.
     pub(crate) fn note_missing(&self, scope: Scope, seq_hash: SeqHash, since: Instant) {
         if let Some(missing) = &self.missing {
             missing.insert_since((scope, seq_hash), (), since);
@@ -244,7 +249,7 @@ impl PrefixIndex {
         self.uses.as_ref()?.get(&(scope, object))
     }
 
-    /// Takes note of a use by a request of `class`; where that is not known, of the class of the use before.
+    /// Records a use by a request of `class`; if that is unknown, keeps the class of the previous use.
     pub(crate) fn note_use(&self, scope: Scope, object: ObjectDigest, class: Option<ClassId>) {
         if let Some(uses) = &self.uses {
             let before = || uses.get(&(scope, object)).map(|before| before.class);
@@ -320,7 +325,7 @@ mod tests {
         index.insert_listed(scope, &entry, 0);
         index.remove_heard(scope, object, removal, heard);
         assert!(is_offered(), "the answer to a question of before");
-        // One that began before the journal was read tells nothing.
+        // A listing that began before the journal was read proves nothing.
         let before = index.removals();
         let heard = index.next_removal();
         index.remove_heard(scope, object, removal, heard);
@@ -328,7 +333,7 @@ mod tests {
         assert!(!is_offered());
     }
 
-    /// Removals of other objects while the store is asked, as many as they are.
+    /// Removals of other objects while the store is queried, however many.
     fn remove_others(index: &PrefixIndex, scope: Scope, count: usize) {
         for n in 0..count as u64 {
             let other = blake3::hash(&n.to_le_bytes()).as_bytes().to_owned();
@@ -359,7 +364,7 @@ mod tests {
         assert!(!index.gone.contains(&(scope, object)), "only its row is left");
         index.insert_listed(scope, &entry, before);
         assert!(index.is_gone(scope, object));
-        // Of a store that is asked again, only the answer counts.
+        // Of a repeated query, only the response counts.
         let before = index.removals();
         remove_others(&index, scope, 10);
         index.insert_listed(scope, &entry, before);
@@ -379,7 +384,7 @@ mod tests {
         assert!(!index.is_gone(scope, object));
     }
 
-    /// As the index itself has it, without the rule.
+    /// Whether the index itself has a row, without the rule.
     fn has_row(index: &PrefixIndex, scope: Scope) -> bool {
         index.index().walk(scope, &[5; 32], &[[2; 32].into()], Search::Fast, &|_| true).whole_blocks == 1
     }
@@ -391,7 +396,7 @@ mod tests {
         let shared: Arc<OnceLock<PrefixIndex>> = Arc::default();
         let (ask, asked) = mpsc::channel();
         let hook = Arc::clone(&shared);
-        // Somebody asks when its row is gone and the rest is not.
+        // A query arrives when its row is gone but the rest is not.
         let database = HookedIndex::new(move |operation| {
             let is_row_gone = |index: &&PrefixIndex| operation == Operation::Remove && !has_row(index, scope);
             if hook.get().filter(is_row_gone).is_some() {
@@ -408,7 +413,7 @@ mod tests {
         });
         let index =
             shared.get_or_init(|| PrefixIndex::new(Index::over(Arc::new(database)), Duration::ZERO, false));
-        index.insert(scope, &entry);
+        index.insert_listed(scope, &entry, index.removals());
         assert!(!index.has_lost(scope, object));
         index.remove(scope, object);
         let (early, answered) = asked.recv().expect("somebody asked");
@@ -423,7 +428,7 @@ mod tests {
         let remove = move |index: &PrefixIndex| {
             index.remove_for_good(scope, object, RemovedRow { expires_ms: i64::MAX, by_request: true });
         };
-        // The removal comes when the object's row is about to be written, or where it has to wait, afterwards.
+        // The removal arrives when the object's row is about to be written, or afterwards if it has to wait.
         let shared: Arc<OnceLock<PrefixIndex>> = Arc::default();
         let hook = Arc::clone(&shared);
         let database = HookedIndex::new(move |operation| {

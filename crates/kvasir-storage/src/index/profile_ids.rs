@@ -12,7 +12,7 @@ use parking_lot::RwLock;
 
 use super::{IndexError, key::is_info, row::PROFILE};
 
-/// Of a profile without a number.
+/// Marks a profile without a number.
 const NONE: u16 = u16::MAX;
 
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl Known {
 }
 
 impl ProfileIds {
-    /// Those that the tree holds.
+    /// Loads the ids in the tree.
     pub(super) fn open(tree: sled::Tree) -> Result<Self, IndexError> {
         let mut known = Known::default();
         for row in &tree {
@@ -49,7 +49,7 @@ impl ProfileIds {
         Ok(Self { tree, known: RwLock::new(known) })
     }
 
-    /// The id of a profile; a new one where it has none yet.
+    /// The id of a profile; assigns one if it has none.
     fn id(&self, profile: &[u8; 32]) -> Result<u16, IndexError> {
         if let Some(id) = self.known.read().ids.get(profile) {
             return Ok(*id);
@@ -62,12 +62,12 @@ impl ProfileIds {
             return Ok(NONE);
         }
         let id = known.add(*profile);
-        // Before any row that names it.
+        // Written before any row that uses it.
         self.tree.insert(id.to_be_bytes(), profile).map_err(super::sled_index::error)?;
         Ok(id)
     }
 
-    /// A row as it is on disk.
+    /// A row in its form on disk.
     pub(super) fn shorten(&self, key: &[u8], value: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
         let Some(profile) = value.get(PROFILE).filter(|_| is_info(key)) else { return Ok(None) };
         let profile = profile.first_chunk().ok_or_else(corrupt)?;
@@ -81,7 +81,7 @@ impl ProfileIds {
         Ok(Some(short))
     }
 
-    /// A row as it was before [`shorten`](Self::shorten).
+    /// A row in its form before [`shorten`](Self::shorten).
     pub(super) fn lengthen(&self, key: &[u8], value: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
         if !is_info(key) {
             return Ok(None);

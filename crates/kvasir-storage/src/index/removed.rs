@@ -1,13 +1,14 @@
-//! Rows of removals. A removal is kept until its object's name may be used again, over restarts of the replica and longer
-//! than the memories of one process: a row of the object that is met, or an entry that comes late, does not offer it again.
+//! Rows of removals. A removal is kept until its object's name may be used again, across restarts of the
+//! replica and longer than any process remembers: neither a row of the object nor a late journal entry makes
+//! the object visible again.
 //!
 //! ```text
 //! d · bucket 2 → entry … · CRC32C of key and value
 //! entry = scope 8 · digest 8 · expires (s of the store's clock, 4) · by request 1
 //! ```
-//! A row holds the removals whose digests begin alike: alone, each would take five times its bytes in the database's pages.
-//! Every row that a lookup meets is asked for here, so a filter in memory answers first: a bit for each value of a digest's
-//! leading bits. A set bit without an entry costs one read of the index.
+//! A row holds the removals whose digests have a common prefix; separate rows would take five times the bytes
+//! in the database's pages. Lookups check every row they find here, so a filter in memory answers first: one
+//! bit for each value of a digest's leading bits. A set bit without an entry costs one read of the index.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,33 +24,34 @@ use super::{
 };
 
 const REMOVED: u8 = b'd';
-/// `u → ms of the store's clock 8`: until then removals may be missing from the rows, because a batch of them was damaged.
+/// `u → ms of the store's clock 8`: until then removals may be missing from the rows, because a batch of them
+/// was damaged.
 const MISSED: u8 = b'u';
-/// Leading bits of a digest that name a bucket: of a million removals one has about 60.
+/// Leading bits of a digest that name a bucket: with a million removals, a bucket has about 60.
 const BUCKET_BITS: u32 = 14;
 const ENTRY_BYTES: usize = 8 + NAME_BYTES + 4 + 1;
-/// Bits of the filter: 1 MiB, so that of a million removals one in nine lookups of a row asks in vain.
+/// Bits of the filter: 1 MiB, so that with a million removals one in nine lookups of a row is in vain.
 const FILTER_BITS: usize = 1 << 23;
 
-/// The removals in an index, and which digests may have one.
+/// The removals in an index, and a filter of the digests that may have one.
 #[derive(Debug)]
 pub(super) struct RemovedFilter {
     bits: Box<[AtomicU64]>,
-    /// Held by whoever changes a bucket: it is read and written.
+    /// Held while a bucket is changed: it is read and written.
     changing: Mutex<()>,
 }
 
 /// A removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RemovedRow {
-    /// When its name may be used again, in ms of the store's clock; kept in whole seconds, rounded up.
+    /// When its name may be used again, in ms of the store's clock; stored in whole seconds, rounded up.
     pub expires_ms: i64,
-    /// Whether a request asked for it: then reads under way end, too.
+    /// Whether a request caused it: then running reads end as well.
     pub by_request: bool,
 }
 
 impl RemovedFilter {
-    /// Of the rows in `index`.
+    /// Builds the filter from the rows in `index`.
     pub(super) fn of(index: &dyn HotIndex) -> Result<Self, IndexError> {
         let bits = (0..FILTER_BITS / 64).map(|_| AtomicU64::new(0)).collect();
         let this = Self { bits, changing: Mutex::default() };
@@ -71,7 +73,7 @@ impl RemovedFilter {
         self.bit(name(digest.as_bytes()), |word, bit| word.load(Ordering::Relaxed) & bit != 0)
     }
 
-    /// Takes note of a removal. One by request takes the place of another one, never the other way round.
+    /// Records a removal. One by request replaces another one, never the other way round.
     pub(super) fn put(
         &self,
         index: &dyn HotIndex,
@@ -107,7 +109,7 @@ impl RemovedFilter {
         Ok(found.map(|entry| entry.row))
     }
 
-    /// Forgets the removal of an object. Its bit stays until the index is opened again.
+    /// Deletes the removal of an object. Its bit stays set until the index is opened again.
     pub(super) fn remove(
         &self,
         index: &dyn HotIndex,
@@ -126,7 +128,7 @@ impl RemovedFilter {
         }
     }
 
-    /// Forgets the removals that expired at `now_ms`. Gives how many.
+    /// Deletes the removals that expired at `now_ms`. Returns their number.
     pub(super) fn expire(&self, index: &dyn HotIndex, now_ms: i64) -> Result<u64, IndexError> {
         let is_over = |entry: &Entry| entry.row.expires_ms <= now_ms;
         let mut keys = Vec::new();
@@ -186,10 +188,10 @@ impl Entry {
     }
 }
 
-/// When removals expire whose time nobody knew.
+/// Expiry of removals whose time is unknown.
 const NEVER: u32 = u32::MAX;
 
-/// The entries of a row, one behind the other.
+/// The entries of a row, concatenated.
 #[derive(Debug)]
 struct Bucket(Vec<u8>);
 
@@ -220,7 +222,7 @@ impl Bucket {
         self.0.as_chunks().0.iter().filter_map(Entry::of_bytes)
     }
 
-    /// Takes an object's entry out.
+    /// Removes an object's entry.
     fn take(&mut self, scope: Scope, digest: &[u8; NAME_BYTES]) -> Option<RemovedRow> {
         let at = self.entries().position(|entry| entry.is_of(scope, digest))?;
         let bytes: Vec<u8> = self.0.drain(at * ENTRY_BYTES..(at + 1) * ENTRY_BYTES).collect();
@@ -288,7 +290,7 @@ mod tests {
         }
         assert_eq!(again.get(&index, other, &digest(1)).expect("memory"), None);
         assert_eq!(again.get(&index, scope, &digest(77)).expect("memory"), None);
-        // The collector's reason does not take the place of a request's.
+        // The collector's reason does not replace a request's.
         let late = RemovedRow { expires_ms: 99_001, by_request: false };
         again.put(&index, scope, &digest(8), late).expect("memory");
         let found = again.get(&index, scope, &digest(8)).expect("memory").expect("an entry");
@@ -320,7 +322,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a plain map: whatever is put, removed and expired, over restarts.
+        /// Compares with a plain map: arbitrary puts, removals and expiries, across restarts.
         #[test]
         fn buckets_are_a_map(steps in prop::collection::vec((0u8..12, any::<bool>(), 0i64..8, 0u8..8), 0..60)) {
             let index = MemoryIndex::default();

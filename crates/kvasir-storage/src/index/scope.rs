@@ -1,4 +1,4 @@
-//! Keeps the rows of tenants and models apart.
+//! Separates the rows of tenants and models.
 
 use kvasir_types::{ModelId, Name};
 

@@ -1,8 +1,8 @@
 //! The index in a sled database.
 //!
-//! sled 0.34 is safe against a killed process, but not against lost power, and opens a truncated file with rows
-//! silently missing. So rows carry their own checksums, a missing row only means that the store is asked, and a
-//! database that does not open is thrown away.
+//! sled 0.34 is safe against a killed process, but not against power loss, and opens a truncated file with
+//! rows silently missing. So rows have their own checksums, a missing row only means that the store is asked,
+//! and a database that does not open is discarded.
 
 use std::{
     path::{Path, PathBuf},
@@ -18,12 +18,12 @@ use super::{
 };
 use crate::{limits, private_files::private_directory};
 
-/// Form of rows and keys; a database of another one is started anew.
+/// Format of rows and keys; a database of another format is replaced by an empty one.
 const FORMAT: u8 = 4;
 const META_IDENTITY: &[u8] = b"identity";
 const META_ROWS: &[u8] = b"rows";
 const META_HEARD: &[u8] = b"heard";
-/// Lies in a database that a running process gave up; whoever opens it next starts it anew.
+/// File in a database that a running process abandoned; the next process to open it starts a new one.
 const ABANDONED: &str = "KVASIR_ABANDONED";
 
 /// A [`HotIndex`] on disk.
@@ -38,11 +38,11 @@ pub struct SledIndex {
 }
 
 impl SledIndex {
-    /// Opens the database at `path`, for the store of that `identity`; one that belongs to another store or to
-    /// another form of rows is emptied.
+    /// Opens the database at `path`, for the store of that `identity`; one that belongs to another store or
+    /// has another format of rows is emptied.
     ///
     /// # Errors
-    /// [`IndexError::Locked`] when another process holds it, [`IndexError::Corrupt`] when it should be deleted.
+    /// [`IndexError::Locked`] if another process holds it, [`IndexError::Corrupt`] if it should be deleted.
     pub fn open(path: &Path, identity: &[u8; 32], cache_bytes: u64) -> Result<Self, IndexError> {
         let (pages_bytes, lineages_bytes) = divided(cache_bytes);
         let config = sled::Config::new()
@@ -68,11 +68,11 @@ impl SledIndex {
         Ok(Self { db, rows, profiles, row_count: row_count.into(), lineages, path: path.to_owned() })
     }
 
-    /// Opens the first slot under `directory` that no other process holds, deleting a corrupt database on the way.
-    /// Says through `corrupt` what was deleted.
+    /// Opens the first slot under `directory` that no other process holds, deleting corrupt databases on the
+    /// way. Reports through `corrupt` what was deleted.
     ///
     /// # Errors
-    /// [`IndexError::Locked`] when all slots are taken, [`IndexError::Io`] when the disk does not play along.
+    /// [`IndexError::Locked`] if all slots are taken, [`IndexError::Io`] if the disk fails.
     pub fn open_slot(
         directory: &Path,
         identity: &[u8; 32],
@@ -81,14 +81,14 @@ impl SledIndex {
     ) -> Result<Self, IndexError> {
         for slot in 0..limits::INDEX_SLOTS_MAX {
             let path = directory.join(format!("hot-{slot}.sled"));
-            // The database's own files have the modes that it gives them.
+            // The database sets the modes of its own files.
             private_directory(&path).map_err(|e| IndexError::Io(e.to_string()))?;
             let problem = match Self::open(&path, identity, cache_bytes) {
                 Err(IndexError::Locked) => continue,
                 Err(problem @ IndexError::Corrupt { .. }) => problem,
                 Ok(index) if path.join(ABANDONED).exists() => {
                     drop(index);
-                    IndexError::Corrupt { what: "it was given up while in use".to_owned() }
+                    IndexError::Corrupt { what: "it was abandoned while in use".to_owned() }
                 }
                 done => return done,
             };
@@ -106,14 +106,14 @@ impl SledIndex {
         Ok((key.to_vec(), value))
     }
 
-    /// After a row changed: what was read of its lineage before is not kept.
+    /// After a change of a row: earlier reads of its lineage must not be cached.
     fn changed(&self, key: &[u8]) {
         if let Some((lineage, depth)) = key::lineage_of_info(key) {
             self.lineages.changed(&lineage, depth);
         }
     }
 
-    /// Where it lives.
+    /// Path of the database.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -122,7 +122,7 @@ impl SledIndex {
 pub(super) fn error(error: sled::Error) -> IndexError {
     match error {
         sled::Error::Io(io) if io.to_string().contains("lock") => IndexError::Locked,
-        // A kind of its own for what a damaged file looks like to the file system, too.
+        // Includes the file system's own error kind for a damaged file.
         sled::Error::Io(io)
             if matches!(io.kind(), std::io::ErrorKind::UnexpectedEof | std::io::ErrorKind::InvalidData) =>
         {
@@ -209,7 +209,7 @@ impl HotIndex for SledIndex {
     }
 
     fn abandon(&self) {
-        // Where even this fails, the next start finds the damage by itself or meets it row by row.
+        // If even this fails, the next start finds the damage itself, or row by row.
         let _ = std::fs::write(self.path.join(ABANDONED), b"");
     }
 }

@@ -24,25 +24,25 @@ use crate::{
     transitions::Transition,
 };
 
-/// Which chunk a body is to become, and for whom.
+/// The chunk that a body claims to be, and its tenant.
 #[derive(Debug, Clone)]
 pub struct PutChunk {
-    /// Whose.
+    /// The tenant.
     pub tenant: Name,
     /// The model.
     pub model_id: ModelId,
     /// The chunk.
     pub seq_hash: SeqHash,
-    /// The namespace of its chain, where the writer names it: events are labelled with it.
+    /// The namespace of its chain, if the writer names it; a label of events.
     pub namespace: Option<Name>,
-    /// What the request is.
+    /// The request's description.
     pub hint: RequestHint,
-    /// What the writer says of the body before its first byte.
+    /// The writer's announcement before the first byte of the body.
     pub announced: Option<AnnouncedBody>,
 }
 
 impl PutChunk {
-    /// A chunk of which nothing else is said.
+    /// A chunk without further data.
     pub fn new(tenant: &Name, model_id: &ModelId, seq_hash: &SeqHash) -> Self {
         let (tenant, hint) = (tenant.clone(), RequestHint::default());
         Self { tenant, model_id: *model_id, seq_hash: *seq_hash, namespace: None, hint, announced: None }
@@ -59,9 +59,9 @@ impl PutChunk {
     }
 }
 
-/// Where a body goes while it comes in.
+/// Receives a body while it arrives.
 pub(super) trait BodySink {
-    /// Takes the next bytes; `head` is the object's, once it has come.
+    /// Takes the next bytes; `head` is the object's, once it has arrived.
     fn push(
         &mut self,
         bytes: &[u8],
@@ -78,7 +78,7 @@ impl BodySink for Spool {
 /// A verified body: its head, the digest of all its bytes, and the bytes.
 pub(super) type Received = (Head, ObjectDigest, Spool);
 
-/// A verified body on its way to a name.
+/// A verified body before it has a name.
 pub(super) struct Upload {
     pub(super) put: PutChunk,
     pub(super) head: Head,
@@ -96,8 +96,8 @@ impl Upload {
         self.put.key(self.entry.row.object_digest)
     }
 
-    /// Finds an object name without a tombstone. While the name has one, the object is reissued under the next incarnation
-    /// number in its header, which gives it another digest and so another name.
+    /// Finds an object name without a tombstone. While the name has one, the object is reissued under the
+    /// next incarnation number in its header, which gives it another digest and thus another name.
     pub(super) async fn avoid(&mut self, removed: &BTreeSet<ObjectDigest>) -> Result<(), PutError> {
         while removed.contains(&self.entry.row.object_digest)
             && let Some(next) = self.head.header.incarnation().checked_add(1)
@@ -107,7 +107,7 @@ impl Upload {
         Ok(())
     }
 
-    /// Gives the object the name that it has under an incarnation number.
+    /// Gives the object the name for an incarnation number.
     pub(super) async fn reissue(&mut self, incarnation: u16) -> Result<(), PutError> {
         let object_digest = self.spool.reissue(incarnation).await?;
         let flags = &mut self.head.header.flags;
@@ -119,17 +119,16 @@ impl Upload {
 }
 
 impl Ingest {
-    /// Stores a chunk object. Everything about the body is verified before any of it is visible: header, directory,
+    /// Stores a chunk object. The whole body is verified before any of it is visible: header, directory,
     /// checksums, lengths, and that its tokens hash to the chunk's `seq_hash`. Idempotent.
     ///
-    /// Runs on when the caller goes away after its last byte: an upload is finished or aborted, not left.
+    /// Continues if the caller disconnects after its last byte: an upload is either finished or aborted.
     ///
     /// # Errors
     /// [`PutError::Removed`]: the same request may be sent again. [`PutError::InvalidChunk`],
-    /// [`ChunkMismatch`](PutError::ChunkMismatch),
-    /// [`TooLarge`](PutError::TooLarge), [`Body`](PutError::Body), [`Catalog`](PutError::Catalog) for a model or a profile that
-    /// is not there: nothing is stored.
-    /// [`Store`](PutError::Store): may be stored; the same request may be sent again.
+    /// [`ChunkMismatch`](PutError::ChunkMismatch), [`TooLarge`](PutError::TooLarge),
+    /// [`Body`](PutError::Body), [`Catalog`](PutError::Catalog) for an unknown model or profile: nothing is
+    /// stored. [`Store`](PutError::Store): may be stored; the same request may be sent again.
     pub async fn put_chunk<E: std::fmt::Display>(
         self: &Arc<Self>,
         put: PutChunk,
@@ -137,7 +136,7 @@ impl Ingest {
     ) -> Result<StoredChunk, PutError> {
         self.catalog.model(&put.tenant, &put.model_id).await?;
         let (scope, seq_hash) = (put.scope(), put.seq_hash);
-        // On the heap: it is larger than what callers are to carry in theirs.
+        // On the heap: it would make the callers' futures too large.
         let stored = Box::pin(self.put_body(put, sent(body))).await;
         stored.inspect_err(|error| self.note_refusal(scope, seq_hash, error.code(), error))
     }
@@ -185,7 +184,7 @@ impl Ingest {
         }
     }
 
-    /// Verifies a body while it comes in, and holds it.
+    /// Verifies a body while it arrives, and keeps it.
     pub(super) async fn receive_whole(
         &self,
         put: &PutChunk,
@@ -196,7 +195,8 @@ impl Ingest {
         Ok((head, object_digest, spool))
     }
 
-    /// Verifies a body while it comes in and goes on: each part of it is read once, while the processor's caches have it.
+    /// Verifies a body while it arrives and passes it on: each part is read once, while it is in the CPU's
+    /// caches.
     pub(super) async fn receive(
         &self,
         put: &PutChunk,
@@ -222,7 +222,7 @@ impl Ingest {
         Ok((head, (*digest.finalize().as_bytes()).into()))
     }
 
-    /// Refuses early what could only be refused later.
+    /// Rejects early what could otherwise only be rejected later.
     pub(super) async fn check_header(
         &self,
         tenant: &Name,
@@ -238,9 +238,9 @@ impl Ingest {
         Ok(self.catalog.profile_exists(tenant, model_id, &header.profile_hash).await?)
     }
 
-    /// Stores a verified upload under a name that has no tombstone after its last byte is durable. Then it is in the index,
-    /// in the ledger and on its way to the other replicas; nothing but memory stands between its durability and the
-    /// acknowledgement.
+    /// Stores a verified upload under a name that has no tombstone after its last byte is durable. Then it is
+    /// in the index, in the ledger and on its way to the other replicas; only memory operations lie between
+    /// durability and acknowledgement.
     async fn commit(&self, upload: &mut Upload) -> Result<StoredChunk, PutError> {
         self.bucket.reached(Transition::UploadVerified);
         let PutChunk { tenant, model_id, seq_hash, .. } = upload.put.clone();
@@ -251,7 +251,7 @@ impl Ingest {
             upload.avoid(&removed).await?;
             let key = upload.key();
             let path = self.bucket.path(&Key::Chunk(key.clone()));
-            // What a read found broken is written again, whatever the store says of it.
+            // An object that a read found damaged is written again, whatever the store reports about it.
             let is_broken = self.reads.index().is_gone(scope, key.object_digest);
             let created = upload.spool.send(self.bucket.objects(), &path, is_broken).await?;
             self.bucket.reached(Transition::ObjectWritten);
@@ -266,18 +266,19 @@ impl Ingest {
             let namespace = upload.put.namespace.take();
             return Ok(self.stored(key, &upload.entry, block_hashes, namespace, since_ms, created));
         }
-        Err(StoreError::own("storing an object", "the chunk was removed each time it was stored").into())
+        Err(StoreError::own("storing an object", "the chunk was removed after each attempt to store it")
+            .into())
     }
 
-    /// Takes note of an object that is in the store and had no tombstone when it was looked for, which began when there were
-    /// `before` removals: one that was heard of since then stands. Not earlier: the row of a removal that was heard of would be
-    /// gone, and a process that ends then would offer the object again.
+    /// Records an object that is in the store and had no tombstone when it was checked. The check began when
+    /// the index counted `before` removals; a removal heard of since then is kept. Not called earlier: that
+    /// would delete the row of a known removal, and a process that ends then would offer the object again.
     pub(super) fn indexed(&self, scope: Scope, entry: &Arc<IndexEntry>, before: u64) {
         self.reads.index().insert_listed(scope, entry, before);
         self.bucket.reached(Transition::IndexWritten);
     }
 
-    /// Takes note of an object that is durable, was there at `since_ms` and has no tombstone.
+    /// Records an object that is durable, existed at `since_ms` and has no tombstone.
     pub(super) fn stored(
         &self,
         key: ChunkKey,
@@ -295,7 +296,7 @@ impl Ingest {
         StoredChunk { seq_hash, object_digest, bytes: entry.row.object_bytes, created }
     }
 
-    /// Offers the base of a stored object to the hot tier, frame by frame, as far as there is memory for it.
+    /// Offers the base of a stored object to the hot tier, frame by frame, as far as memory allows.
     pub(super) async fn offer_base(&self, mut upload: Upload) -> std::io::Result<()> {
         let base = self.reads.offered_bytes(&upload.entry.row.level_bytes);
         let Some(hot) = self.reads.tier().filter(|_| base > 0 && !upload.put.hint.transient) else {

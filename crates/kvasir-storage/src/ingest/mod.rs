@@ -1,4 +1,4 @@
-//! What is stored: bodies through the service, and uploads that clients sent to the store directly.
+//! Writes: bodies through the service, and uploads that clients sent directly to the store.
 
 mod chunks;
 mod multipart;
@@ -32,7 +32,7 @@ use crate::{
     memory::MemoryBudget, read::Reads,
 };
 
-/// Takes chunk objects and profiles in: verified as they stream, visible only as a whole.
+/// Stores chunk objects and profiles: verified as they stream in, visible only as a whole.
 #[derive(Debug)]
 pub struct Ingest {
     bucket: Arc<Bucket>,
@@ -43,9 +43,9 @@ pub struct Ingest {
     chunk_bytes_max: u64,
     profile_bytes_max: u64,
     writer: u64,
-    /// Opaque objects that this replica has written.
+    /// Number of opaque objects written by this replica.
     written: AtomicU64,
-    /// Chunks that were sent and not taken, and why.
+    /// Refused chunks, and the reasons.
     refused: BoundedMap<(Scope, SeqHash), Arc<str>>,
 }
 
@@ -71,26 +71,26 @@ impl Ingest {
         }
     }
 
-    /// What bodies of unfinished uploads may hold in memory, and do; parts on their way to the store are beside it.
+    /// The memory budget of unfinished uploads' bodies; parts being sent to the store are separate.
     pub fn upload_memory(&self) -> &Arc<MemoryBudget> {
         self.spools.memory()
     }
 
-    /// Why a chunk was sent lately and not taken.
+    /// Why a chunk was recently refused.
     pub(crate) fn refusal(&self, scope: Scope, seq_hash: SeqHash) -> Option<Arc<str>> {
         self.refused.get(&(scope, seq_hash))
     }
 
-    /// Remembers for `explain` that a chunk was sent and not taken.
+    /// Records for `explain` that a chunk was refused.
     fn note_refusal(&self, scope: Scope, seq_hash: SeqHash, code: ErrorCode, error: &impl Display) {
-        // An outage or a body that broke off says nothing of the chunk.
+        // An outage or an incomplete body says nothing about the chunk.
         if !code.is_retryable() && code != ErrorCode::BadRequest {
             self.refused.insert((scope, seq_hash), error.to_string().into());
         }
     }
 }
 
-/// A body from a caller: its errors name how far it came.
+/// A caller's body: its errors state how many bytes arrived.
 fn sent<E: Display>(
     body: impl Stream<Item = Result<Bytes, E>>,
 ) -> impl Stream<Item = Result<Bytes, PutError>> {
@@ -104,7 +104,7 @@ fn sent<E: Display>(
     })
 }
 
-/// A body that ends with an error behind `limit` bytes.
+/// A body that ends with an error after `limit` bytes.
 fn limited(
     body: impl Stream<Item = Result<Bytes, PutError>>,
     limit: u64,

@@ -1,8 +1,9 @@
-//! Uploads in parts, as S3 clients send large objects: parts wait in the store, so that any replica can take any of them, and become
-//! an object when they are complete.
+//! Multipart uploads, as S3 clients send large objects: parts are kept in the store, so that any replica can
+//! receive any of them, and become an object on completion.
 //!
-//! An upload is no more than its id. A part's name says its size and its digest, which the client gives back at the end as the part's
-//! ETag, so nothing is remembered. Parts that nobody completes are collected with direct uploads.
+//! An upload is only an id. A part's name contains its size and its digest, which the client returns at the
+//! end as the part's ETag, so the service keeps no state. Parts that are never completed are collected with
+//! direct uploads.
 
 use std::{collections::HashSet, fmt, str::FromStr, sync::Arc};
 
@@ -20,16 +21,16 @@ use uuid::Uuid;
 use super::{Ingest, PutObject, limited, sent};
 use crate::error::{ObjectError, PutError};
 
-/// A part of an upload that is in the store.
+/// A part of an upload in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoredPart {
-    /// Its place in the object: parts follow each other by their numbers.
+    /// Its position in the object: parts are ordered by number.
     pub number: u16,
-    /// What its bytes are.
+    /// Its content.
     pub content: PartContent,
 }
 
-/// What a part's bytes are. As text, it is what a client keeps of a part.
+/// Size and digest of a part. As text, it is the ETag that a client keeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartContent {
     bytes: u64,
@@ -59,7 +60,8 @@ impl FromStr for PartContent {
 }
 
 impl Ingest {
-    /// Stores a part of `bytes` bytes. The same part may be sent again, with other bytes too: which of them counts is said at the end.
+    /// Stores a part of `bytes` bytes. The same part may be sent again, with different bytes as well:
+    /// completion names the one that counts.
     ///
     /// # Errors
     /// As [`put_object`](Self::put_object).
@@ -89,15 +91,15 @@ impl Ingest {
         let content = PartContent { bytes, digest: (*digest.finalize().as_bytes()).into() };
         let path = self.part_path(tenant, upload_id, StoredPart { number, content });
         spool.send(self.bucket.objects(), &path, false).await?;
-        // Its bytes may lie there until the collector comes, completed or not.
+        // Its bytes may stay there until they are collected, completed or not.
         self.changes.note_stored(tenant, *blake3::hash(path.as_ref().as_bytes()).as_bytes(), bytes);
         Ok(content)
     }
 
-    /// Makes an object of parts, one after the other; `put.bytes` is what they have together. The parts are gone afterwards.
+    /// Builds an object from parts, in order; `put.bytes` is their total size. Deletes the parts afterwards.
     ///
     /// # Errors
-    /// As [`put_object`](Self::put_object). [`PutError::UnknownPart`] for one that is not there.
+    /// As [`put_object`](Self::put_object). [`PutError::UnknownPart`] for a missing part.
     pub async fn complete_parts(
         self: &Arc<Self>,
         upload_id: Uuid,
@@ -123,7 +125,7 @@ impl Ingest {
     /// Deletes the parts of an upload.
     ///
     /// # Errors
-    /// [`StoreError::Request`]; it may be sent again.
+    /// [`StoreError::Request`]; the request may be sent again.
     pub async fn abort_parts(&self, tenant: &Name, upload_id: Uuid) -> Result<(), StoreError> {
         for path in self.parts_of(tenant, upload_id).await? {
             self.bucket.delete(&path).await?;
@@ -131,7 +133,7 @@ impl Ingest {
         Ok(())
     }
 
-    /// Where the parts of an upload are.
+    /// The paths of an upload's parts.
     async fn parts_of(&self, tenant: &Name, upload_id: Uuid) -> Result<HashSet<Path>, StoreError> {
         let prefix = self.bucket.layout().upload_prefix(tenant, upload_id);
         let listed = self.bucket.list(&prefix, "listing an upload's parts");
@@ -140,7 +142,7 @@ impl Ingest {
         paths.try_collect().await
     }
 
-    /// A part's bytes, compared with its name at their end.
+    /// A part's bytes, verified against its name at the end.
     async fn open_part(
         &self,
         path: &Path,
@@ -158,15 +160,15 @@ impl Ingest {
             if digest.finalize() == *part.content.digest.as_bytes() {
                 return Ok(None);
             }
-            Err(StoreError::own(READING, "it has other bytes than were sent").into())
+            Err(StoreError::own(READING, "its bytes differ from those sent").into())
         }))
     }
 
     async fn delete_parts(&self, paths: &[Path]) {
         for path in paths {
-            // Left behind, it is collected.
+            // If it stays, it will be collected.
             if let Err(error) = self.bucket.delete(path).await {
-                tracing::warn!(%error, "a part of a completed upload stays for the collector");
+                tracing::warn!(%error, "a part of a completed upload could not be deleted; the collector will delete it");
             }
         }
     }

@@ -1,11 +1,13 @@
 //! Storing opaque objects: bytes under a key that is never overwritten.
 //!
-//! Nothing in a bucket decides between two writers of one key, so they find each other: whoever has written his object lists
-//! the key's objects, and is acknowledged where none has another payload. Of two that were acknowledged, the later one listed after
-//! both had written, and would have seen the other. Where writers meet, all but the one with the smallest name give way at once;
-//! that one waits for them, and gives way to an object that stays. Each writes an object of its own, told from others by a number,
-//! also of the same bytes: so nobody rests on an object whose writer may give way. A writer that ends before it gave way leaves an
-//! object that nobody was promised: the key is a miss until the collector has removed all.
+//! The bucket does not decide between two writers of one key, so they detect each other: after writing its
+//! object, a writer lists the key's objects, and is acknowledged if none has another payload. Of two
+//! acknowledged writers, the later one listed after both had written, and would have seen the other. If
+//! writers collide, all except the one with the smallest name give way at once; that one waits for them, and
+//! gives way to an object that stays. Each writes a separate object, distinguished by a number, even for the
+//! same bytes: so no writer depends on an object whose writer may give way. A writer that ends before it has
+//! given way leaves an object that was never acknowledged: the key is a miss until the collector has removed
+//! all of them.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -36,32 +38,34 @@ use crate::{
     transitions::Transition,
 };
 
-/// Under which key a body is stored, and for whom.
+/// The key of a body, and its tenant.
 #[derive(Debug, Clone)]
 pub struct PutObject {
-    /// Whose.
+    /// The tenant.
     pub tenant: Name,
     /// The key's namespace.
     pub namespace: Name,
     /// The key.
     pub key: ObjectKey,
-    /// Bytes of the body.
+    /// Size of the body.
     pub bytes: u64,
-    /// What the request is.
+    /// The request's description.
     pub hint: RequestHint,
-    /// Whether lists of the namespace's keys are to have it. Of a sealed tenant there are none: they would tell its keys.
+    /// Whether lists of the namespace's keys include it. Sealed tenants have no lists: they would reveal
+    /// keys.
     pub listed: bool,
 }
 
 impl Ingest {
-    /// Stores an opaque object. The same bytes under the same key may be stored again, others may not.
+    /// Stores an opaque object. Storing the same bytes under the same key again succeeds; other bytes are
+    /// refused.
     ///
-    /// Runs on when the caller goes away after its last byte.
+    /// Continues if the caller disconnects after its last byte.
     ///
     /// # Errors
-    /// [`ObjectError::Exists`]; [`PutError::TooLarge`], [`Body`](PutError::Body), [`InvalidChunk`](PutError::InvalidChunk) for a
-    /// body of another length than was said: nothing is stored. [`PutError::Store`]: may be stored; the same request may be sent
-    /// again.
+    /// [`ObjectError::Exists`]; [`PutError::TooLarge`], [`Body`](PutError::Body),
+    /// [`InvalidChunk`](PutError::InvalidChunk) for a body whose length differs from the declared one:
+    /// nothing is stored. [`PutError::Store`]: may be stored; the same request may be sent again.
     pub async fn put_object<E: std::fmt::Display>(
         self: &Arc<Self>,
         put: PutObject,
@@ -74,7 +78,7 @@ impl Ingest {
         let root = self.catalog.open_namespace(&tenant, &namespace, &ModelId::OPAQUE).await?;
         let mut head = OpaqueHead::new(root.chain_key(), &key, bytes)?;
         let mut spool = self.spools.spool(self.bucket.seals(&tenant));
-        // Its place: what it says follows from the bytes behind it.
+        // Reserve space for the head, which depends on the bytes after it.
         spool.push(&vec![0; head.head_bytes()]).await.map_err(PutError::Spool)?;
         let mut payload_digest = blake3::Hasher::new();
         let mut body = std::pin::pin!(limited(sent(body), bytes));
@@ -85,7 +89,7 @@ impl Ingest {
             spool.push(&part).await.map_err(PutError::Spool)?;
         }
         let number = self.written.fetch_add(1, Ordering::Relaxed);
-        // Hashed: writers whose numbers are close to each other meet nowhere.
+        // Hashed, so that writers with close numbers never collide.
         let nonce = blake3::hash(&[self.writer.to_le_bytes(), number.to_le_bytes()].concat());
         let nonce = u64::from_le_bytes(nonce.as_bytes().first_chunk().copied().unwrap_or_default());
         let written_ms = self.bucket.now_ms().map_or(0, i64::cast_unsigned);
@@ -118,7 +122,8 @@ impl Ingest {
         Ok(StoredObject { key, bytes, created })
     }
 
-    /// Stores a body under its key, or finds that the same bytes are there. Says whether it was new, and which object stands.
+    /// Stores a body under its key, or finds that the same bytes are stored. Returns whether it is new, and
+    /// the object that counts.
     async fn commit_opaque(
         &self,
         upload: &mut Upload,
@@ -132,7 +137,7 @@ impl Ingest {
         let tombstones = self.reads.tombstones();
         for _ in 0..limits::PUT_ATTEMPTS_MAX {
             let removed = tombstones.of_chunk(&tenant, &model_id, &name).await?;
-            // What this replica knows of spares a write.
+            // This replica's knowledge may save a write.
             for row in self.reads.index().opaque_objects(scope, &name) {
                 let there = opaque_chunk(&tenant, &name, &row);
                 if removed.contains(&row.object_digest) {
@@ -140,7 +145,8 @@ impl Ingest {
                 }
                 match self.reads.payload_digest(&there).await? {
                     Some(other) if Some(other) != payload => return Err(exists()),
-                    // Who was acknowledged does not give way any more. But what another writer left may be beside it.
+                    // An acknowledged writer no longer gives way. But another writer's remains may be present
+                    // as well.
                     Some(_) => match self.kept_payload(scope, &there).await? {
                         Some(kept) if Some(kept) != payload => return Err(exists()),
                         Some(_) => match self.settle(&there, payload).await? {
@@ -169,7 +175,8 @@ impl Ingest {
                     return Ok((is_first, object_digest));
                 }
                 Standing::Contested => {
-                    // Nobody else was acknowledged for it: no two writers have one object. But after a while readers rest on it.
+                    // No other writer was acknowledged for it: two writers never share an object. But after a
+                    // while readers depend on it.
                     if begun.elapsed() < limits::OPAQUE_RETRACT_MAX {
                         self.changes.write_tombstone(&mine, Removal::Duplicate).await?;
                     }
@@ -178,10 +185,11 @@ impl Ingest {
                 Standing::Removed => self.reads.forget_removed(scope, mine.object_digest, Removal::Removed),
             }
         }
-        Err(StoreError::own("storing an object", "it was removed each time it was stored").into())
+        Err(StoreError::own("storing an object", "it was removed after each attempt to store it").into())
     }
 
-    /// The payload of an object that is known to be acknowledged, if it is in the store as it was stored. One that is not is forgotten.
+    /// The payload of an object known to be acknowledged, if the store still has it intact. Otherwise drops
+    /// it from the index.
     async fn kept_payload(&self, scope: Scope, there: &ChunkKey) -> Result<Option<[u8; 32]>, ObjectError> {
         if !self.reads.index().is_acknowledged(scope, there.object_digest) {
             return Ok(None);
@@ -197,8 +205,8 @@ impl Ingest {
         }
     }
 
-    /// Looks for objects of the key with another payload after `mine` was written; waits for them to give way where that is theirs
-    /// to do.
+    /// Looks for objects of the key with another payload after `mine` was written; waits for those that must
+    /// give way.
     async fn settle(&self, mine: &ChunkKey, payload: Option<[u8; 32]>) -> Result<Standing, ObjectError> {
         let mut wait = limits::OPAQUE_CONTEST_WAIT;
         loop {
@@ -212,7 +220,7 @@ impl Ingest {
                     None => {}
                 }
             }
-            // So many that not all were listed.
+            // More than the listing covers.
             let is_full = offered.len() >= limits::OPAQUE_OBJECTS_MAX;
             if !offered.contains(mine) && !is_full {
                 return Ok(Standing::Removed);
@@ -229,9 +237,9 @@ impl Ingest {
         }
     }
 
-    /// The payload of an object that counts. Only that it differs from `mine` is believed of a head: where it is the same, or the head
-    /// is damaged, or this replica has found the object damaged before, it is read whole, and quarantined where it is damaged: it would
-    /// be in the way of its key.
+    /// The payload of an object that counts. A head is only trusted to show that it differs from `mine`. If
+    /// it is the same, or the head is damaged, or this replica has found the object damaged before, the
+    /// object is read whole, and quarantined if it is damaged: it would block its key.
     async fn sound_payload(
         &self,
         other: &ChunkKey,
@@ -256,12 +264,12 @@ impl Ingest {
     }
 }
 
-/// How an object stands under its key.
+/// An object's standing among those of its key.
 enum Standing {
-    /// There is none with another payload. With it, whether there is none with the same, how many removals this replica had heard
-    /// of before it looked, and the store's time then.
+    /// No object has another payload. Also: whether none has the same payload, how many removals this replica
+    /// knew of before it checked, and the store's time then.
     Alone { is_first: bool, before: u64, since_ms: Option<i64> },
-    /// There are some.
+    /// Others exist.
     Contested,
     /// It has a tombstone.
     Removed,

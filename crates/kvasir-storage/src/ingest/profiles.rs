@@ -11,12 +11,11 @@ use super::{Ingest, limited, sent};
 use crate::{error::PutError, index::Scope, transitions::Transition};
 
 impl Ingest {
-    /// Stores a profile. Gives whether it was new, and its size.
+    /// Stores a profile. Returns whether it was new, and its size.
     ///
     /// # Errors
-    /// [`PutError::ProfileMismatch`], [`TooLarge`](PutError::TooLarge),
-    /// [`Catalog`](PutError::Catalog) for a model that is not there, [`Body`](PutError::Body): nothing is stored.
-    /// [`Store`](PutError::Store).
+    /// [`PutError::ProfileMismatch`], [`TooLarge`](PutError::TooLarge), [`Catalog`](PutError::Catalog) for an
+    /// unknown model, [`Body`](PutError::Body): nothing is stored. [`Store`](PutError::Store).
     pub async fn put_profile<E: std::fmt::Display>(
         &self,
         tenant: &Name,
@@ -38,7 +37,7 @@ impl Ingest {
         }
         let path = self.catalog.profile_path(tenant, model_id, profile_hash);
         let (bucket, bytes) = (Arc::clone(&self.bucket), spool.bytes());
-        // It goes on when the caller goes away: an upload is finished or aborted, not left.
+        // Continues if the caller disconnects: an upload is either finished or aborted.
         let sending = tokio::spawn(async move { spool.send(bucket.objects(), &path, false).await });
         let created = sending.await.map_err(StoreError::from)??;
         self.bucket.reached(Transition::ProfileWritten);

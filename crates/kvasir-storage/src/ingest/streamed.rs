@@ -1,7 +1,8 @@
-//! Chunk objects whose digest is said before their first byte: they go to the store while they come in, and become visible when all of
-//! it is verified. Nothing of them waits in a spool, and nothing is read or hashed twice.
+//! Chunk objects whose digest is announced before their first byte: they are sent to the store while they
+//! arrive, and become visible once all of it is verified. They are not spooled, and nothing is read or hashed
+//! twice.
 //!
-//! Where the name has a tombstone, or there is no memory for two parts, a body waits in the spool like all others.
+//! If the name has a tombstone, or there is no memory for two parts, a body is spooled like all others.
 
 use std::sync::Arc;
 
@@ -34,17 +35,17 @@ use crate::{
     transitions::Transition,
 };
 
-/// What a writer says of a body before its first byte.
+/// A writer's announcement before the first byte of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AnnouncedBody {
-    /// BLAKE3 of all of it.
+    /// BLAKE3 of the whole body.
     pub object_digest: ObjectDigest,
     /// Its length.
     pub bytes: u64,
 }
 
 impl AnnouncedBody {
-    /// Compares it with what came.
+    /// Compares it with the received body.
     pub(super) fn check(&self, found: ObjectDigest, head: &Head) -> Result<(), ChunkMismatch> {
         ChunkMismatch::same("length", &head.header.object_bytes(), &self.bytes)?;
         ChunkMismatch::same("object_digest", &found, &self.object_digest)
@@ -52,7 +53,7 @@ impl AnnouncedBody {
 }
 
 impl Ingest {
-    /// Begins to store a body under the name that was announced; none where it has to wait in the spool.
+    /// Starts storing a body under the announced name; `None` if it must be spooled.
     pub(super) async fn begin_streamed(
         &self,
         put: &PutChunk,
@@ -96,7 +97,7 @@ impl Ingest {
         }))
     }
 
-    /// Stores a body as it comes in: it is completed when it is verified, else aborted.
+    /// Stores a body as it arrives: completes it once it is verified, aborts it otherwise.
     pub(super) async fn put_streamed(
         self: &Arc<Self>,
         put: PutChunk,
@@ -118,13 +119,13 @@ impl Ingest {
             }
         };
         let this = Arc::clone(self);
-        // Finished or aborted when the caller goes away now, not left.
+        // If the caller disconnects now, the upload is still finished or aborted.
         let storing = tokio::spawn(carry(async move { this.commit_streamed(put, head, object).await }));
         storing.await.map_err(StoreError::Task)?
     }
 
-    /// Completes a verified object whose bytes are all in the store. Its tombstone is looked for before that, since the upload may have
-    /// taken long, and after it.
+    /// Completes a verified object whose bytes are all in the store. Checks its tombstone before that, since
+    /// the upload may have taken long, and afterwards.
     async fn commit_streamed(
         &self,
         mut put: PutChunk,
@@ -160,17 +161,18 @@ impl Ingest {
     }
 }
 
-/// An object on its way to the store: one part is gathered while the one before it is written. Aborted when it is dropped.
+/// An object being sent to the store: one part is collected while the previous one is written. Aborted when
+/// dropped.
 pub(super) struct StreamedObject {
     bucket: Arc<Bucket>,
     path: Path,
     announced: AnnouncedBody,
-    /// Whether its name was taken, by these very bytes or by damaged ones.
+    /// Whether its name existed, with these same bytes or damaged ones.
     existed: bool,
-    /// None once it was completed or aborted.
+    /// `None` once it was completed or aborted.
     upload: Option<Box<dyn MultipartUpload>>,
     part_bytes: usize,
-    /// Two parts, or one where that is all.
+    /// Two parts, or one if memory allows only one.
     pool: Arc<RegionPool>,
     part: Option<PooledRegion>,
     filled: usize,
@@ -210,13 +212,13 @@ impl StreamedObject {
             return Ok(space);
         }
         self.settle().await?;
-        // A client of a store may hold a part for a moment after its answer.
+        // A store's client may hold a part briefly after its response.
         let other = || RegionPool::new(vec![Region::new(self.part_bytes, None)]).take();
         let none = || StoreError::own("storing an object in parts", "there is no memory for a part").into();
         self.pool.take().or_else(other).ok_or_else(none)
     }
 
-    /// Hands what was gathered to the store, once the part before it is there.
+    /// Sends the collected part once the previous one is stored.
     async fn send(&mut self) -> Result<(), PutError> {
         self.settle().await?;
         let (Some(part), Some(upload)) = (self.part.take(), &mut self.upload) else { return Ok(()) };
@@ -228,7 +230,7 @@ impl StreamedObject {
         Ok(())
     }
 
-    /// Waits for the part that is on its way.
+    /// Waits for the part in flight.
     async fn settle(&mut self) -> Result<(), PutError> {
         let Some(sending) = self.sending.take() else { return Ok(()) };
         let sent = sending.await.map_err(StoreError::from)?;
@@ -239,7 +241,8 @@ impl StreamedObject {
     async fn complete(&mut self) -> Result<(), PutError> {
         let Some(mut upload) = self.upload.take() else { return Ok(()) };
         if let Err(error) = upload.complete().await {
-            // It may have taken effect: names are digests, so what is there whole now and was not before is ours.
+            // It may have taken effect: names are digests, so a complete object that did not exist before is
+            // ours.
             let there = self.bucket.head(&self.path, "asking for an object").await;
             let is_there = there.is_ok_and(|meta| meta.is_some_and(|meta| meta.size == self.announced.bytes));
             if self.existed || !is_there {
@@ -264,14 +267,14 @@ impl StreamedObject {
 async fn abort(bucket: &Bucket, mut upload: Box<dyn MultipartUpload>) {
     match upload.abort().await {
         Ok(()) => bucket.reached(Transition::PartsAborted),
-        // The collector takes what is left.
+        // The collector deletes the rest.
         Err(error) => tracing::debug!(%error, "an upload in parts was not aborted"),
     }
 }
 
 impl Drop for StreamedObject {
     fn drop(&mut self) {
-        // Its client went away.
+        // Its client disconnected.
         if let (Some(upload), Ok(runtime)) = (self.upload.take(), tokio::runtime::Handle::try_current()) {
             let (bucket, sending) = (Arc::clone(&self.bucket), self.sending.take());
             runtime.spawn(async move {
@@ -284,16 +287,17 @@ impl Drop for StreamedObject {
     }
 }
 
-/// Copies of the frames of an object's base, made while its bytes pass by, as far as the hot tier has memory for them.
+/// Copies of the frames of an object's base, made while its bytes pass through, as far as the hot tier has
+/// memory.
 struct PassingFrames {
     hot: Arc<HotCache>,
     key: ChunkKey,
-    /// How the object is cut, once its head has come; not verified before all of it has.
+    /// The division of the object, once its head has arrived; unverified until all of it has.
     cut: Option<(HotObject, u64)>,
-    /// What came before that.
+    /// Bytes that arrived before that.
     early: Vec<u8>,
     frames: Vec<Region>,
-    /// Bytes of the last one.
+    /// Number of bytes in the last one.
     filled: usize,
     begun: Instant,
     is_over: bool,
@@ -346,7 +350,7 @@ impl PassingFrames {
         }
     }
 
-    /// Offers the frames of an object that was verified.
+    /// Offers the frames of a verified object.
     fn offer(self, reads: &Reads, key: &ChunkKey, head: &Head, put: &PutChunk) {
         let object = reads.register_object(&self.hot, key, head);
         let tier = self.hot.tier();

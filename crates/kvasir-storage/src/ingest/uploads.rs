@@ -1,14 +1,15 @@
-//! The direct path: bytes that never pass through the service.
+//! Direct uploads: bytes that never pass through the service.
 //!
-//! An upload is announced, sent to a staging name by a presigned URL, and committed. The staging name says all that
-//! was announced, so any replica can commit and nothing has to be remembered. The signature covers that name, the length
-//! in it, and the SHA-256: where the store compares them, the bytes behind the staging name are pinned, and header, directory,
-//! lengths and chain are checked by ranged reads; the object is then copied within the store to its own name. Where
-//! the store does not, the service reads the upload whole, as if it had been sent through it.
+//! An upload is announced, sent to a staging name with a presigned URL, and committed. The staging name
+//! contains the whole announcement, so any replica can commit and the service keeps no state. The signature
+//! covers that name, the length in it, and the SHA-256. If the store verifies these, the bytes at the staging
+//! name are fixed: header, directory, lengths and chain are checked with ranged reads, and the object is then
+//! copied within the store to its own name. If the store does not verify them, the service reads the whole
+//! upload, as if it had been sent through it.
 //!
-//! With a store that compares, the object's name (its BLAKE3) is the uploader's word, within its own tenant: pieces
-//! have checksums that every reader checks, and a scrub compares the name. What is stored under a name is never replaced
-//! on that word.
+//! With a verifying store, the object's name (its BLAKE3) is the uploader's claim, within its own tenant:
+//! pieces have checksums that every reader checks, and a scrub verifies the name. Stored objects are never
+//! replaced because of that claim.
 
 use std::sync::Arc;
 
@@ -34,15 +35,15 @@ use crate::{
     removal::Removal,
 };
 
-/// Uploads that clients send to the store, and the service commits.
+/// Uploads that clients send to the store and the service commits.
 #[derive(Debug)]
 pub struct DirectUploads {
     bucket: Arc<Bucket>,
     path: Arc<DirectPath>,
     ingest: Arc<Ingest>,
-    /// Uploads that were announced here, whose bytes this replica counts.
+    /// Uploads announced to this replica, whose bytes it counts.
     announced: BoundedMap<(Name, Uuid), ()>,
-    /// Uploads that were committed here, so that a commit may be sent again.
+    /// Uploads committed by this replica, so that a commit may be repeated.
     committed: BoundedMap<(Name, Uuid), StoredChunk>,
 }
 
@@ -56,8 +57,9 @@ impl DirectUploads {
     /// Announces a direct upload.
     ///
     /// # Errors
-    /// [`UploadError::Unavailable`], also where an object of this name is being deleted; [`Mismatch`](UploadError::Mismatch)
-    /// for a SHA-256 that is none; [`Put`](UploadError::Put) for a model that is not there, or too many bytes.
+    /// [`UploadError::Unavailable`], also if an object of this name is being deleted;
+    /// [`Mismatch`](UploadError::Mismatch) for an invalid SHA-256; [`Put`](UploadError::Put) for an unknown
+    /// model, or too many bytes.
     pub async fn announce_upload(
         &self,
         tenant: &Name,
@@ -94,7 +96,7 @@ impl DirectUploads {
         let life = self.path.url_ttl();
         let signed = presigner.put(&path, sha256.as_bytes(), life).await;
         let (url, headers) = signed.map_err(StoreError::request("signing a URL"))?;
-        // Its bytes may lie there until the collector comes, committed or not.
+        // Its bytes may stay there until they are collected, committed or not.
         self.ingest.changes.note_stored(
             tenant,
             *blake3::hash(upload_id.as_bytes()).as_bytes(),
@@ -104,12 +106,13 @@ impl DirectUploads {
         Ok(UploadTicket { upload_id, url: url.into(), headers, expires_in_s: life.as_secs() })
     }
 
-    /// Checks an upload and makes it visible. May be sent again.
+    /// Checks an upload and makes it visible. May be repeated.
     ///
     /// # Errors
-    /// [`UploadError::Unknown`]; [`Mismatch`](UploadError::Mismatch); [`Unavailable`](UploadError::Unavailable) where another
-    /// object has the name, or one with it is being deleted; [`Put`](UploadError::Put) where the chunk is refused: nothing is
-    /// stored, and the upload is deleted. Where the store failed it stays: send the commit again.
+    /// [`UploadError::Unknown`]; [`Mismatch`](UploadError::Mismatch);
+    /// [`Unavailable`](UploadError::Unavailable) if another object has the name, or one with it is being
+    /// deleted; [`Put`](UploadError::Put) if the chunk is refused: nothing is stored, and the upload is
+    /// deleted. If the store failed, the upload is kept: repeat the commit.
     pub async fn commit_upload(&self, tenant: &Name, upload_id: Uuid) -> Result<StoredChunk, UploadError> {
         let presigner = self.path.presigner(tenant)?;
         let again = (tenant.clone(), upload_id);
@@ -130,9 +133,9 @@ impl DirectUploads {
             self.ingest.note_refusal(scope, upload.chunk.seq_hash, error.code(), error);
         }
         if checked.as_ref().err().is_none_or(final_refusal) {
-            // Left behind, it is collected.
+            // If it stays, it will be collected.
             if let Err(error) = self.bucket.delete(&meta.location).await {
-                tracing::warn!(%error, "a committed upload's staging object stays for the collector");
+                tracing::warn!(%error, "a committed upload's staging object could not be deleted; the collector will delete it");
             }
         }
         let stored = checked?;
@@ -140,7 +143,8 @@ impl DirectUploads {
         Ok(stored)
     }
 
-    /// Bytes of an upload that this replica does not count yet: those of one that another announced, until the commit.
+    /// Bytes of an upload that this replica does not count yet: those of one announced to another replica,
+    /// until the commit.
     ///
     /// # Errors
     /// [`UploadError::Unknown`], and the store's.
@@ -167,7 +171,7 @@ impl DirectUploads {
         Err(UploadError::Unknown { upload_id })
     }
 
-    /// The store has compared the bytes with what was signed: ranged reads, and a copy within the store.
+    /// The store has verified the bytes against the signature: ranged reads, and a copy within the store.
     async fn adopt(&self, upload: &UploadKey, meta: &ObjectMeta) -> Result<StoredChunk, UploadError> {
         same_length(upload, meta.size)?;
         let key = &upload.chunk;
@@ -188,7 +192,8 @@ impl DirectUploads {
                 Err(_) => false,
             };
             if !is_same {
-                // Also where that one is damaged: the service replaces it by what it has read itself.
+                // Also if that one is damaged: the service only replaces it with bytes that it has read
+                // itself.
                 return Err(DirectUnavailable { reason: NAME_TAKEN }.into());
             }
         } else {
@@ -206,7 +211,7 @@ impl DirectUploads {
         Ok(ingest.stored(key.clone(), &entry, head.block_hashes, None, since_ms, there.is_none()))
     }
 
-    /// The store may hold any bytes: all are read, verified and stored by the service.
+    /// The store may hold any bytes: the service reads, verifies and stores all of them.
     async fn read_in(&self, upload: &UploadKey, meta: &ObjectMeta) -> Result<StoredChunk, UploadError> {
         same_length(upload, meta.size)?;
         let key = &upload.chunk;
@@ -223,10 +228,11 @@ impl DirectUploads {
         Ok(self.ingest.store(put, received).await?)
     }
 
-    /// Deletes uploads that were not committed in time, and parts of those that were not completed. Gives how many.
+    /// Deletes uploads that were not committed in time, and parts of those that were not completed. Returns
+    /// their number.
     ///
     /// # Errors
-    /// [`StoreError::Request`]; what was deleted stays deleted.
+    /// [`StoreError::Request`]; deletions already done are final.
     pub(crate) async fn collect_uploads(&self, now_ms: i64, dry_run: bool) -> Result<u64, StoreError> {
         let life = i64::try_from(self.path.upload_ttl().as_millis()).unwrap_or(i64::MAX);
         let mut collected = 0;

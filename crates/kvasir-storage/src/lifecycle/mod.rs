@@ -1,4 +1,5 @@
-//! The end of chunk objects, and the care of those that stay: removal, collection, scrubbing, rebuilding the index.
+//! The end of chunk objects, and the maintenance of the others: removal, collection, scrubbing, rebuilding
+//! the index.
 
 pub mod gc;
 mod progress;

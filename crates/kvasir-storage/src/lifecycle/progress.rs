@@ -1,14 +1,14 @@
-//! Whoever is told how far a pass is may stop it there.
+//! Progress callbacks of a pass, which may stop it.
 
 use std::ops::ControlFlow;
 
-/// What the report of a pass's progress is answered with.
+/// The return value of a progress callback.
 pub trait ProgressAnswer {
-    /// Whether the pass goes on.
+    /// Whether the pass continues.
     fn goes_on(self) -> bool;
 }
 
-/// Nobody stops it.
+/// Never stops it.
 impl ProgressAnswer for () {
     fn goes_on(self) -> bool {
         true

@@ -1,4 +1,4 @@
-//! Building the hot index anew from what the store holds.
+//! Rebuilds the hot index from the objects in the store.
 
 use futures::{TryStreamExt, future};
 use kvasir_store::{StoreError, layout::Key};
@@ -10,23 +10,23 @@ use crate::{
     limits,
 };
 
-/// How far a rebuild is.
+/// Progress of a rebuild.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RebuildProgress {
-    /// Chunk objects met.
+    /// Chunk objects found.
     pub objects: u64,
-    /// Of these, in the index now.
+    /// Of these, objects now in the index.
     pub indexed: u64,
-    /// Of these, unreadable or corrupt; they stay misses.
+    /// Of these, unreadable or corrupt ones; they stay misses.
     pub failed: u64,
 }
 
 impl Lifecycle {
-    /// Lists the whole store and indexes every sound chunk object, under traffic. Adds; what is gone from the store is
-    /// found out by reads.
+    /// Lists the whole store and indexes every intact chunk object, under traffic. Only adds; reads detect
+    /// objects that are gone from the store.
     ///
     /// # Errors
-    /// [`StoreError::Request`] when the listing fails. Single objects that fail are counted.
+    /// [`StoreError::Request`] if the listing fails. Failures of single objects are counted.
     pub async fn rebuild_index(
         &self,
         mut progress: impl FnMut(RebuildProgress),
@@ -53,9 +53,9 @@ impl Lifecycle {
         );
         let mut state = RebuildProgress::default();
         while let Some((key, head)) = heads.try_next().await? {
-            // What has a tombstone is on its way out.
+            // An object with a tombstone is being deleted.
             let Some(head) = head else { continue };
-            // It went meanwhile, or is a plain object of a tenant that has a key by now.
+            // It was removed in the meantime, or is a plain object of a tenant that has since received a key.
             if matches!(head, Err(ChunkError::Unknown { .. })) {
                 continue;
             }
@@ -67,13 +67,13 @@ impl Lifecycle {
                     state.indexed += 1;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "an object is left out of the index");
+                    tracing::warn!(%error, "an object cannot be indexed");
                     state.failed += 1;
                 }
             }
             progress(state);
         }
-        // What was removed before is not in rows that were all made since.
+        // Earlier removals cannot be missing from rows that were all added since.
         if let (None, Some(begun)) = (index.heard_until(), begun) {
             index.set_heard_until(begun);
         }

@@ -13,11 +13,12 @@ use crate::{
 };
 
 impl Lifecycle {
-    /// Removes one object of a chunk: hidden from lookups now, gone after the grace. Idempotent. Durable in the journal when
-    /// it returns, so that the other replicas learn it whatever happens to this one.
+    /// Removes one object of a chunk: hidden from lookups at once, deleted after the grace. Idempotent.
+    /// Durable in the journal when it returns, so that the other replicas learn of it whatever happens to
+    /// this one.
     ///
     /// # Errors
-    /// [`ChunkError::Unknown`], [`Store`](ChunkError::Store): then it may be sent again.
+    /// [`ChunkError::Unknown`], [`Store`](ChunkError::Store): then the request may be sent again.
     pub async fn remove(&self, key: &ChunkKey) -> Result<(), ChunkError> {
         self.reads.stored_bytes(key).await?;
         let dropped = self.changes.dropped_removals();
@@ -25,10 +26,10 @@ impl Lifecycle {
         Ok(self.changes.append_removals(dropped).await?)
     }
 
-    /// Removes what lies under a key, as [`remove`](Self::remove) does.
+    /// Removes the object under a key, like [`remove`](Self::remove).
     ///
     /// # Errors
-    /// [`ObjectError::Unknown`], [`Chunk`](ObjectError::Chunk): then it may be sent again.
+    /// [`ObjectError::Unknown`], [`Chunk`](ObjectError::Chunk): then the request may be sent again.
     pub async fn remove_object(
         &self,
         tenant: &Name,
@@ -51,7 +52,7 @@ impl Lifecycle {
         if was_there { Ok(()) } else { Err(ObjectError::Unknown { key: key.clone() }) }
     }
 
-    /// Deletes the markers of objects that were removed. Those that stay are left to the collector.
+    /// Deletes the markers of removed objects. The collector deletes remaining ones.
     async fn delete_listed(
         &self,
         tenant: &Name,
@@ -63,15 +64,15 @@ impl Lifecycle {
             let (tenant, namespace, key) = (tenant.clone(), namespace.clone(), key.clone());
             let listed = Key::Listed(ListedKey { tenant, namespace, key, object_digest });
             if let Err(error) = self.bucket.delete(&self.bucket.path(&listed)).await {
-                tracing::warn!(%error, "the marker of a removed object stays for the collector");
+                tracing::warn!(%error, "the marker of a removed object could not be deleted; the collector will delete it");
             }
         }
     }
 
-    /// Removes all objects of a chunk, as [`remove`](Self::remove) does. Gives those that there were.
+    /// Removes all objects of a chunk, like [`remove`](Self::remove). Returns the removed ones.
     ///
     /// # Errors
-    /// [`ChunkError::Unknown`], [`Store`](ChunkError::Store): then it may be sent again.
+    /// [`ChunkError::Unknown`], [`Store`](ChunkError::Store): then the request may be sent again.
     pub async fn remove_chunk(
         &self,
         tenant: &Name,
@@ -88,7 +89,7 @@ impl Lifecycle {
             }
         }
         let removed = objects.clone();
-        // A replica that has not heard of it may still offer an object that only has its tombstone left.
+        // A replica that has not learned of it may still offer an object that only has its tombstone left.
         objects.extend(self.reads.tombstones().of_chunk(tenant, model_id, seq_hash).await?);
         for object_digest in objects {
             let (tenant, model_id, seq_hash) = (tenant.clone(), *model_id, *seq_hash);

@@ -1,4 +1,4 @@
-//! Reading stored objects again, and comparing their bytes with their names.
+//! Scrubs: reads stored objects and verifies them against their names.
 
 use std::time::Duration;
 
@@ -9,28 +9,28 @@ use tokio::time::{Instant, sleep_until};
 use super::{Lifecycle, ProgressAnswer};
 use crate::{error::ChunkError, limits, removal::Removal};
 
-/// What a scrub found.
+/// The result of a scrub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ScrubReport {
     /// Objects read.
     pub objects: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Objects that were wrong twice and have a tombstone now.
+    /// Objects that were wrong in two reads and now have a tombstone.
     pub quarantined: u64,
     /// Objects that could not be read.
     pub unread: u64,
-    /// Objects that were read wrongly once and rightly the second time.
+    /// Objects that were wrong in the first read and right in the second.
     pub misread: u64,
 }
 
 impl Lifecycle {
-    /// Reads every chunk object at `bytes_per_second` (zero: as fast as it goes) and compares it with its name. One that
-    /// is wrong twice is quarantined: hidden from lookups now, deleted after the grace; in a dry run it is only counted.
-    /// `progress` may end it between two objects.
+    /// Reads every chunk object at `bytes_per_second` (zero: no limit) and verifies it against its name. One
+    /// that is wrong in two reads is quarantined: hidden from lookups at once, deleted after the grace; a dry
+    /// run only counts it. `progress` may end it between two objects.
     ///
     /// # Errors
-    /// [`StoreError::Request`] when the store cannot be listed. Single objects that fail are counted.
+    /// [`StoreError::Request`] if the store cannot be listed. Failures of single objects are counted.
     pub async fn scrub<N: ProgressAnswer>(
         &self,
         bytes_per_second: u64,
@@ -49,7 +49,7 @@ impl Lifecycle {
                         tracing::error!(
                             ?key,
                             dry_run,
-                            "an object is corrupt in the store and is quarantined"
+                            "an object is corrupt in the store and was quarantined"
                         );
                         if !dry_run {
                             self.changes.write_tombstone(&key, Removal::Corrupt).await?;
@@ -57,12 +57,13 @@ impl Lifecycle {
                         report.quarantined += 1;
                     }
                     Ok(true) => {
-                        tracing::warn!(?key, "an object was read wrongly once");
+                        tracing::warn!(?key, "an object was wrong in the first read but right in the second");
                         report.misread += 1;
                     }
                     Err(_) => report.unread += 1,
                 },
-                // It went meanwhile, or is a plain object of a tenant that has a key by now.
+                // It was removed in the meantime, or is a plain object of a tenant that has since received a
+                // key.
                 Err(ChunkError::Unknown { .. }) => continue,
                 Err(_) => report.unread += 1,
             }
@@ -73,7 +74,7 @@ impl Lifecycle {
             }
             if bytes_per_second > 0 {
                 let due = start + Duration::from_secs_f64(report.bytes as f64 / bytes_per_second as f64);
-                // Large objects at a low rate: a stop does not wait for the next.
+                // Large objects at a low rate: a stop must not wait for the next one.
                 while Instant::now() < due {
                     sleep_until(due.min(Instant::now() + limits::SCRUB_PROGRESS_EVERY)).await;
                     if !progress(&report).goes_on() {

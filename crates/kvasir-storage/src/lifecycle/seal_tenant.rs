@@ -1,8 +1,8 @@
-//! Moving a tenant that was stored in the clear over to its first key.
+//! Moves a tenant whose data is stored unencrypted to its first key.
 //!
-//! Names of chunks follow from the salt, and whoever could read the bucket has the old one. So the tenant gets a new salt, and
-//! what the old one led to goes: chunks, the contexts that name them, rotated salts. It is a cache, and fills anew. Models,
-//! profiles and namespaces stay as they are: they are never sealed.
+//! Names of chunks follow from the salt, and anyone who could read the bucket has the old one. So the tenant
+//! gets a new salt, and everything under the old one is removed: chunks, the contexts that name them, rotated
+//! salts. It is a cache, and fills again. Models, profiles and namespaces are kept: they are never sealed.
 
 use bytes::Bytes;
 use futures::TryStreamExt;
@@ -17,28 +17,29 @@ use object_store::{ObjectStoreExt, PutPayload, path::Path};
 use super::Lifecycle;
 use crate::catalog::salt_record;
 
-/// What moving a tenant over has done so far.
+/// Progress of moving a tenant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SealReport {
-    /// Plain salts that were replaced by a sealed one: 1, or 0 where that was done before.
+    /// Plain salts replaced by a sealed one: 1, or 0 if that was done before.
     pub salts: u64,
-    /// Versions of contexts, rotated salts, proposals and keys of listed objects in the clear that were removed.
+    /// Unencrypted versions of contexts, rotated salts, proposals and keys of listed objects that were
+    /// removed.
     pub records: u64,
-    /// Uploads that waited for their commit, and parts, removed.
+    /// Removed uploads waiting for their commit, and removed parts.
     pub uploads: u64,
-    /// Plain chunk objects that were removed.
+    /// Removed plain chunk objects.
     pub objects: u64,
     /// Their bytes.
     pub bytes: u64,
 }
 
 impl Lifecycle {
-    /// Moves a tenant over to its first key: a new salt, sealed; contexts, rotated salts, uploads and chunk objects in the clear
-    /// are removed, the objects last. Stopped anywhere, it goes on when it is called again; two at once do the same.
-    /// `progress` is told after each step.
+    /// Moves a tenant to its first key: a new, sealed salt; unencrypted contexts, rotated salts, uploads and
+    /// chunk objects are removed, the objects last. If stopped anywhere, another call resumes; two concurrent
+    /// calls do the same work. `progress` is called after each step.
     ///
     /// # Errors
-    /// [`StoreError::KeyLost`] where the tenant has no key here, [`Request`](StoreError::Request),
+    /// [`StoreError::KeyLost`] if the tenant has no key here, [`Request`](StoreError::Request),
     /// [`Damaged`](StoreError::Damaged) for a plain salt that cannot be read.
     pub async fn seal_tenant(
         &self,
@@ -74,7 +75,7 @@ impl Lifecycle {
             remove(keyring, place).await.map_err(&failed)?;
             progress(report);
         }
-        // Last: as long as one is there, it is known that a run has not ended.
+        // Last: a remaining object shows that a run has not finished.
         let mut objects = listing();
         while let Some(meta) = objects.try_next().await.map_err(&failed)? {
             if let Some(Key::Chunk(_)) = self.bucket.layout().parse(&meta.location) {
@@ -87,14 +88,15 @@ impl Lifecycle {
         Ok(report)
     }
 
-    /// Puts a new salt in the place of a plain one. It is derived from that and the tenant's key: two runs write the same.
+    /// Replaces a plain salt by a new one. It is derived from the plain one and the tenant's key: two runs
+    /// write the same.
     async fn seal_salt(&self, tenant: &Name) -> Result<bool, StoreError> {
         let keyring = self.bucket.open().keyring();
         let failed = StoreError::request("sealing a salt");
         let place = self.bucket.path(&Key::Salt { tenant: tenant.clone() });
         let plain = match keyring.store().get(&place).await {
             Ok(found) => found.bytes().await.map_err(&failed)?,
-            // Its first request makes one, sealed.
+            // Its first request creates a sealed one.
             Err(object_store::Error::NotFound { .. }) => return Ok(false),
             Err(error) => return Err(failed(error)),
         };
@@ -111,7 +113,7 @@ impl Lifecycle {
 async fn is_sealed(keyring: &Keyring, place: &Path) -> object_store::Result<bool> {
     match keyring.store().get(place).await {
         Ok(found) => found.bytes().await.map(|bytes: Bytes| is_box(&bytes)),
-        // Another run was quicker.
+        // Another run was faster.
         Err(object_store::Error::NotFound { .. }) => Ok(true),
         Err(error) => Err(error),
     }

@@ -1,4 +1,4 @@
-//! Reads of objects by presigned URLs: the store serves the bytes, not the service.
+//! Reads of objects with presigned URLs: the store serves the bytes, not the service.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,7 +19,7 @@ use crate::{
     limits,
 };
 
-/// Whether clients may reach the store, and for how long.
+/// Whether clients may access the store directly, and for how long.
 #[derive(Debug)]
 pub(crate) struct DirectPath {
     bucket: Arc<Bucket>,
@@ -39,26 +39,26 @@ impl DirectPath {
         self.settings.upload_ttl
     }
 
-    /// What signs URLs for `tenant`.
+    /// The signer of URLs for `tenant`.
     pub(crate) fn presigner(&self, tenant: &Name) -> Result<&Presigner, DirectUnavailable> {
         let reason = match self.bucket.open().presigner() {
-            // Clients hold no keys.
+            // Clients have no keys.
             _ if self.bucket.seals(tenant) => "the tenant's objects are encrypted at rest",
-            _ if !self.settings.enabled => "the direct path is switched off (direct.enabled)",
-            None => "this kind of store has no presigned URLs",
+            _ if !self.settings.enabled => "direct access is disabled (direct.enabled)",
+            None => "this kind of store does not support presigned URLs",
             Some(presigner) => return Ok(presigner),
         };
         Err(DirectUnavailable { reason })
     }
 }
 
-/// Reads by URL.
+/// Reads with presigned URLs.
 #[derive(Debug)]
 pub struct DirectReads {
     path: Arc<DirectPath>,
     bucket: Arc<Bucket>,
     reads: Arc<Reads>,
-    /// Objects whose URL was asked for once.
+    /// Objects whose URL was requested once.
     seen: BoundedMap<(Scope, ObjectDigest), ()>,
 }
 
@@ -67,17 +67,17 @@ impl DirectReads {
         Self { path, bucket, reads, seen: BoundedMap::new(limits::DIRECT_SEEN_MAX, None) }
     }
 
-    /// Whether clients may reach the store directly.
+    /// Whether clients may access the store directly.
     pub fn is_direct(&self, tenant: &Name) -> bool {
         self.path.presigner(tenant).is_ok()
     }
 
-    /// Whether the store compares uploads with their signed checksum.
+    /// Whether the store verifies uploads against their signed checksum.
     pub fn has_checksums(&self) -> bool {
         self.bucket.open().presigner().is_some_and(Presigner::has_checksums)
     }
 
-    /// A presigned URL of an object that is there and not being deleted, and its life in seconds.
+    /// A presigned URL of an object that exists and is not being deleted, and its lifetime in seconds.
     ///
     /// # Errors
     /// [`UrlError::Chunk`], [`Unavailable`](UrlError::Unavailable).
@@ -90,7 +90,7 @@ impl DirectReads {
         self.sign(key).await
     }
 
-    /// How to read an object: by URL where it can be, else through the service.
+    /// How to read an object: with a URL if possible, otherwise through the service.
     pub async fn via(&self, key: &ChunkKey, direct: bool) -> Via {
         if !direct {
             return Via::Proxy;
@@ -110,7 +110,8 @@ impl DirectReads {
         let path = self.bucket.path(&Key::Chunk(key.clone()));
         let url = self.path.presigner(&key.tenant)?.get(&path, life).await;
         let url = url.map_err(StoreError::request("signing a URL"))?;
-        // One URL is no sign that the object is read again. Of the second on, the tier keeps the base.
+        // One URL does not show that the object is read repeatedly. From the second on, the tier caches the
+        // base.
         let object = (Scope::new(&key.tenant, &key.model_id), key.object_digest);
         if self.seen.contains(&object) {
             self.reads.prefetch_base(key);

@@ -1,6 +1,6 @@
-//! Lists of keys, as S3 clients ask for them: in the order of the keys' bytes, those behind a common prefix as one.
+//! Lists of keys for S3 clients: in the order of the keys' bytes, those with a common prefix combined.
 //!
-//! Keys come from markers in the bucket. What they say is asked again: only what can be read is listed.
+//! Keys come from markers in the bucket. Each is verified: only readable objects are listed.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -14,18 +14,19 @@ use kvasir_types::{Name, ObjectKey};
 use super::{Reads, opaque::OpaqueObject};
 use crate::{error::ObjectError, limits};
 
-/// Which keys are asked for.
+/// The requested keys.
 #[derive(Debug, Clone, Default)]
 pub struct KeyListing {
-    /// What they begin with.
+    /// Their prefix.
     pub prefix: String,
-    /// Keys that have it behind the prefix are one entry: what they begin with, up to and with it. Empty: none are.
+    /// Keys that contain it after the prefix are combined into one entry: their common beginning, up to and
+    /// including it. Empty: none are.
     pub delimiter: String,
     /// Only keys after this one.
     pub start_after: String,
-    /// Only entries after this one: the last one of the page before.
+    /// Only entries after this one: the last one of the previous page.
     pub after: String,
-    /// Most entries.
+    /// Maximum number of entries.
     pub limit: usize,
 }
 
@@ -34,9 +35,9 @@ pub struct KeyListing {
 pub struct KeyPage {
     /// Objects, in order.
     pub objects: Vec<ListedObject>,
-    /// What keys with a delimiter begin with, in order.
+    /// Common beginnings of keys with a delimiter, in order.
     pub common_prefixes: Vec<String>,
-    /// The last entry, where more come after it.
+    /// The last entry, if there are more after it.
     pub next: Option<String>,
 }
 
@@ -45,14 +46,14 @@ pub struct KeyPage {
 pub struct ListedObject {
     /// Its key.
     pub key: ObjectKey,
-    /// What it is.
+    /// The object.
     pub object: OpaqueObject,
     /// When it was stored, in milliseconds since 1970 by the store's clock.
     pub stored_ms: i64,
 }
 
 impl KeyListing {
-    /// The entry that a key is part of, if it is asked for at all.
+    /// The entry that a key belongs to, if it is requested at all.
     fn entry<'a>(&self, key: &'a str) -> Option<Entry<'a>> {
         let rest = key.strip_prefix(&self.prefix).filter(|_| key > self.start_after.as_str())?;
         let cut = (!self.delimiter.is_empty()).then(|| rest.find(&self.delimiter)).flatten();
@@ -64,18 +65,18 @@ impl KeyListing {
     }
 }
 
-/// One line of a list: a key, or what several begin with.
+/// One line of a list: a key, or the common beginning of several.
 struct Entry<'a> {
     text: &'a str,
     is_prefix: bool,
 }
 
 impl Reads {
-    /// Lists keys of a namespace whose objects were stored to be listed; of a sealed tenant there are none. An object that was
-    /// acknowledged before the call and is not removed is in it.
+    /// Lists keys of a namespace whose objects were stored with a listing entry; a sealed tenant has none.
+    /// Includes every object that was acknowledged before the call and is not removed.
     ///
     /// # Errors
-    /// [`ObjectError::Catalog`] and [`Chunk`](ObjectError::Chunk) where the store cannot be asked.
+    /// [`ObjectError::Catalog`] and [`Chunk`](ObjectError::Chunk) if the store cannot be read.
     pub async fn list_keys(
         self: &Arc<Self>,
         tenant: &Name,
@@ -89,7 +90,7 @@ impl Reads {
             let Ok(key) = text.parse::<ObjectKey>() else { return Ok((String::new(), None)) };
             match self.opaque(tenant, namespace, &key).await {
                 Ok(object) => Ok((text, Some(ListedObject { key, object, stored_ms }))),
-                // Removed, and its marker not yet.
+                // Removed, but its marker is not yet.
                 Err(ObjectError::Unknown { .. }) => Ok((String::new(), None)),
                 Err(error) => Err(error),
             }
@@ -106,7 +107,8 @@ impl Reads {
         Ok(page)
     }
 
-    /// The first entries by their markers, each with when it was stored if it is a key, and the last of them if there are more.
+    /// The first entries by their markers, each with its time of storage if it is a key, and the last of them
+    /// if there are more.
     async fn entries(
         &self,
         tenant: &Name,
@@ -122,7 +124,7 @@ impl Reads {
         let start = start.map(|start| ListedKey::key_prefix(layout, tenant, namespace, start));
         let all = layout.listed_prefix(tenant, namespace);
         let mut markers = self.bucket.list_behind(&all, &start.unwrap_or(all.clone()), "listing keys");
-        // A walk of folders is in no order that may be relied on.
+        // A walk of folders has no reliable order.
         let is_ordered = self.bucket.open().directory().is_none();
         while let Some((key, meta)) = markers.try_next().await? {
             let Key::Listed(ListedKey { key, .. }) = key else { continue };

@@ -20,7 +20,7 @@ pub use self::{
 };
 use crate::{bucket::Bucket, catalog::Catalog, hot::HotCache, index::PrefixIndex};
 
-/// Reads of chunk objects: from the hot tier, else from the store; what they find out corrects the index.
+/// Reads of chunk objects: from the hot tier, otherwise from the store; their findings correct the index.
 #[derive(Debug)]
 pub struct Reads {
     bucket: Arc<Bucket>,
@@ -28,7 +28,7 @@ pub struct Reads {
     index: Arc<PrefixIndex>,
     tombstones: Arc<Tombstones>,
     tier: Option<Arc<HotCache>>,
-    /// How long the row of a removal stays: until the object's name may be used again.
+    /// How long the row of a removal is kept: until the object's name may be used again.
     removals_kept: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! Reads of objects and their heads, from the store where the hot tier has nothing.
+//! Reads of objects and their heads, from the store if the hot tier does not have them.
 
 use std::{ops::Range, sync::Arc};
 
@@ -24,7 +24,7 @@ use crate::{
 };
 
 impl Reads {
-    /// Opens a read of one object, through the hot tier where there is one. A missing object corrects the index.
+    /// Opens a read of one object, through the hot tier if there is one. A missing object corrects the index.
     ///
     /// # Errors
     /// [`ChunkError::Unknown`], [`Range`](ChunkError::Range), [`Corrupt`](ChunkError::Corrupt),
@@ -39,7 +39,7 @@ impl Reads {
         self.read_on(key, range, hint).await
     }
 
-    /// As [`read`](Self::read), for an answer that has begun: a removal that comes meanwhile does not cut it off.
+    /// Like [`read`](Self::read), for a response that has begun: a concurrent removal does not cut it off.
     pub(super) async fn read_on(
         self: &Arc<Self>,
         key: &ChunkKey,
@@ -70,7 +70,8 @@ impl Reads {
         let known = self.index.row(scope, key.object_digest).map(|row| row.object_bytes);
         let object_bytes = match (known, range) {
             (Some(bytes), _) => Some(bytes),
-            // Stores differ in what they answer to suffixes and to ranges past the end: ask for the size first.
+            // Stores differ in their responses to suffixes and to ranges beyond the end: ask for the size
+            // first.
             (None, ByteRange::Suffix(_) | ByteRange::From(_) | ByteRange::Bounded(..)) => {
                 Some(self.stored_bytes(key).await?)
             }
@@ -83,7 +84,8 @@ impl Reads {
         self.open(key, wanted, object_bytes, limits::PASSED_BYTES).await
     }
 
-    /// Reads `wanted`, or all, of an object in the store, whose size is known or not; from a file `part_bytes` at once.
+    /// Reads `wanted`, or all, of an object in the store, whose size may be known; from a file, `part_bytes` at
+    /// a time.
     pub(super) async fn open(
         self: &Arc<Self>,
         key: &ChunkKey,
@@ -114,8 +116,8 @@ impl Reads {
         Ok(ObjectRead::of(result, wanted, object_bytes, part_bytes, failed))
     }
 
-    /// What a request removed is not served, though its bytes stay for the grace. What the collector took is, until they go:
-    /// whoever was offered it a moment ago reads it to its end.
+    /// An object removed by request is not served, although its bytes stay for the grace. One removed by the
+    /// collector is served until its bytes are deleted: a reader that was offered it a moment ago can finish.
     pub(super) async fn refuse_removed(&self, key: &ChunkKey) -> Result<(), ChunkError> {
         let scope = Scope::new(&key.tenant, &key.model_id);
         let is_removed = self.index.is_removed_by_request(scope, &key.object_digest);
@@ -126,7 +128,8 @@ impl Reads {
         Ok(())
     }
 
-    /// Whether the index may lack a removal, because a batch of removals was damaged: then the store is asked for tombstones.
+    /// Whether the index may lack a removal, because a batch of removals was damaged: then the store is asked
+    /// for tombstones.
     pub(crate) fn may_miss_removals(&self) -> bool {
         let until = self.index.index().missed_until();
         until.is_some_and(|until| self.bucket.now_ms().is_none_or(|now| now < until))
@@ -141,7 +144,7 @@ impl Reads {
         self.stored_bytes(key).await
     }
 
-    /// As [`object_bytes`](Self::object_bytes), of one that may be removed and not gone yet.
+    /// Like [`object_bytes`](Self::object_bytes), for one that may be removed but not deleted yet.
     pub(crate) async fn stored_bytes(&self, key: &ChunkKey) -> Result<u64, ChunkError> {
         let meta = self.bucket.objects().head(&self.bucket.path(&Key::Chunk(key.clone()))).await;
         Ok(meta.map_err(|e| self.read_failed(key, "asking for an object", e))?.size)
@@ -158,7 +161,7 @@ impl Reads {
         row.level_bytes.get(level.index()).copied().ok_or(unknown)
     }
 
-    /// What a chunk object's head says, remembered or read.
+    /// A chunk object's row, from the cache or from its head.
     ///
     /// # Errors
     /// [`ChunkError::Unknown`], [`Corrupt`](ChunkError::Corrupt), [`Store`](ChunkError::Store).
@@ -170,7 +173,7 @@ impl Reads {
         }
     }
 
-    /// As [`row`](Self::row), and what the chunk follows.
+    /// Like [`row`](Self::row), with the chunk's parent.
     pub(crate) async fn entry(&self, key: &ChunkKey) -> Result<Arc<IndexEntry>, ChunkError> {
         let scope = Scope::new(&key.tenant, &key.model_id);
         if let Some(entry) = self.index.entry(scope, key.object_digest) {
@@ -182,7 +185,8 @@ impl Reads {
         Ok(entry)
     }
 
-    /// Reads and verifies a head: header, directory, tokens, chain, and that it is the chunk its key names.
+    /// Reads and verifies a head: header, directory, tokens, chain, and that it belongs to the chunk named by
+    /// its key.
     pub(crate) async fn read_head(&self, key: &ChunkKey) -> Result<Head, ChunkError> {
         let path = self.bucket.path(&Key::Chunk(key.clone()));
         let head = self.head_at(&path, key).await;
@@ -190,7 +194,8 @@ impl Reads {
         head.map_err(|error| self.corrupt(key, error.to_string()))
     }
 
-    /// As [`read_head`](Self::read_head), of an object that lies elsewhere: the store's failure, or what is wrong with the head.
+    /// Like [`read_head`](Self::read_head), for an object at another path: the store's failure, or what is
+    /// wrong with the head.
     pub(crate) async fn head_at(
         &self,
         path: &Path,
@@ -210,7 +215,8 @@ impl Reads {
         Ok(verified_head(&bytes, key))
     }
 
-    /// Whether a read failed because there is no byte at `start`: stores refuse such a range in words of their own.
+    /// Whether a read failed because there is no byte at `start`: stores report such a range in different
+    /// ways.
     async fn ends_at(&self, path: &Path, start: u64, error: &object_store::Error) -> bool {
         !matches!(error, object_store::Error::NotFound { .. })
             && self.bucket.objects().head(path).await.is_ok_and(|meta| meta.size <= start)
@@ -254,14 +260,14 @@ impl Reads {
         Ok(offered.into_iter().map(|(key, _)| key).collect())
     }
 
-    /// As [`offered_objects`](Self::offered_objects), each with what the store says of it.
+    /// Like [`offered_objects`](Self::offered_objects), each with the store's metadata.
     pub(super) async fn offered(
         &self,
         tenant: &Name,
         model_id: &ModelId,
         seq_hash: &SeqHash,
     ) -> Result<Vec<(ChunkKey, ObjectMeta)>, StoreError> {
-        // Writers of one key each write an object; of a chunk, those of other profiles and levels do.
+        // Writers of one key each write an object; for a chunk, writers with other profiles and levels do.
         let is_opaque = *model_id == ModelId::OPAQUE;
         let most = if is_opaque { limits::OPAQUE_OBJECTS_MAX } else { limits::OBJECTS_PER_SEQ_MAX };
         let prefix = self.bucket.layout().chunk_prefix(tenant, model_id, seq_hash);
@@ -271,7 +277,7 @@ impl Reads {
             && let Some((key, meta)) = listing.try_next().await?
         {
             let Key::Chunk(key) = key else { continue };
-            // Most chunks that are looked for are not there: their tombstones are not listed.
+            // Most chunks that are searched do not exist: then their tombstones are not listed.
             if removed.is_none() {
                 removed = Some(self.tombstones.of_chunk(tenant, model_id, seq_hash).await?);
             }
@@ -279,7 +285,8 @@ impl Reads {
                 found.push((key, meta));
             }
         }
-        // An object is listed twice where its plain form lies beside the sealed one: the younger date is that of the form in use.
+        // An object is listed twice if its plain form exists next to the sealed one: the younger date is that
+        // of the form in use.
         found.sort_by(|(a, of_a), (b, of_b)| a.cmp(b).then(of_b.last_modified.cmp(&of_a.last_modified)));
         found.dedup_by(|(key, _), (before, _)| key == before);
         Ok(found)
@@ -297,30 +304,32 @@ impl Reads {
         }
     }
 
-    /// A corrupt object is as good as gone: hidden from lookups here, and written anew when it is stored again.
+    /// A corrupt object is treated as gone: hidden from lookups here, and written again when it is stored
+    /// again.
     pub(super) fn corrupt(&self, key: &ChunkKey, reason: String) -> ChunkError {
         let scope = Scope::new(&key.tenant, &key.model_id);
-        // Not the object itself, where it is one of another chunk that somebody laid beside the objects of this one.
+        // Not the object itself, if it belongs to another chunk and was placed among the objects of this one.
         if self.index.row(scope, key.object_digest).is_none_or(|row| row.seq_hash == key.seq_hash) {
             self.forget(scope, key.object_digest);
         }
         ChunkError::Corrupt { seq_hash: key.seq_hash, object_digest: key.object_digest, reason }
     }
 
-    /// Takes an object that is gone or broken out of the index and the hot tier.
+    /// Removes an object that is gone or damaged from the index and the hot tier.
     pub(crate) fn forget(&self, scope: Scope, object: ObjectDigest) {
         self.index.remove(scope, object);
         self.forget_frames(scope, object);
     }
 
-    /// As [`forget`](Self::forget), of an object that was removed for `reason`. The index remembers it over restarts, until
-    /// the object's name may be used again.
+    /// Like [`forget`](Self::forget), for an object that was removed for `reason`. The index remembers it
+    /// across restarts, until the object's name may be used again.
     pub(crate) fn forget_removed(&self, scope: Scope, object: ObjectDigest, reason: Removal) {
         self.index.remove_for_good(scope, object, self.removed_row(reason));
         self.forget_frames(scope, object);
     }
 
-    /// As [`forget_removed`](Self::forget_removed), of a removal that the journal had when the index gave `heard`.
+    /// Like [`forget_removed`](Self::forget_removed), for a removal that was in the journal when the index
+    /// returned `heard`.
     pub(crate) fn forget_heard(&self, scope: Scope, object: ObjectDigest, reason: Removal, heard: u64) {
         self.index.remove_heard(scope, object, self.removed_row(reason), heard);
         self.forget_frames(scope, object);
@@ -338,13 +347,13 @@ impl Reads {
         }
     }
 
-    /// Reads all of an object: is the hash of its bytes its name?
+    /// Reads a whole object, and checks that its name is the hash of its bytes.
     pub(crate) async fn is_what_it_is_called(self: &Arc<Self>, key: &ChunkKey) -> Result<bool, ChunkError> {
         self.reads_as_named(key, |_| {}).await
     }
 
-    /// The head of an object, if the hash of all its bytes is its name: a store may answer with the bytes of another object, and a
-    /// head alone does not tell.
+    /// The head of an object, if its name is the hash of all its bytes: a store may return another object's
+    /// bytes, which a head alone does not reveal.
     pub(crate) async fn sound_head(self: &Arc<Self>, key: &ChunkKey) -> Result<Option<Head>, ChunkError> {
         let mut verifier = ObjectVerifier::new();
         let mut is_object = true;
@@ -375,7 +384,7 @@ impl Reads {
     }
 }
 
-/// The head of a chunk object, if it is of the chunk that `key` names.
+/// The head of a chunk object, if it belongs to the chunk named by `key`.
 fn verified_head(bytes: &[u8], key: &ChunkKey) -> Result<Head, PutError> {
     let head = Head::parse(bytes)?;
     head.verify_chain()?;
@@ -383,7 +392,7 @@ fn verified_head(bytes: &[u8], key: &ChunkKey) -> Result<Head, PutError> {
     Ok(head)
 }
 
-/// An object of another chunk that somebody laid beside the objects of this one is none of them.
+/// An object of another chunk that was placed among the objects of this one does not count.
 fn is_of(key: &ChunkKey, row: &IndexRow) -> Result<(), ChunkError> {
     if row.seq_hash == key.seq_hash {
         return Ok(());

@@ -1,8 +1,8 @@
-//! Opaque objects: what lies under a key.
+//! Opaque objects: the value of a key.
 //!
-//! A key has one value. Writers of the same bytes each write an object, and any of them is the value. Writers of different bytes that
-//! meet leave objects that differ for a moment, and where one of them ended in the middle, until the collector comes: then nobody can
-//! tell which of them was acknowledged, and the key is a miss.
+//! A key has one value. Writers of the same bytes each write an object, and any of them is the value.
+//! Concurrent writers of different bytes leave differing objects for a moment; if one of them ended midway,
+//! until they are collected: then it is unknown which one was acknowledged, and the key is a miss.
 
 use std::{ops::Range, sync::Arc};
 
@@ -23,11 +23,11 @@ use crate::{
     object_read::{ByteRange, ObjectRead},
 };
 
-/// An opaque object that is there.
+/// A stored opaque object.
 #[derive(Debug, Clone)]
 pub struct OpaqueObject {
     chunk: ChunkKey,
-    /// Where its payload lies in the stored object.
+    /// Position of its payload in the stored object.
     payload: Range<u64>,
 }
 
@@ -36,27 +36,27 @@ impl OpaqueObject {
         Self { chunk, payload: row.head_bytes.into()..row.object_bytes }
     }
 
-    /// Names its bytes: another value of the key has another one.
+    /// Identifies its bytes: another value of the key has another ETag.
     pub fn etag(&self) -> String {
         format!("\"{}\"", self.chunk.object_digest)
     }
 
-    /// Names the stored object.
+    /// Identifies the stored object.
     pub(crate) fn digest(&self) -> ObjectDigest {
         self.chunk.object_digest
     }
 
-    /// Bytes of its payload.
+    /// Size of its payload.
     pub fn bytes(&self) -> u64 {
         self.payload.end - self.payload.start
     }
 }
 
 impl Reads {
-    /// The object with a key.
+    /// The object under a key.
     ///
     /// # Errors
-    /// [`ObjectError::Unknown`], [`Chunk`](ObjectError::Chunk) where it cannot be read.
+    /// [`ObjectError::Unknown`], [`Chunk`](ObjectError::Chunk) if it cannot be read.
     pub async fn opaque(
         self: &Arc<Self>,
         tenant: &Name,
@@ -71,11 +71,11 @@ impl Reads {
         Err(ObjectError::Unknown { key: key.clone() })
     }
 
-    /// The objects of the leading ones of `keys`, up to the first that is not there. To the hot tier they are a context, in the
-    /// order of the keys.
+    /// The objects of the leading `keys`, up to the first that is not stored. The hot tier treats them as a
+    /// context, in the order of the keys.
     ///
     /// # Errors
-    /// [`ObjectError::Chunk`] where the store cannot be asked for one.
+    /// [`ObjectError::Chunk`] if the store cannot be asked for one.
     pub async fn opaque_run(
         self: &Arc<Self>,
         tenant: &Name,
@@ -97,7 +97,7 @@ impl Reads {
         Ok(found)
     }
 
-    /// The object of each of `keys`, in their order, where it is there.
+    /// The object of each of `keys`, in order, if it is stored.
     ///
     /// # Errors
     /// As [`opaque_run`](Self::opaque_run).
@@ -144,7 +144,7 @@ impl Reads {
         let start = object.payload.start;
         let stored = start + wanted.start..start + wanted.end;
         let read = if self.tier.is_some() {
-            // Its frames are checked on the way in.
+            // Its frames are verified when they enter the tier.
             self.read(&object.chunk, ByteRange::Bounded(stored.start, stored.end - 1), hint).await?
         } else {
             self.read_checked(&object.chunk, stored, hint).await?
@@ -152,7 +152,8 @@ impl Reads {
         Ok(ObjectRead { range: wanted, object_bytes: bytes, ..read })
     }
 
-    /// Reads a range of the payload in whole pieces and compares their checksums: who asks for a key has none to compare with.
+    /// Reads a range of the payload in whole pieces and verifies their checksums: a reader by key has none to
+    /// compare with.
     async fn read_checked(
         self: &Arc<Self>,
         chunk: &ChunkKey,
@@ -174,7 +175,7 @@ impl Reads {
                 let Some(piece) = piece else { return Ok(None) };
                 let length = (piece.range.end - piece.range.start) as usize;
                 while held.len() < length {
-                    let early = || StoreError::own("reading an object", "the store's answer ended early");
+                    let early = || StoreError::own("reading an object", "the store's response ended early");
                     held.extend_from_slice(&bytes.try_next().await?.ok_or_else(early)?);
                 }
                 let part = held.split_to(length).freeze();
@@ -188,7 +189,7 @@ impl Reads {
         Ok(ObjectRead { range: answer, object_bytes, bytes: checked.boxed() })
     }
 
-    /// What lies under one name; none where there is nothing, or several objects that contradict each other.
+    /// The object under one name; `None` if there is none, or several that contradict each other.
     async fn opaque_named(
         self: &Arc<Self>,
         tenant: &Name,
@@ -196,7 +197,7 @@ impl Reads {
     ) -> Result<Option<OpaqueObject>, ChunkError> {
         let scope = Scope::new(tenant, &ModelId::OPAQUE);
         let rows = self.index.opaque_objects(scope, name);
-        // Objects whose writers were acknowledged are alike, and stay.
+        // Objects whose writers were acknowledged are equal, and stay.
         let is_settled = rows.iter().all(|row| self.index.is_acknowledged(scope, row.object_digest));
         if let Some(row) = rows.iter().min_by_key(|row| row.object_digest).filter(|_| is_settled) {
             self.index.note_row(scope, &Arc::new(row.clone()));
@@ -213,24 +214,24 @@ impl Reads {
         }
         let keys: Vec<ChunkKey> = offered.iter().map(|(chunk, _)| chunk.clone()).collect();
         let Some(chunk) = self.one_of_alike(&keys).await? else {
-            tracing::warn!(%tenant, %name, objects = keys.len(), "a key has no object that can be read, or objects that differ: a miss");
+            tracing::warn!(%tenant, %name, objects = keys.len(), "a key has no readable object, or objects that differ; it counts as a miss");
             return Ok(None);
         };
         let entry = match self.entry(&chunk).await {
             Ok(entry) => entry,
-            // What cannot be read is a miss.
+            // An unreadable object is a miss.
             Err(ChunkError::Unknown { .. } | ChunkError::Corrupt { .. }) => return Ok(None),
             Err(error) => return Err(error),
         };
         self.index.insert_listed(scope, &entry, before);
-        // A young one may give way yet: the store is asked again.
+        // A young one may still give way: ask the store again.
         if offered.iter().any(|(listed, meta)| *listed == chunk && self.is_settled(meta)) {
             self.index.note_acknowledged(scope, chunk.object_digest);
         }
         Ok(Some(OpaqueObject::new(chunk, &entry.row)))
     }
 
-    /// Whether an object is so old that its writer, acknowledged or not, does not take it back.
+    /// Whether an object is so old that its writer, acknowledged or not, no longer withdraws it.
     fn is_settled(&self, meta: &ObjectMeta) -> bool {
         let age = self.bucket.now_ms().map(|now| now.saturating_sub(meta.last_modified.timestamp_millis()));
         age.is_some_and(|age| {
@@ -238,7 +239,7 @@ impl Reads {
         })
     }
 
-    /// The first of objects of a key, where all have the same payload: writers of the same bytes each write one.
+    /// The first of a key's objects, if all have the same payload: writers of the same bytes each write one.
     async fn one_of_alike(&self, objects: &[ChunkKey]) -> Result<Option<ChunkKey>, ChunkError> {
         let mut first: Option<(ChunkKey, [u8; 32])> = None;
         for chunk in objects {
@@ -252,17 +253,18 @@ impl Reads {
         Ok(first.map(|(chunk, _)| chunk))
     }
 
-    /// Whether objects of a key have the same payload, those that can be read.
+    /// Whether a key's readable objects have the same payload.
     pub(crate) async fn are_alike(&self, objects: &[ChunkKey]) -> Result<bool, StoreError> {
         match self.one_of_alike(objects).await {
             Ok(one) => Ok(one.is_some()),
-            // Nobody can tell.
+            // Unknown.
             Err(error) => error.only_this_object().map(|()| true),
         }
     }
 
-    /// The hash of an opaque object's payload; none where the object is not there or is damaged. Once wrong may be the way here: what
-    /// is taken for damaged does not count against others, so it is read several times.
+    /// The hash of an opaque object's payload; `None` if the object does not exist or is damaged. A single
+    /// bad read may be a transfer error, and a damaged object does not count against others, so it is read
+    /// several times.
     pub(crate) async fn payload_digest(&self, chunk: &ChunkKey) -> Result<Option<[u8; 32]>, ChunkError> {
         for _ in 0..limits::OPAQUE_READS {
             match self.head(chunk).await {

@@ -1,4 +1,4 @@
-//! A sample of what is stored.
+//! A sample of the stored chunks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,8 +13,8 @@ use crate::error::CatalogError;
 const OPERATION: &str = "listing a model's chunks for a sample";
 
 impl Reads {
-    /// The chunks of a model with the smallest hashes, at most `count`; those that are removed are left out, and not replaced by
-    /// others.
+    /// The chunks of a model with the smallest hashes, at most `count`; removed ones are left out, and not
+    /// replaced by others.
     ///
     /// # Errors
     /// [`CatalogError::UnknownModel`], [`Store`](CatalogError::Store).
@@ -26,7 +26,7 @@ impl Reads {
     ) -> Result<ChunkSample, CatalogError> {
         self.catalog.model(tenant, model_id).await?;
         let layout = self.bucket.layout();
-        // A folder's files come in any order, so all of them are looked at.
+        // A folder's files are listed in any order, so all of them are considered.
         let is_sorted = self.bucket.open().directory().is_none();
         let mut stored: BTreeMap<SeqHash, BTreeSet<ObjectDigest>> = BTreeMap::new();
         let mut listing = self.bucket.list(&layout.model_chunks_prefix(tenant, model_id), OPERATION);
@@ -40,7 +40,7 @@ impl Reads {
                 }
             }
         }
-        // What was stored meanwhile has no tombstone: its name was not in use.
+        // Chunks stored in the meantime have no tombstone: their names were not in use.
         let mut listing = self.bucket.list(&layout.model_tombstones_prefix(tenant, model_id), OPERATION);
         while let Some((key, _)) = listing.try_next().await? {
             let Key::Tombstone(key) = key else { continue };

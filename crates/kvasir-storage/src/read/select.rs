@@ -1,7 +1,8 @@
-//! Reading parts of an object that are no prefix of it: some sections, or the pieces of a token prefix.
+//! Reads non-contiguous parts of an object: some sections, or the pieces of a token prefix.
 //!
-//! A selection is a representation of its own: the head, then the selected pieces in the object's order. Who knows the
-//! head knows every length in it, so it is read and verified piece by piece like the object itself.
+//! A selection is a separate representation: the head, then the selected pieces in the object's order. A
+//! reader with the head knows every length in it, so it is read and verified piece by piece like the object
+//! itself.
 
 use std::{ops::Range, sync::Arc};
 
@@ -22,12 +23,12 @@ use crate::{
     object_read::{ByteRange, ObjectRead},
 };
 
-/// What is selected; everything that is `None` is not restricted.
+/// The selected parts; a `None` field selects everything.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Selection {
     /// Sections up to this level.
     pub level: Option<Level>,
-    /// Spans that hold the chunk's first so many tokens.
+    /// Spans that contain this many of the chunk's first tokens.
     pub tokens: Option<u32>,
     /// Sections by their number in the directory.
     pub sections: Option<Vec<Range<u16>>>,
@@ -49,7 +50,7 @@ impl Selection {
             && self.sections.as_ref().is_none_or(is_in)
     }
 
-    /// The byte ranges of the object, in order and not touching.
+    /// The byte ranges of the object, in order and not adjacent.
     ///
     /// # Errors
     /// [`ChunkError::UnknownLevel`].
@@ -72,7 +73,7 @@ impl Selection {
     }
 }
 
-/// The part of a representation made of `ranges` that lies within `wanted`.
+/// The part of a representation made of `ranges` that is within `wanted`.
 fn within(ranges: &[Range<u64>], wanted: &Range<u64>) -> Vec<Range<u64>> {
     let mut at = 0;
     let cut = ranges.iter().filter_map(|range| {
@@ -85,7 +86,7 @@ fn within(ranges: &[Range<u64>], wanted: &Range<u64>) -> Vec<Range<u64>> {
     cut.collect()
 }
 
-/// Requests for `ranges`: those with little between them are one request, whose rest is dropped.
+/// Requests for `ranges`: ranges with small gaps share one request, and the bytes in the gaps are dropped.
 fn requests(ranges: Vec<Range<u64>>) -> Vec<Vec<Range<u64>>> {
     let mut requests: Vec<Vec<Range<u64>>> = Vec::new();
     for range in ranges {
@@ -100,7 +101,8 @@ fn requests(ranges: Vec<Range<u64>>) -> Vec<Vec<Range<u64>>> {
 }
 
 impl Reads {
-    /// Opens a read of a selection. `range` and the answer's own range are of the selection, not of the object.
+    /// Opens a read of a selection. `range` and the result's own range refer to the selection, not to the
+    /// object.
     ///
     /// # Errors
     /// As [`read`](Self::read), and [`ChunkError::UnknownLevel`].
@@ -123,7 +125,7 @@ impl Reads {
         Ok(ObjectRead { range: wanted, object_bytes: length, bytes: parts.try_flatten().boxed() })
     }
 
-    /// One request, less what lies between its ranges.
+    /// One request, without the bytes in the gaps between its ranges.
     async fn read_run(
         self: &Arc<Self>,
         key: &ChunkKey,

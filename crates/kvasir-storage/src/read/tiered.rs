@@ -1,4 +1,4 @@
-//! Reads through the hot tier, and what lookups tell it.
+//! Reads through the hot tier, and the hints of lookups for it.
 
 use std::{ops::Range, sync::Arc};
 
@@ -19,12 +19,12 @@ use crate::{
 };
 
 impl Reads {
-    /// The hot tier, where there is one.
+    /// The hot tier, if there is one.
     pub fn tier(&self) -> Option<&Arc<HotCache>> {
         self.tier.as_ref()
     }
 
-    /// Reads from the hot tier what is there, and the rest from the store, once for all who ask.
+    /// Reads from the hot tier, and missing parts from the store, once for all concurrent readers.
     pub(super) async fn read_hot(
         self: &Arc<Self>,
         hot: &Arc<HotCache>,
@@ -43,18 +43,19 @@ impl Reads {
         self.read_ahead(hot, &object, context, range.end);
         let mut bytes =
             hot.tier().read(&object, range.clone(), context, self.range_reader(key, object_bytes));
-        // The first bytes before the answer begins: what is not there is said, rather than cut off.
+        // Wait for the first bytes before the response begins: a missing object is then an error rather than
+        // a cut-off body.
         let first = bytes.try_next().await.inspect_err(|error| self.evict_if_corrupt(scope, error))?;
         let this = Arc::clone(self);
         let rest = bytes.inspect_err(move |error| this.evict_if_corrupt(scope, error));
         Ok(ObjectRead { range, object_bytes, bytes: stream::iter(first.map(Ok)).chain(rest).boxed() })
     }
 
-    /// Registers with the hot tier how an object is cut into frames, and what its tokens cost.
+    /// Registers an object's division into frames, and the cost of its tokens, with the hot tier.
     pub(crate) fn register_object(&self, hot: &HotCache, key: &ChunkKey, head: &Head) -> Arc<HotObject> {
         let scope = Scope::new(&key.tenant, &key.model_id);
         let ChunkHeader { first_position, token_count, .. } = head.header;
-        // What an opaque object's bytes cost to make is not known.
+        // The cost of making an opaque object's bytes is unknown.
         let seconds = (!head.header.is_opaque())
             .then(|| self.catalog.recompute_seconds(&key.tenant, &key.model_id, first_position, token_count));
         hot.register_object(scope, key, head, seconds)
@@ -72,7 +73,7 @@ impl Reads {
         self.read_head(key).await
     }
 
-    /// Forgets the object that an error says is corrupt in the store.
+    /// Drops the object that an error reports as corrupt in the store.
     fn evict_if_corrupt(&self, scope: Scope, error: &ChunkError) {
         if let ChunkError::Corrupt { object_digest, .. } = error {
             self.forget(scope, *object_digest);
@@ -92,7 +93,7 @@ impl Reads {
         })
     }
 
-    /// Brings the chunks behind one that is read, as much of each as is read of this one.
+    /// Prefetches the chunks after the one being read, as much of each as is read of this one.
     fn read_ahead(
         self: &Arc<Self>,
         hot: &Arc<HotCache>,
@@ -119,7 +120,7 @@ impl Reads {
         }
     }
 
-    /// Takes in the base of an object that clients read directly, if the tier has capacity for prefetches.
+    /// Caches the base of an object that clients read directly, if the tier has capacity for prefetches.
     pub(super) fn prefetch_base(self: &Arc<Self>, key: &ChunkKey) {
         let Some(hot) = &self.tier else { return };
         let Some(permit) = hot.tier().prefetch_permit() else { return };
@@ -130,7 +131,7 @@ impl Reads {
         });
     }
 
-    /// Reads the head of an object, and then as much of it into the tier as `wanted` says.
+    /// Reads the head of an object, and then as much of it into the tier as `wanted` returns.
     fn spawn_read_ahead(
         self: &Arc<Self>,
         hot: &Arc<HotCache>,
@@ -149,13 +150,13 @@ impl Reads {
         });
     }
 
-    /// Bytes of an object's prefix that are taken in when it is stored: its base, if a hot tier wants it.
+    /// Bytes of an object's prefix that are cached when it is stored: its base, if there is a hot tier.
     pub(crate) fn offered_bytes(&self, level_bytes: &[u64]) -> u64 {
         let base = level_bytes.first().copied().unwrap_or(0);
         if self.tier.is_some() { base.min(limits::HOT_OFFERED_BYTES_MAX) } else { 0 }
     }
 
-    /// Tells the hot tier of a lookup and what it found. Gives the request's class.
+    /// Tells the hot tier about a lookup and its result. Returns the request's class.
     pub(crate) fn note_lookup(
         &self,
         tenant: &Name,
@@ -174,7 +175,7 @@ impl Reads {
         Some(hot.requests().record_lookup(tenant, hint, blocks, found, hot.tier().now()))
     }
 
-    /// Where the base of an object is.
+    /// The medium of an object's base.
     pub(crate) fn medium(&self, scope: Scope, key: &ChunkKey, level_bytes: &[u64]) -> Medium {
         let base = level_bytes.first().copied().unwrap_or(0);
         let Some(hot) = &self.tier else { return Medium::Object };

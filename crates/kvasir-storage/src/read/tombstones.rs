@@ -1,4 +1,4 @@
-//! Tombstones, as readers and writers look for them: what has one is not offered, and its name is not written again.
+//! Tombstones, for readers and writers: an object with one is not offered, and its name is not written again.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -23,13 +23,13 @@ impl Tombstones {
         Self { bucket }
     }
 
-    /// Whether an object has one.
+    /// Whether an object has a tombstone.
     pub(crate) async fn has(&self, key: &ChunkKey) -> Result<bool, StoreError> {
         let path = self.bucket.path(&Key::Tombstone(key.clone()));
-        Ok(self.bucket.head(&path, "asking for a tombstone").await?.is_some())
+        Ok(self.bucket.head(&path, "checking a tombstone").await?.is_some())
     }
 
-    /// The objects of a chunk that have one, in the order of their names: one listing, however many there are.
+    /// The objects of a chunk that have one, in the order of their names, with a single listing.
     pub(crate) async fn of_chunk(
         &self,
         tenant: &Name,
@@ -47,12 +47,12 @@ impl Tombstones {
         Ok(removed)
     }
 
-    /// Why an object has one, as [`reason_at`](Self::reason_at) its path.
+    /// The reason of an object's tombstone, like [`reason_at`](Self::reason_at) its path.
     pub(crate) async fn reason(&self, key: &ChunkKey) -> Result<Option<Removal>, StoreError> {
         self.reason_at(&self.bucket.path(&Key::Tombstone(key.clone()))).await
     }
 
-    /// Why the one at `path` is there; none where it is not, or gives no known reason.
+    /// The reason of the tombstone at `path`; `None` if there is none, or the reason is unknown.
     pub(crate) async fn reason_at(&self, path: &Path) -> Result<Option<Removal>, StoreError> {
         let text = self.bucket.get(path, "reading a tombstone").await?;
         Ok(text.and_then(|text| Removal::parse(str::from_utf8(&text).ok()?)))

@@ -1,4 +1,4 @@
-//! Markers of opaque objects: objects are named by hashes, and a list needs their keys, in order.
+//! Markers of opaque objects: objects are named by hashes, but a list needs their keys, in order.
 
 use data_encoding::BASE32HEX_NOPAD;
 use kvasir_types::{Name, ObjectDigest, ObjectKey};
@@ -6,23 +6,24 @@ use object_store::path::Path;
 
 use super::Layout;
 
-/// Says that an opaque object is to be listed under its key.
+/// Marks an opaque object as listed under its key.
 ///
-/// A path has the key in base32hex without padding, whose digits are in the order of the bytes, cut into segments that file
-/// systems take. A slash is before all digits, so paths are in the order of their keys.
+/// A path contains the key in base32hex without padding, whose digits sort like the bytes, split into
+/// segments that file systems accept. A slash sorts before all digits, so paths sort like their keys.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ListedKey {
-    /// Whose.
+    /// The tenant.
     pub tenant: Name,
     /// The namespace.
     pub namespace: Name,
     /// The key.
     pub key: ObjectKey,
-    /// The object. Its name is never used again, so once it is gone the marker may go, whatever else is written meanwhile.
+    /// The object. Its name is never reused, so once it is gone the marker may be deleted, whatever else is
+    /// written in the meantime.
     pub object_digest: ObjectDigest,
 }
 
-/// Digits of a segment; a file name has 255 bytes at most.
+/// Digits per segment; a file name may have 255 bytes.
 const SEGMENT_DIGITS: usize = 200;
 
 impl ListedKey {
@@ -31,8 +32,8 @@ impl ListedKey {
             .join(self.object_digest.to_string())
     }
 
-    /// Where the markers of `key`, or of the first key that begins with it, are, and before which there are only those of keys
-    /// before it.
+    /// Prefix of the markers of `key`, or of the first key that begins with it; only markers of smaller keys
+    /// sort before it.
     pub fn key_prefix(layout: &Layout, tenant: &Name, namespace: &Name, key: &str) -> Path {
         let digits = BASE32HEX_NOPAD.encode(key.as_bytes());
         let segments = digits.as_bytes().chunks(SEGMENT_DIGITS).map(String::from_utf8_lossy);

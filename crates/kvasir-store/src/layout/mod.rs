@@ -33,7 +33,7 @@ pub use self::listed::ListedKey;
 
 /// Version of the layout: the first segment under the root.
 pub const LAYOUT_VERSION: &str = "2";
-/// The version before, of which nothing is read.
+/// The previous version, of which nothing is read.
 const FORMER_LAYOUT_VERSION: &str = "1";
 
 /// One object of the store.
@@ -41,20 +41,20 @@ const FORMER_LAYOUT_VERSION: &str = "1";
 pub enum Key {
     /// A chunk object.
     Chunk(ChunkKey),
-    /// A chunk object's tombstone: hidden from lookups, its bytes go after the grace.
+    /// A chunk object's tombstone: hidden from lookups, its bytes are deleted after the grace.
     Tombstone(ChunkKey),
-    /// Says since when the bytes of an object with a tombstone are gone; empty.
+    /// Records when the bytes of an object with a tombstone were deleted; empty.
     Gone(ChunkKey),
     /// A model's spec.
     Spec {
-        /// Whose.
+        /// The tenant.
         tenant: Name,
         /// The model.
         model_id: ModelId,
     },
     /// A profile.
     Profile {
-        /// Whose.
+        /// The tenant.
         tenant: Name,
         /// The model it belongs to.
         model_id: ModelId,
@@ -63,66 +63,66 @@ pub enum Key {
     },
     /// One version of a named context.
     Context {
-        /// Whose.
+        /// The tenant.
         tenant: Name,
         /// The context.
         context_id: Uuid,
-        /// Newest wins.
+        /// The newest one is current.
         version: u64,
     },
     /// A direct upload before its commit.
     Upload(UploadKey),
     /// A part of a multipart upload over S3 before its completion.
     Part(PartKey),
-    /// Says that an opaque object is to be listed; empty. See [`ListedKey`].
+    /// Marks an opaque object as listed; empty. See [`ListedKey`].
     Listed(ListedKey),
-    /// A namespace that was asked for; empty.
+    /// A requested namespace; empty.
     Namespace {
-        /// Whose.
+        /// The tenant.
         tenant: Name,
         /// The namespace.
         namespace: Name,
     },
     /// A tenant key, wrapped by a key of the key service.
     TenantKey {
-        /// Whose.
+        /// The tenant.
         tenant: Name,
-        /// Which.
+        /// Its id.
         id: [u8; 16],
-        /// By which key it is wrapped.
+        /// The wrapping key.
         wrapped_by: Name,
     },
-    /// Says which tenant key is for what is new.
+    /// Names the tenant key for new objects.
     TenantKeyChoice {
-        /// Whose.
+        /// The tenant.
         tenant: Name,
     },
     /// The salt of a tenant's chains.
     Salt {
-        /// Whose.
+        /// The tenant.
         tenant: Name,
     },
     /// A proposal for the salt; only on stores without conditional creates.
     SaltProposal {
-        /// Whose.
+        /// The tenant.
         tenant: Name,
-        /// Its own.
+        /// Its id.
         id: Uuid,
     },
-    /// A later salt of a namespace.
+    /// A rotated salt of a namespace.
     SaltRotation {
-        /// Whose.
+        /// The tenant.
         tenant: Name,
         /// The namespace.
         namespace: Name,
-        /// Its own.
+        /// Its id.
         id: Uuid,
     },
     /// A journal batch.
     Journal {
-        /// Of which log.
+        /// The log.
         log: JournalLog,
-        /// Who wrote it.
+        /// The replica that wrote it.
         replica: Name,
         /// Its number.
         n: u64,
@@ -132,26 +132,26 @@ pub enum Key {
         /// Its number.
         n: u64,
     },
-    /// Chunks that a collector is about to give tombstones.
+    /// Chunks for which a collector is about to write tombstones.
     GcIntent(Uuid),
     /// A start-up probe.
     Probe(Uuid),
 }
 
-/// The logs of the journal. Removals have their own, because they are kept for longer and are read first.
+/// The logs of the journal. Removals have a separate one, because they are kept longer and are read first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum JournalLog {
-    /// What was removed.
+    /// Removals.
     Removed,
-    /// What was stored and counted.
+    /// Stored chunks and counts.
     Stored,
 }
 
 impl JournalLog {
-    /// All of them, in the order of their folders, which is that of reading.
+    /// All logs, in the order of their folders, which is the order of reading.
     pub const ALL: [Self; 2] = [Self::Removed, Self::Stored];
 
-    /// As in keys.
+    /// The name in keys.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Removed => "removed",
@@ -164,10 +164,10 @@ impl JournalLog {
     }
 }
 
-/// Names a chunk object completely.
+/// The full name of a chunk object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ChunkKey {
-    /// Whose.
+    /// The tenant.
     pub tenant: Name,
     /// The model.
     pub model_id: ModelId,
@@ -177,10 +177,10 @@ pub struct ChunkKey {
     pub object_digest: ObjectDigest,
 }
 
-/// Names a direct upload, and says all that was announced of it: no replica has to remember it.
+/// Names a direct upload, and contains its whole announcement, so that replicas keep no state.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UploadKey {
-    /// What it is to become.
+    /// The intended chunk.
     pub chunk: ChunkKey,
     /// The upload.
     pub upload_id: Uuid,
@@ -190,14 +190,14 @@ pub struct UploadKey {
     pub sha256: [u8; 32],
 }
 
-/// Names a part of a multipart upload, and says all that its completion has to know of it.
+/// Names a part of a multipart upload, and contains all that its completion needs.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PartKey {
-    /// Whose.
+    /// The tenant.
     pub tenant: Name,
     /// The upload.
     pub upload_id: Uuid,
-    /// Its place among the upload's parts.
+    /// Its number among the upload's parts.
     pub number: u16,
     /// Its size.
     pub bytes: u64,
@@ -270,7 +270,7 @@ impl Layout {
         }
     }
 
-    /// The key of a path, or `None` where the path is none of ours.
+    /// The key of a path, or `None` if the path is not one of ours.
     pub fn parse(&self, path: &Path) -> Option<Key> {
         let parts: Vec<_> = path.prefix_match(&self.base)?.collect();
         let parts: Vec<&str> = parts.iter().map(AsRef::as_ref).collect();
@@ -330,16 +330,16 @@ impl Layout {
             ["probe", id] => Key::Probe(id.parse().ok()?),
             _ => return None,
         };
-        // Upper-case hex and other spellings parse, but are not ours: one key has one path.
+        // Upper-case hex and other spellings parse, but are not ours: a key has exactly one path.
         (self.path(&key) == *path).then_some(key)
     }
 
-    /// Everything of this layout.
+    /// All objects of this layout.
     pub fn base(&self) -> &Path {
         &self.base
     }
 
-    /// Everything of the layout before this one.
+    /// All objects of the previous layout.
     pub fn former(&self) -> &Path {
         &self.former
     }
@@ -414,7 +414,7 @@ impl Layout {
         self.tenant(tenant).join("k")
     }
 
-    /// All later salts of a namespace.
+    /// All rotated salts of a namespace.
     pub fn salt_rotations_prefix(&self, tenant: &Name, namespace: &Name) -> Path {
         self.tenant(tenant).join("g").join(namespace.as_str())
     }
@@ -444,7 +444,7 @@ impl Layout {
         self.base.clone().join("gc").join("epoch")
     }
 
-    /// Everything of a tenant.
+    /// All objects of a tenant.
     pub fn tenant(&self, tenant: &Name) -> Path {
         self.tenants_prefix().join(tenant.as_str())
     }

@@ -1,4 +1,4 @@
-//! The one layer that retries: a decorator between the storage core and any backend.
+//! The only layer that retries: a decorator between the storage core and any backend.
 
 use std::{
     fmt,
@@ -25,47 +25,51 @@ use crate::{
     upload::{BoundedUpload, PartRetries},
 };
 
-/// Marks a write that must not be made twice.
+/// Marks a write that must not be repeated.
 #[derive(Debug, Clone, Copy)]
 struct Once;
 
-/// Options of a write that is attempted once: for what may be dated only once.
+/// Options of a write that is attempted once: for objects that must be dated only once.
 pub fn once() -> PutOptions {
     let mut options = PutOptions::default();
     options.extensions.insert(Once);
     options
 }
 
-/// Bounds every call in time, number and concurrency, and resolves what a lost answer leaves open:
+/// Bounds every call in time, number and concurrency, and resolves the uncertainty after a lost response:
 ///
-/// - a call has a deadline for each attempt and one for all, retries with jittered pauses, and a budget of retries;
-/// - a conditional write that is refused after an attempt of unknown outcome is read back: equal bytes were ours;
-/// - a store that refuses conditional creates as such gets plain ones, behind a look at what is there;
-/// - a body that breaks off, stalls or ends early goes on where it stopped, from the same object;
-/// - a store that fails every request is left alone by a breaker, which closes with the first answer;
-/// - what cannot be served soon is refused, and can be retried.
+/// - a call has a deadline for each attempt and one for all, retries with jittered pauses, and a budget of
+///   retries;
+/// - a conditional write that is refused after an attempt of unknown outcome is read back: equal bytes were
+///   ours;
+/// - a store that does not implement conditional creates gets plain ones, after a check for an existing
+///   object;
+/// - a body that is interrupted, stalls or ends early resumes where it stopped, from the same object;
+/// - if a store fails every request, a breaker pauses requests, and closes with the first response;
+/// - calls that cannot be served soon are rejected, and can be retried.
 #[derive(Debug)]
 pub struct ResilientStore<T> {
     inner: Arc<T>,
     executor: Arc<RequestExecutor>,
-    /// Whether listings come in the order of keys, so that one can go on behind its last item.
+    /// Whether listings are in the order of keys, so that one can resume after its last item.
     ordered: bool,
     plain_creates: Arc<AtomicBool>,
 }
 
 impl<T: ObjectStore> ResilientStore<T> {
-    /// Around `inner`, whose own retries must be off.
+    /// Around `inner`, whose own retries must be disabled.
     pub fn new(inner: T, config: &StoreConfig, ordered: bool, observer: Arc<dyn StoreObserver>) -> Self {
         let (inner, executor) = (Arc::new(inner), Arc::new(RequestExecutor::new(config, observer)));
         Self { inner, executor, ordered, plain_creates: Arc::default() }
     }
 
-    /// Turns true once the store has refused a conditional create as something that it does not know.
+    /// Becomes true once the store has refused a conditional create as not implemented.
     pub(crate) fn plain_creates(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.plain_creates)
     }
 
-    /// A create without its condition: as on a store that ignores conditions, several of one moment may all succeed.
+    /// A create without its condition: as on a store that ignores conditions, several concurrent ones may all
+    /// succeed.
     async fn plain_create(
         &self,
         location: &Path,
@@ -74,7 +78,7 @@ impl<T: ObjectStore> ResilientStore<T> {
     ) -> Result<PutResult> {
         match self.head(location).await {
             Ok(_) => {
-                let source = "it is there already".into();
+                let source = "it already exists".into();
                 Err(Error::AlreadyExists { path: location.to_string(), source })
             }
             Err(Error::NotFound { .. }) => {
@@ -84,7 +88,7 @@ impl<T: ObjectStore> ResilientStore<T> {
         }
     }
 
-    /// Whether what is there is what we were writing.
+    /// Whether the stored object equals the one being written.
     async fn read_back(&self, location: &Path, payload: &PutPayload) -> Option<PutResult> {
         self.executor.observer().event(StoreEvent::ReadBack);
         let found = self.get_opts(location, GetOptions::default()).await.ok()?;
@@ -102,7 +106,7 @@ impl<T: ObjectStore> ResilientStore<T> {
         Some(PutResult { e_tag, version, extensions: Default::default() })
     }
 
-    /// A listing that is bounded in time per page and begun anew after a fault, if that repeats nothing.
+    /// A listing that is bounded in time per page and restarted after a fault, if that repeats nothing.
     fn listing(&self, prefix: Option<Path>, offset: Option<Path>) -> BoxStream<'static, Result<ObjectMeta>> {
         let listing = Listing {
             inner: Arc::clone(&self.inner),
@@ -126,7 +130,7 @@ struct Listing<T> {
     prefix: Option<Path>,
     last: Option<Path>,
     stream: Option<BoxStream<'static, Result<ObjectMeta>>>,
-    /// Whether nothing was handed out yet.
+    /// Whether no item was returned yet.
     fresh: bool,
     ordered: bool,
 }
@@ -190,7 +194,7 @@ impl<T: ObjectStore> ObjectStore for ResilientStore<T> {
             }
             Err(error) if creates && is_not_implemented(&error) => {
                 if !self.plain_creates.swap(true, Ordering::Relaxed) {
-                    tracing::warn!(%error, "the store refuses conditional creates; it gets plain ones from now on");
+                    tracing::warn!(%error, "the store does not implement conditional creates; using plain ones from now on");
                 }
                 self.plain_create(location, payload, opts).await
             }
@@ -227,7 +231,7 @@ impl<T: ObjectStore> ObjectStore for ResilientStore<T> {
                 let CallResult { result, attempts } =
                     executor.call(RequestSide::Write, || inner.delete(&location)).await;
                 match result {
-                    // Deleted by an attempt whose answer was lost.
+                    // Deleted by an attempt whose response was lost.
                     Err(Error::NotFound { .. }) if attempts > 1 => Ok(location),
                     result => result.map(|()| location),
                 }

@@ -1,7 +1,7 @@
-//! Keys derived from tenant keys, and boxes: what is small and sealed whole.
+//! Keys derived from tenant keys, and boxes: small records that are sealed as a whole.
 //!
-//! `magic 8 · tenant key's id 16 · nonce 12 · sealed · tag 16`, AES-256-GCM under a key for that purpose. What a box is bound
-//! to is where it lies.
+//! `magic 8 · tenant key's id 16 · nonce 12 · sealed · tag 16`, AES-256-GCM under a key for that purpose. A
+//! box is bound to its path.
 
 use aws_lc_rs::aead::{Aad, NONCE_LEN, Nonce};
 use bytes::Bytes;
@@ -17,14 +17,14 @@ use super::{
 const MAGIC: &[u8; 8] = b"KVSBOX\x02\n";
 const SEALED_AT: usize = 8 + 16 + NONCE_LEN;
 
-/// What a key is for. None serves two purposes.
+/// The purpose of a key. No key serves two purposes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     /// Chunk objects.
     Object,
     /// The salt of a tenant.
     Salt,
-    /// Later salts of a namespace.
+    /// Rotated salts of a namespace.
     SaltRotation,
     /// Records of contexts.
     Context,
@@ -45,14 +45,14 @@ impl Purpose {
     }
 }
 
-/// The key of the chunk object at `place`. The place ends in the digest of the object's bytes, so one key seals one content,
-/// and whoever seals it writes the same bytes.
+/// The key of the chunk object at `place`. The place ends in the digest of the object's bytes, so one key
+/// seals one content, and every writer of the object writes the same bytes.
 pub(super) fn object_key(tenant_key: &KeyBytes, place: &str) -> KeyBytes {
     let key = Purpose::Object.key(tenant_key);
     Zeroizing::new(*blake3::keyed_hash(&key, place.as_bytes()).as_bytes())
 }
 
-/// The salt of a tenant that was stored in the clear, after its move to a key.
+/// The salt of a tenant with unencrypted data, after its move to a key.
 pub fn derived_salt(tenant_key: &KeyBytes, plain: &[u8]) -> [u8; 32] {
     let key = Zeroizing::new(blake3::derive_key("kvasir 2 salt of a moved tenant", &tenant_key[..]));
     *blake3::keyed_hash(&key, plain).as_bytes()
@@ -64,7 +64,7 @@ pub fn is_box(bytes: &[u8]) -> bool {
 }
 
 impl Keyring {
-    /// `plain` in a box of a tenant with a key, bound to `place`.
+    /// Seals `plain` into a box of a tenant with a key, bound to `place`.
     pub async fn seal(&self, tenant: &Name, purpose: Purpose, place: &str, plain: &[u8]) -> Result<Vec<u8>> {
         let (id, tenant_key) = self.newest(tenant).await?;
         // Random: a key makes far fewer than 2³² boxes.
@@ -77,7 +77,7 @@ impl Keyring {
         Ok(out)
     }
 
-    /// What a box of a tenant holds, if it is of that purpose and place.
+    /// Opens a tenant's box, if it has that purpose and place.
     pub async fn open(&self, tenant: &Name, purpose: Purpose, place: &str, sealed: &[u8]) -> Result<Bytes> {
         let id = sealed.strip_prefix(MAGIC).and_then(|rest| rest.first_chunk::<16>());
         let tenant_key = self.key(tenant, id.ok_or(SealError::Altered)?).await?;

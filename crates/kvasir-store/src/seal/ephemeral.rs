@@ -1,4 +1,4 @@
-//! Sealing what is kept on a replica's own disk, for as long as the process lives.
+//! Seals data on a replica's own disk for the lifetime of the process.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,7 +7,7 @@ use zeroize::Zeroizing;
 
 use super::segments::{TAG_BYTES, gcm};
 
-/// Seals under a random key that nobody else has, and numbers what it seals: no nonce comes twice before 2⁶⁴.
+/// Seals under a random private key, and numbers its messages: no nonce repeats before 2⁶⁴.
 #[derive(Debug)]
 pub struct Sealer {
     key: LessSafeKey,
@@ -18,7 +18,7 @@ impl Sealer {
     /// Bytes that sealing adds.
     pub const OVERHEAD: usize = TAG_BYTES as usize + 8;
 
-    /// With a key of its own.
+    /// With a new random key.
     pub fn random() -> Self {
         Self { key: gcm(&Zeroizing::new(rand::random())), sealed: AtomicU64::new(0) }
     }
@@ -34,7 +34,8 @@ impl Sealer {
         out
     }
 
-    /// Opens what [`seal`](Self::seal) gave, in place, and gives what it was. None where it is not that.
+    /// Opens the output of [`seal`](Self::seal) in place and returns the plain bytes. `None` if it is not
+    /// valid.
     pub fn open<'a>(&self, place: &[u8], sealed: &'a mut [u8]) -> Option<&'a [u8]> {
         let (bytes, number) = sealed.split_last_chunk_mut::<8>()?;
         self.key.open_in_place(nonce(*number), Aad::from(place), bytes).ok().map(|plain| &*plain)

@@ -1,8 +1,9 @@
-//! The tenant keys: random, wrapped by the key service, kept beside the tenant's objects.
+//! The tenant keys: random, wrapped by the key service, stored with the tenant's objects.
 //!
-//! `{tenant}/k/{id of the tenant key}/{id of the wrapping key}` is written once and never changed, so that no two writers
-//! can take a key from each other. `{tenant}/k/current` says which one is for what is new, and is created once: first writers
-//! agree on one key. Where creates are not conditional they may go on with two, and both open.
+//! `{tenant}/k/{id of the tenant key}/{id of the wrapping key}` is written once and never changed, so that
+//! two writers cannot overwrite each other's key. `{tenant}/k/current` names the one for new objects, and is
+//! created once: first writers agree on one key. Without conditional creates they may continue with two, and
+//! both open.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -19,21 +20,21 @@ use crate::{
     limits,
 };
 
-/// The tenant keys that this process has opened. None of what it remembers changes.
+/// The tenant keys that this process has opened. Cached entries never change.
 pub struct Keyring {
     pub(super) store: Arc<dyn ObjectStore>,
     pub(super) layout: Layout,
     service: Option<Arc<dyn KeyService>>,
     opened: Mutex<HashMap<(Name, TenantKeyId), Opened>>,
     chosen: Mutex<HashMap<Name, TenantKeyId>>,
-    /// Whether tenants without a key here have one elsewhere, as somebody looked lately.
+    /// Whether tenants without a key here have one elsewhere, as of the last check.
     keyed_elsewhere: BoundedMap<Name, bool>,
 }
 
 #[derive(Clone)]
 struct Opened {
     key: Arc<KeyBytes>,
-    /// Under which it is wrapped.
+    /// Its wrapping key.
     by: Name,
 }
 
@@ -43,54 +44,54 @@ impl std::fmt::Debug for Opened {
     }
 }
 
-/// Why a sealed object cannot be read or written; travels as the source of a store's error.
+/// Why a sealed object cannot be read or written; passed as the source of a store's error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SealError {
-    /// The key service has no key, or does not answer.
+    /// The key service has no key, or does not respond.
     #[error(transparent)]
     Key(#[from] KeyServiceError),
-    /// A tenant key is gone.
+    /// A tenant key is missing.
     #[error(
-        "the tenant key {id} of tenant {tenant} is not in the store, and what was sealed under it stays closed; remove those chunks"
+        "the tenant key {id} of tenant {tenant} is not in the store, and objects sealed under it cannot be opened; remove those chunks"
     )]
     Lost {
-        /// Whose.
+        /// The tenant.
         tenant: Name,
-        /// Which.
+        /// The key.
         id: String,
     },
-    /// A tenant has a key, which this replica was not given.
+    /// A tenant has a key that this replica was not given.
     #[error(
-        "tenant {tenant} is sealed, and this replica has no key of it; give it the tenant's key, or nothing of that tenant is stored or opened here"
+        "tenant {tenant} is sealed, and this replica has no key of it; give it the tenant's key; without it, this replica neither stores nor opens that tenant's objects"
     )]
     Missing {
-        /// Whose.
+        /// The tenant.
         tenant: Name,
     },
-    /// A record of a sealed tenant is in the clear.
+    /// A record of a sealed tenant is unencrypted.
     #[error(
-        "{place} is in the clear, although tenant {tenant} has a key: run `kvasir admin seal --tenant {tenant}`, or remove what lies under {folder}/"
+        "{place} is not encrypted, although tenant {tenant} has a key: run `kvasir admin seal --tenant {tenant}`, or remove the objects under {folder}/"
     )]
     Plain {
-        /// Whose.
+        /// The tenant.
         tenant: Name,
-        /// Where it lies.
+        /// Its path.
         place: Path,
-        /// All that the tenant has.
+        /// The folder of the tenant.
         folder: Path,
     },
     /// An object does not open.
-    #[error("the object does not open: it was altered, or is not the one that was asked for")]
+    #[error("the object does not open: it was altered, or is not the requested one")]
     Altered,
     /// A record does not open.
-    #[error("{place} does not open: it was altered, or is another record")]
+    #[error("{place} does not open: it was altered, or is a different record")]
     AlteredRecord {
-        /// Where it lies.
+        /// Its path.
         place: Path,
     },
-    /// Copies are refused.
-    #[error("sealed objects are not copied: their place is part of what was sealed")]
+    /// Copies are not supported.
+    #[error("sealed objects cannot be copied: they are bound to their path")]
     Copied,
 }
 
@@ -104,7 +105,7 @@ impl SealError {
         matches!(self, Self::Key(_) | Self::Lost { .. } | Self::Missing { .. })
     }
 
-    /// The sealing error behind a store's error, where there is one.
+    /// The sealing error behind a store's error, if there is one.
     pub fn of(error: &Error) -> Option<&Self> {
         let Error::Generic { source, .. } = error else { return None };
         source.downcast_ref()
@@ -140,12 +141,12 @@ impl Keyring {
         Self::new(Arc::clone(&self.store), self.layout.clone(), Some(service))
     }
 
-    /// The key service, where there is one.
+    /// The key service, if there is one.
     pub fn service(&self) -> Option<&Arc<dyn KeyService>> {
         self.service.as_ref()
     }
 
-    /// Whether what is new of `tenant` is sealed.
+    /// Whether new objects of `tenant` are sealed.
     pub fn seals(&self, tenant: &Name) -> bool {
         self.current(tenant).is_some()
     }
@@ -154,8 +155,8 @@ impl Keyring {
         self.service.as_ref()?.current(tenant)
     }
 
-    /// Whether `tenant` has no key here. Of one that has a key elsewhere nothing is to be written: it would be in the clear, and
-    /// whoever has the key would not find it.
+    /// Whether `tenant` has no key here. If it has one elsewhere, nothing may be written: it would be
+    /// unencrypted, and replicas with the key would not find it.
     pub(super) async fn is_plain(&self, tenant: &Name) -> Result<bool> {
         if self.seals(tenant) {
             return Ok(false);
@@ -171,24 +172,25 @@ impl Keyring {
         if keyed { Err(SealError::Missing { tenant: tenant.clone() }.into()) } else { Ok(true) }
     }
 
-    /// Where something lies below the layout's version: what it is bound to, so that a bucket may be copied elsewhere whole.
+    /// A path below the layout's version: objects are bound to it, so that a whole bucket may be copied
+    /// elsewhere.
     pub fn place<'a>(&self, path: &'a Path) -> &'a str {
         path.as_ref().strip_prefix(self.layout.base().as_ref()).unwrap_or(path.as_ref())
     }
 
-    /// The tenant keys of `tenant` that are opened already.
+    /// The already opened tenant keys of `tenant`.
     pub(super) fn opened(&self, tenant: &Name) -> Vec<Arc<KeyBytes>> {
         let opened = self.opened.lock();
         let own = opened.iter().filter(|((whose, _), _)| whose == tenant);
         own.map(|(_, opened)| Arc::clone(&opened.key)).collect()
     }
 
-    /// The store itself, where nothing is sealed or opened.
+    /// The store itself, without sealing.
     pub fn store(&self) -> &Arc<dyn ObjectStore> {
         &self.store
     }
 
-    /// The key for what is new of `tenant`, made if there is none.
+    /// The key for new objects of `tenant`, created if there is none.
     pub async fn newest(&self, tenant: &Name) -> Result<(TenantKeyId, Arc<KeyBytes>)> {
         let known = self.chosen.lock().get(tenant).copied();
         let id = match known {
@@ -206,7 +208,7 @@ impl Keyring {
         let there = self.listed(tenant).await?.into_iter().map(|(id, _)| id).min();
         let made_before = match self.choice(&place).await? {
             Some(Ok(id)) => return Ok(id),
-            // Somebody altered it. Any key that is there seals as well.
+            // It was altered. Any existing key seals as well.
             Some(Err(())) => return Ok(there.ok_or(SealError::Altered)?),
             None => there,
         };
@@ -222,7 +224,7 @@ impl Keyring {
         Ok(self.choice(&place).await?.and_then(std::result::Result::ok).unwrap_or(id))
     }
 
-    /// What the choice says, where there is one; nothing that is a key's id where it was altered.
+    /// The current choice, if there is one; `Err` if it was altered and is not a key's id.
     async fn choice(&self, place: &Path) -> Result<Option<std::result::Result<TenantKeyId, ()>>> {
         let text = match self.store.get(place).await {
             Ok(found) => found.bytes().await?,
@@ -243,7 +245,7 @@ impl Keyring {
         Ok(id)
     }
 
-    /// A tenant key by its id; wrapped anew if the key service has a newer wrapping key.
+    /// A tenant key by its id; wrapped again if the key service has a newer wrapping key.
     pub(super) async fn key(&self, tenant: &Name, id: &TenantKeyId) -> Result<Arc<KeyBytes>> {
         let current = self.current(tenant);
         let found = self.opened.lock().get(&(tenant.clone(), *id)).cloned();
@@ -253,7 +255,7 @@ impl Keyring {
         };
         if let Some(current) = current.filter(|current| *current != opened.by) {
             self.write(tenant, id, &opened.key, current.clone()).await?;
-            tracing::info!(%tenant, key = %current, "a tenant key is wrapped anew; the wrapping key before it may go once every replica has said so");
+            tracing::info!(%tenant, key = %current, "a tenant key was rewrapped; the previous wrapping key may be removed once every replica has logged this");
         }
         Ok(opened.key)
     }
@@ -261,7 +263,7 @@ impl Keyring {
     async fn open_key(&self, tenant: &Name, id: &TenantKeyId, current: Option<&Name>) -> Result<Opened> {
         let wrapped_by = self.listed(tenant).await?.into_iter().filter(|(found, _)| found == id);
         let mut wrapped_by: Vec<Name> = wrapped_by.map(|(_, by)| by).collect();
-        // The current wrapping key first; of the others whichever is still there.
+        // The current wrapping key first; of the others, any that still exists.
         wrapped_by.sort_by_key(|by| Some(by) != current);
         let Some(service) = &self.service else {
             return Err(SealError::Missing { tenant: tenant.clone() }.into());

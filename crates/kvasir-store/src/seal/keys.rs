@@ -1,4 +1,4 @@
-//! Where wrapping keys live: a key management service, or a file.
+//! Sources of wrapping keys: a key management service, or a file.
 
 use std::{collections::HashMap, fmt};
 
@@ -13,10 +13,10 @@ use crate::limits;
 /// Wraps and unwraps the keys of tenants. The wrapping keys never leave it.
 #[async_trait]
 pub trait KeyService: fmt::Debug + Send + Sync {
-    /// The key that wraps what is new of `tenant`; none: its objects are not sealed.
+    /// The wrapping key for new objects of `tenant`; `None`: they are not sealed.
     fn current(&self, tenant: &Name) -> Option<Name>;
 
-    /// `key`, 32 bytes, wrapped by the tenant's key `id` and bound to `context`.
+    /// Wraps `key`, 32 bytes, with the tenant's key `id`, bound to `context`.
     ///
     /// # Errors
     /// [`KeyServiceError`].
@@ -28,7 +28,7 @@ pub trait KeyService: fmt::Debug + Send + Sync {
         context: &[u8],
     ) -> Result<Vec<u8>, KeyServiceError>;
 
-    /// What [`wrap`](Self::wrap) took.
+    /// Reverses [`wrap`](Self::wrap).
     ///
     /// # Errors
     /// [`KeyServiceError`].
@@ -41,26 +41,26 @@ pub trait KeyService: fmt::Debug + Send + Sync {
     ) -> Result<KeyBytes, KeyServiceError>;
 }
 
-/// A key that cannot be had.
+/// A key that is not available.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyServiceError {
-    /// Not there any more, or never was.
+    /// It no longer exists, or never did.
     #[error(
-        "the key {id} of tenant {tenant} is not there; put it back where it was, or the objects under it stay closed"
+        "the key {id} of tenant {tenant} is missing; restore it, or the objects under it cannot be opened"
     )]
     Unknown {
-        /// Whose.
+        /// The tenant.
         tenant: Name,
-        /// Which.
+        /// The key.
         id: Name,
     },
-    /// What was wrapped is damaged, or was wrapped for something else.
+    /// The wrapped key is damaged, or was wrapped for something else.
     #[error("a wrapped key of tenant {tenant} does not open under the key {id}")]
     Damaged {
-        /// Whose.
+        /// The tenant.
         tenant: Name,
-        /// By which.
+        /// The wrapping key.
         id: Name,
     },
 }
@@ -74,7 +74,7 @@ pub enum KeyServiceError {
 /// key = "…64 hex digits…"
 /// ```
 ///
-/// The last key of a tenant wraps what is new; keep earlier ones until the log says that nothing needs them.
+/// The last key of a tenant wraps new data; keep earlier ones until the log says that nothing needs them.
 #[derive(Debug)]
 pub struct FileKeys {
     keys: HashMap<String, Vec<(Name, Hidden)>>,
@@ -104,18 +104,18 @@ struct KeyEntry {
 }
 
 impl FileKeys {
-    /// Reads the text of a keys file.
+    /// Parses a keys file.
     ///
     /// # Errors
-    /// What is wrong, with the entry.
+    /// What is wrong, and in which entry.
     pub fn parse(text: &str) -> Result<Self, String> {
         Ok(Self { keys: parsed(text)? })
     }
 
-    /// Reads keys as they are given in a variable: `tenant:id:key`, with commas between.
+    /// Parses keys from a variable: `tenant:id:key`, separated by commas.
     ///
     /// # Errors
-    /// What is wrong, with the entry; never a key.
+    /// What is wrong, and in which entry; never a key.
     pub fn parse_list(text: &str) -> Result<Self, String> {
         let entries = text.split(',').map(str::trim).enumerate().map(|(n, entry)| {
             let mut fields = entry.splitn(3, ':');
@@ -128,21 +128,22 @@ impl FileKeys {
         Ok(Self { keys: gathered(entries.collect::<Result<_, String>>()?)? })
     }
 
-    /// Whose chunks are sealed, in order; `*` is every tenant that is not named.
+    /// Tenants whose chunks are sealed, in order; `*` stands for every tenant that is not named.
     pub fn tenants(&self) -> Vec<&str> {
         let mut tenants: Vec<_> = self.keys.keys().map(String::as_str).collect();
         tenants.sort_unstable();
         tenants
     }
 
-    /// Whether these keys may take the place of `before` in a running service: every tenant that had keys has some.
+    /// Whether these keys may replace `before` in a running service: every tenant that had keys still has
+    /// some.
     ///
     /// # Errors
-    /// Who would have none.
+    /// The tenant that would have none.
     pub fn may_follow(&self, before: &Self) -> Result<(), String> {
         match before.tenants().into_iter().find(|tenant| !self.keys.contains_key(*tenant)) {
             Some(tenant) => Err(format!(
-                "has no key of tenant {tenant} any more, whose chunks would be stored in the clear; put one back, or restart the service if that is meant"
+                "no longer has a key of tenant {tenant}, whose chunks would be stored unencrypted; restore one, or restart the service if that is intended"
             )),
             None => Ok(()),
         }
@@ -167,13 +168,14 @@ impl FileKeys {
 }
 
 fn parsed(text: &str) -> Result<HashMap<String, Vec<(Name, Hidden)>>, String> {
-    let file: File = toml::from_str(text).map_err(|e| format!("is no keys file: {}", e.message()))?;
+    let file: File =
+        toml::from_str(text).map_err(|e| format!("is not a valid keys file: {}", e.message()))?;
     gathered(file.key)
 }
 
 fn gathered(entries: Vec<KeyEntry>) -> Result<HashMap<String, Vec<(Name, Hidden)>>, String> {
     if entries.is_empty() {
-        return Err("has no key: add a [[key]] with tenant, id and key for whoever is to be sealed, or take the setting out"
+        return Err("contains no key: add a [[key]] with tenant, id and key for each tenant to encrypt, or remove the setting"
             .to_owned());
     }
     if entries.len() > limits::SEAL_KEYS_MAX {
@@ -183,7 +185,7 @@ fn gathered(entries: Vec<KeyEntry>) -> Result<HashMap<String, Vec<(Name, Hidden)
     for KeyEntry { tenant, id, key } in entries {
         let of_tenant = |problem: &str| format!("key {id} of {tenant}: {problem}");
         if tenant != "*" && tenant.parse::<Name>().is_err() {
-            return Err(of_tenant("tenant is no name"));
+            return Err(of_tenant("tenant is not a valid name"));
         }
         let mut bytes = Zeroizing::new([0; 32]);
         let key = Zeroizing::new(key);
@@ -197,7 +199,7 @@ fn gathered(entries: Vec<KeyEntry>) -> Result<HashMap<String, Vec<(Name, Hidden)
         }
         let own = keys.entry(tenant.clone()).or_default();
         if own.iter().any(|(found, _)| *found == id) {
-            return Err(of_tenant("its id is there twice"));
+            return Err(of_tenant("its id occurs twice"));
         }
         own.push((id, Hidden(bytes)));
     }

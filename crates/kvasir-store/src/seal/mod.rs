@@ -1,4 +1,4 @@
-//! Encryption at rest: what is stored of tenants that have a key is sealed between the storage core and the backend.
+//! Encryption at rest: data of tenants that have a key is sealed between the storage core and the backend.
 //!
 //! ```text
 //! key service (KMS, file)  ── wraps ───▶  tenant key, random, {tenant}/k/{id}/{wrapping key}
@@ -7,17 +7,22 @@
 //! key of a kind            ── seals ───▶  salts, contexts, a tenant's entries of a journal batch: boxes, random nonces
 //! ```
 //!
-//! - **Ranged reads work**: plain offset `x` lies in segment `x / 16 KiB`; a read fetches and opens whole segments.
-//! - **Two writers of one object write the same bytes**: the place ends in the digest of the content, which was checked before,
-//!   so one key seals one content, and no nonce is used for two. Nothing that a reader remembers can go stale.
-//! - **Nothing can be swapped**: a key belongs to one place, and each segment is bound to its number and to whether it is the
-//!   last; what is moved, cut or patched does not open. Boxes are bound to where they lie.
-//! - **Nothing in the clear is used**: of a tenant with a key a plain object is none, a plain record is an error and a plain
-//!   journal entry is left out. Who lacks the key of a sealed tenant writes nothing of it.
-//! - **Rotation rewrites no payload**: a new wrapping key wraps the tenant keys anew, a few hundred bytes a tenant.
+//! - **Ranged reads work**: plain offset `x` is in segment `x / 16 KiB`; a read fetches and opens whole
+//!   segments.
+//! - **Two writers of one object write the same bytes**: the path ends in the digest of the content, which
+//!   was checked before, so one key seals one content, and no nonce is used for two contents. A reader caches
+//!   nothing that can become stale.
+//! - **Nothing can be swapped**: a key belongs to one path, and each segment is bound to its number and to
+//!   whether it is the last one; moved, cut or patched data cannot be opened. Boxes are bound to their path.
+//! - **Plain data is not used**: for a tenant with a key, a plain object does not count, a plain record is an
+//!   error and a plain journal entry is skipped. A replica without the key of a sealed tenant writes nothing
+//!   for it.
+//! - **Rotation rewrites no payload**: a new wrapping key wraps the tenant keys again, a few hundred bytes
+//!   per tenant.
 //!
-//! Places count from below the layout's version: a bucket may be copied whole. Segments of equal size need no directory to be
-//! found, so this layer knows nothing of chunks. Sealed objects end in `.kvs`, so that a listing tells their sizes.
+//! Paths are relative to the layout's version, so a bucket may be copied whole. Segments of equal size are
+//! found without a directory, so this layer does not depend on the chunk format. Sealed objects end in
+//! `.kvs`, so that a listing shows their sizes.
 
 mod boxes;
 mod ephemeral;

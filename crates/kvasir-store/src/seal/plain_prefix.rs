@@ -1,4 +1,5 @@
-//! What a sealed object begins with: which tenant key its own is derived from. And keys under keys.
+//! The plain prefix of a sealed object: names the tenant key from which the object's key is derived. Also
+//! wrapping of keys.
 //!
 //! `magic 8 · tenant key's id 16 · zero 8`
 
@@ -20,13 +21,13 @@ pub(super) fn write(id: &TenantKeyId) -> [u8; PLAIN_PREFIX_BYTES as usize] {
     prefix
 }
 
-/// The tenant key that a prefix names; none where it is no prefix.
+/// The tenant key named by a prefix; `None` if it is not a prefix.
 pub(super) fn tenant_key_id(prefix: &[u8]) -> Option<TenantKeyId> {
     let id = prefix.get(8..24)?.try_into().ok()?;
     (prefix == write(&id)).then_some(id)
 }
 
-/// `key` under `by`: 32 bytes and a tag. Nonces are random: a key wraps far fewer than 2³² others.
+/// Wraps `key` under `by`: 32 bytes and a tag. Nonces are random: a key wraps far fewer than 2³² others.
 pub(super) fn wrap(by: &KeyBytes, key: &KeyBytes, nonce: &[u8], bound_to: &[u8]) -> [u8; 48] {
     let mut wrapped = [0; 48];
     wrapped[..32].copy_from_slice(&key[..]);
@@ -36,7 +37,7 @@ pub(super) fn wrap(by: &KeyBytes, key: &KeyBytes, nonce: &[u8], bound_to: &[u8])
     wrapped
 }
 
-/// The key in `wrapped`; none where it was not wrapped by `by` for that.
+/// The key in `wrapped`; `None` if it was not wrapped by `by` for that purpose.
 pub(super) fn unwrap(by: &KeyBytes, wrapped: &[u8], nonce: &[u8], bound_to: &[u8]) -> Option<KeyBytes> {
     let mut bytes = Zeroizing::new(wrapped.to_vec());
     let nonce = Nonce::try_assume_unique_for_key(nonce).ok()?;

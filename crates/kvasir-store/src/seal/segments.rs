@@ -1,42 +1,42 @@
-//! Segments: the arithmetic between plain and sealed offsets, and sealing and opening one.
+//! Segments: conversion between plain and sealed offsets, and sealing and opening of a segment.
 
 use std::ops::Range;
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use zeroize::Zeroizing;
 
-/// Plain bytes of a segment; the last of an object may be shorter, and is empty in an empty object.
+/// Plain bytes per segment; the last of an object may be shorter, and is empty in an empty object.
 pub(super) const SEGMENT_BYTES: u64 = 16 << 10;
-/// GCM's tag behind each segment.
+/// GCM's tag after each segment.
 pub(super) const TAG_BYTES: u64 = 16;
-/// What stands before the first segment.
+/// Bytes before the first segment.
 pub(super) const PLAIN_PREFIX_BYTES: u64 = 32;
 const STRIDE: u64 = SEGMENT_BYTES + TAG_BYTES;
 
-/// Bytes of the sealed object for `plain` bytes.
+/// Size of the sealed object for `plain` bytes.
 pub(super) fn sealed_bytes(plain: u64) -> u64 {
     PLAIN_PREFIX_BYTES + plain + plain.div_ceil(SEGMENT_BYTES).max(1) * TAG_BYTES
 }
 
-/// Bytes of the plain object in a sealed one of `sealed` bytes; none where no sealed object has that size.
+/// Size of the plain object in a sealed one of `sealed` bytes; `None` if no sealed object has that size.
 pub(super) fn plain_bytes(sealed: u64) -> Option<u64> {
     let body = sealed.checked_sub(PLAIN_PREFIX_BYTES)?;
     let plain = body.checked_sub(body.div_ceil(STRIDE) * TAG_BYTES)?;
     (sealed_bytes(plain) == sealed).then_some(plain)
 }
 
-/// The segments that hold a plain range, which is not empty or is at the start of an empty object.
+/// The segments that contain a plain range, which must be non-empty or at the start of an empty object.
 pub(super) fn covering(plain: &Range<u64>) -> Range<u64> {
     let first = plain.start / SEGMENT_BYTES;
     first..plain.end.div_ceil(SEGMENT_BYTES).max(first + 1)
 }
 
-/// Where a segment begins in a sealed object; the prefix belongs to the first one.
+/// The start of a segment in a sealed object; the prefix belongs to the first one.
 pub(super) fn start(segment: u64) -> u64 {
     if segment == 0 { 0 } else { PLAIN_PREFIX_BYTES.saturating_add(segment.saturating_mul(STRIDE)) }
 }
 
-/// A 256-bit key, forgotten after use.
+/// A 256-bit key, erased after use.
 pub type KeyBytes = Zeroizing<[u8; 32]>;
 
 /// Seals and opens the segments of one object.
@@ -46,7 +46,7 @@ pub(super) struct Segments {
 }
 
 impl Segments {
-    /// Under the key that was derived for the object's place.
+    /// With the key derived for the object's place.
     pub(super) fn new(key: &KeyBytes) -> Self {
         Self { key: gcm(key) }
     }
@@ -60,7 +60,7 @@ impl Segments {
         out.extend_from_slice(tag.expect("a segment is far below GCM's limit").as_ref());
     }
 
-    /// Opens segment `n` in place; none where it is not that segment of this object.
+    /// Opens segment `n` in place; `None` if it is not that segment of this object.
     pub(super) fn open<'a>(&self, n: u64, last: bool, sealed: &'a mut [u8]) -> Option<&'a [u8]> {
         self.key.open_in_place(nonce(n), aad(last), sealed).ok().map(|plain| &*plain)
     }
@@ -75,7 +75,7 @@ pub(super) fn gcm(key: &KeyBytes) -> LessSafeKey {
     LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &key[..]).expect("the key has 32 bytes"))
 }
 
-/// The number of a segment as a nonce: the only place where nonces of data keys are made.
+/// The number of a segment as a nonce: the only place where nonces of data keys are created.
 fn nonce(n: u64) -> Nonce {
     let mut bytes = [0; NONCE_LEN];
     bytes[NONCE_LEN - 8..].copy_from_slice(&n.to_be_bytes());

@@ -25,11 +25,12 @@ use crate::{
     limits,
 };
 
-/// Seals what is new of tenants with a key, opens what is sealed, passes everything else through. Without a key service it
-/// only refuses to write for tenants that are sealed elsewhere.
+/// Seals new objects of tenants with a key, opens sealed objects, and passes everything else through. Without
+/// a key service it only refuses to write for tenants that are sealed elsewhere.
 ///
-/// Of a tenant with a key a plain object is none: it is not read, and a create is not refused for it. Listings show both
-/// forms, under one name, and a deletion takes both. Records keep their names, and a plain one is an error.
+/// For a tenant with a key, a plain object counts as absent: it is not read, and does not block a create.
+/// Listings show both forms under one name, and a deletion removes both. Records keep their names, and a
+/// plain one is an error.
 pub(crate) struct SealedStore {
     inner: Arc<dyn ObjectStore>,
     keyring: Arc<Keyring>,
@@ -40,7 +41,7 @@ impl SealedStore {
         Self { inner: Arc::clone(&keyring.store), keyring }
     }
 
-    /// Whose chunk object lies at `location`, if that is one and there are keys at all.
+    /// The tenant of the chunk object at `location`, if it is one and there are keys at all.
     fn owner(&self, location: &Path) -> Option<Name> {
         self.keyring.service()?;
         match self.keyring.layout.parse(location) {
@@ -49,7 +50,7 @@ impl SealedStore {
         }
     }
 
-    /// Whose record lies at `location`, and what it is for.
+    /// The tenant and purpose of the record at `location`.
     fn record(&self, location: &Path) -> Option<(Name, Purpose)> {
         match self.keyring.layout.parse(location)? {
             Key::Salt { tenant } | Key::SaltProposal { tenant, .. } => Some((tenant, Purpose::Salt)),
@@ -59,7 +60,7 @@ impl SealedStore {
         }
     }
 
-    /// Whose new chunk object `location` is, if it is to be sealed.
+    /// The tenant of the new chunk object `location`, if it must be sealed.
     async fn sealing(&self, location: &Path) -> Result<Option<Name>> {
         match self.keyring.layout.parse(location) {
             Some(Key::Chunk(ChunkKey { tenant, .. }) | Key::Part(PartKey { tenant, .. })) => {
@@ -69,7 +70,7 @@ impl SealedStore {
         }
     }
 
-    /// What seals the new object at `place`, and its prefix.
+    /// The sealer of the new object at `place`, and its prefix.
     async fn sealer(
         &self,
         tenant: &Name,
@@ -83,7 +84,7 @@ impl SealedStore {
         Segments::new(&object_key(tenant_key, self.keyring.place(place)))
     }
 
-    /// What opens the object at `place` whose prefix this is.
+    /// The opener of the object at `place` with this prefix.
     async fn opener(&self, tenant: &Name, place: &Path, prefix: &[u8]) -> Result<Segments> {
         let id = plain_prefix::tenant_key_id(prefix).ok_or(SealError::Altered)?;
         Ok(self.segments(&*self.keyring.key(tenant, &id).await?, place))
@@ -94,7 +95,7 @@ impl SealedStore {
         self.inner.get_opts(place, GetOptions { range, ..GetOptions::default() }).await?.bytes().await
     }
 
-    /// Why a read failed. Of an object that is shorter than it says, stores refuse the range in words of their own.
+    /// The cause of a failed read. Stores report a range beyond a truncated object in different ways.
     async fn unless_cut(&self, place: &Path, error: Error) -> Error {
         if CallError::of(&error).is_some() || matches!(error, Error::NotFound { .. }) {
             return error;
@@ -105,7 +106,8 @@ impl SealedStore {
         }
     }
 
-    /// Asks for the object at `location`. Needs no key: the sealed size tells the plain one.
+    /// Requests the metadata of the object at `location`. Needs no key: the plain size follows from the
+    /// sealed one.
     async fn head_opts(&self, tenant: &Name, location: &Path, options: GetOptions) -> Result<GetResult> {
         if !self.keyring.seals(tenant) {
             match self.inner.get_opts(location, options.clone()).await {
@@ -128,7 +130,7 @@ impl SealedStore {
         options: GetOptions,
     ) -> Result<GetResult> {
         let asked = match options.range.clone() {
-            // Where the last bytes begin, the size tells.
+            // The size determines where the last bytes begin.
             Some(suffix @ GetRange::Suffix(_)) => {
                 let sealed = self.inner.head(place).await?.size;
                 let size = segments::plain_bytes(sealed).ok_or(SealError::Altered)?;
@@ -174,7 +176,7 @@ impl SealedStore {
         Ok(GetResult { payload, meta, range, attributes, extensions })
     }
 
-    /// What opens an object that is being read, found out with its first segment here.
+    /// The opener of the object being read, determined with its first segment.
     async fn opener_of(&self, tenant: &Name, place: &Path, opening: &mut Opening) -> Result<Segments> {
         if opening.next == 0 {
             opening.hold(PLAIN_PREFIX_BYTES as usize).await?;
@@ -184,7 +186,7 @@ impl SealedStore {
             return if opening.opens(&segments) { Ok(segments) } else { Err(SealError::Altered.into()) };
         }
         opening.hold_segment().await?;
-        // There is rarely another key than the one that is known: the prefix need not be asked for.
+        // There is rarely another key than the known one: the prefix need not be fetched.
         for key in self.keyring.opened(tenant) {
             let segments = self.segments(&key, place);
             if opening.opens(&segments) {
@@ -195,7 +197,7 @@ impl SealedStore {
         if opening.opens(&segments) { Ok(segments) } else { Err(SealError::Altered.into()) }
     }
 
-    /// Reads a record whole, and opens it where it is one of a sealed tenant.
+    /// Reads a whole record, and opens it if it belongs to a sealed tenant.
     async fn read_record(
         &self,
         (tenant, purpose): (Name, Purpose),
@@ -204,7 +206,7 @@ impl SealedStore {
     ) -> Result<GetResult> {
         let altered = || SealError::AlteredRecord { place: location.clone() };
         let mut outcome = Err(altered().into());
-        // Once wrong may be the way here, twice is the store.
+        // One bad read may be a transfer error; two mean that the store's copy is bad.
         for _ in 0..limits::SEALED_RECORD_READS {
             let whole = GetOptions { range: None, ..options.clone() };
             let found = self.inner.get_opts(location, whole).await?;
@@ -238,7 +240,7 @@ impl SealedStore {
 }
 
 impl SealedStore {
-    /// How listed objects look from above: without keys sealed ones are nobody's.
+    /// Converts listed objects for the layers above: without keys, sealed ones belong to no tenant.
     fn presenting(&self) -> fn(ObjectMeta) -> ObjectMeta {
         if self.keyring.service().is_some() { presented } else { std::convert::identity }
     }
@@ -248,14 +250,14 @@ fn impossible(error: impl fmt::Display) -> Error {
     Error::Generic { store: "sealed", source: error.to_string().into() }
 }
 
-/// Opens segments as they arrive and gives out the part of them that was asked for.
+/// Opens segments as they arrive and returns the requested part of them.
 struct Opening {
     next: u64,
     end: u64,
     last: u64,
     size: u64,
     range: Range<u64>,
-    /// Sealed bytes that arrived and are not opened.
+    /// Sealed bytes that arrived and are not opened yet.
     held: BytesMut,
     sealed: BoxStream<'static, Result<Bytes>>,
 }
@@ -263,7 +265,8 @@ struct Opening {
 impl Opening {
     async fn hold(&mut self, bytes: usize) -> Result<()> {
         while self.held.len() < bytes {
-            // A body that ends early is the layer below's to resume; here it is an altered object.
+            // The layer below resumes a body that ends early; if it still ends early here, the object was
+            // altered.
             let more = self.sealed.try_next().await?.ok_or(SealError::Altered)?;
             self.held.extend_from_slice(&more);
         }
@@ -279,7 +282,7 @@ impl Opening {
         self.hold((self.plain() + TAG_BYTES) as usize).await
     }
 
-    /// Whether the next segment, which is held, opens.
+    /// Whether the next, buffered segment opens.
     fn opens(&self, segments: &Segments) -> bool {
         let mut sealed = self.held[..(self.plain() + TAG_BYTES) as usize].to_vec();
         segments.open(self.next, self.next == self.last, &mut sealed).is_some()
@@ -306,7 +309,7 @@ impl Opening {
     }
 }
 
-/// Where the sealed form of the object at `location` lies: `.kvs` instead of `.kvc`.
+/// The path of the sealed form of the object at `location`: `.kvs` instead of `.kvc`.
 fn sealed_place(location: &Path) -> Path {
     match location.as_ref().strip_suffix(".kvc") {
         Some(stem) => Path::from(format!("{stem}.kvs")),
@@ -314,11 +317,11 @@ fn sealed_place(location: &Path) -> Path {
     }
 }
 
-/// A listed object as the layers above know it.
+/// A listed object in its form for the layers above.
 fn presented(mut meta: ObjectMeta) -> ObjectMeta {
     if let Some(stem) = meta.location.as_ref().strip_suffix(".kvs") {
         meta.location = Path::from(format!("{stem}.kvc"));
-        // What has no possible size is shown as it is: reading it says that it was altered.
+        // An object of an impossible size is shown unchanged: reading it reports that it was altered.
         meta.size = segments::plain_bytes(meta.size).unwrap_or(meta.size);
     }
     meta
@@ -392,7 +395,7 @@ impl ObjectStore for SealedStore {
         }
         let place = sealed_place(location);
         if self.keyring.seals(&tenant) {
-            // A plain object has no tag: whoever can write to the bucket could have put it there.
+            // A plain object has no tag: anyone with write access to the bucket could have put it there.
             return self.read(&tenant, &place, location, options).await;
         }
         match self.inner.get_opts(location, options.clone()).await {
@@ -419,7 +422,8 @@ impl ObjectStore for SealedStore {
                 if !matches!(layout.parse(&location), Some(Key::Chunk(_) | Key::Part(_))) {
                     return plain.map(|()| location);
                 }
-                // One of the two forms is there, rarely both; some stores say so and some do not.
+                // One of the two forms exists, rarely both; some stores report a missing object and some do
+                // not.
                 match (inner.delete(&sealed_place(&location)).await, plain) {
                     (Ok(()) | Err(Error::NotFound { .. }), Ok(()))
                     | (Ok(()), Err(Error::NotFound { .. })) => Ok(location),
@@ -441,7 +445,7 @@ impl ObjectStore for SealedStore {
         prefix: Option<&Path>,
         offset: &Path,
     ) -> BoxStream<'static, Result<ObjectMeta>> {
-        // The sealed form is the later by name: behind it neither form comes again.
+        // The sealed form sorts after the plain one: after it, neither form follows.
         let presented = self.presenting();
         self.inner.list_with_offset(prefix, &sealed_place(offset)).map_ok(presented).boxed()
     }

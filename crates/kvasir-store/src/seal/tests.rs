@@ -152,7 +152,7 @@ async fn rotation_rewraps_and_rewrites_no_payload() {
     assert_eq!(read(&sealed(&inner, SECOND), &path, None).await.expect("reads"), plain(9_000));
     let other = SECOND.replace("two", "three").replace("02", "03");
     let error = read(&sealed(&inner, &other), &path, None).await.expect_err("no key").to_string();
-    assert!(error.contains("put it back"), "{error}");
+    assert!(error.contains("restore it"), "{error}");
 }
 
 #[tokio::test]
@@ -240,7 +240,7 @@ fn bad_keys_files_say_what_is_wrong() {
     for (text, expected) in [
         (short.as_str(), "64 hex digits"),
         (&twice, "twice"),
-        ("[[key]]\nid = 1", "no keys file"),
+        ("[[key]]\nid = 1", "not a valid keys file"),
         ("", "no key:"),
     ] {
         let error = FileKeys::parse(text).expect_err(text);

@@ -8,14 +8,14 @@ use object_store::{MultipartUpload, PutPayload, PutResult, Result, UploadPart};
 
 use super::segments::{SEGMENT_BYTES, Segments};
 
-/// Seals what passes through. The last segment is marked as such, so one is always held back.
+/// Seals the bytes passing through. The last segment is marked as such, so one is always held back.
 #[derive(Debug)]
 pub(super) struct SealedUpload {
     inner: Box<dyn MultipartUpload>,
     segments: Arc<Segments>,
     /// Plain bytes that are not sealed yet: at most one segment after a part.
     held: Vec<u8>,
-    /// Sealed bytes that wait for the next part: the prefix, at the start.
+    /// Sealed bytes waiting for the next part; initially the prefix.
     ready: Vec<u8>,
     next: u64,
 }

@@ -1,22 +1,22 @@
-//! Layers in JSON: runs of equal ones.
+//! JSON of layers: runs of equal ones.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
 use super::{KvLayout, LayerKv};
 use crate::LAYERS_MAX;
 
-/// Equal layers that follow each other.
+/// Consecutive equal layers.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct LayerRun {
-    /// How many.
+    /// Number of layers.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 256))]
     count: u32,
-    /// Shape of each one's cache.
+    /// Shape of each layer's cache.
     layout: KvLayout,
-    /// Index into the spec's `ropes`; absent where keys are not rotated.
+    /// Index into the spec's `ropes`; absent if keys are not rotated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rope: Option<u8>,
 }
@@ -41,7 +41,8 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
     for LayerRun { count, layout, rope } in Vec::<LayerRun>::deserialize(deserializer)? {
         let room = LAYERS_MAX.saturating_sub(layers.len());
         if count == 0 || (count > 1 && count as usize > room) {
-            let message = format!("count {count} in `layers`: runs have 1 to {LAYERS_MAX} layers together");
+            let message =
+                format!("count {count} in `layers`: all runs together must have 1 to {LAYERS_MAX} layers");
             return Err(D::Error::custom(message));
         }
         layers.extend(std::iter::repeat_n(LayerKv { layout, rope }, count as usize));

@@ -1,6 +1,6 @@
-//! What a model's KV cache looks like, exactly enough that engines which agree on it may share bytes.
+//! The spec of a model's KV cache, exact enough that engines with equal specs may share bytes.
 //!
-//! The JSON of a spec is documented field by field, with examples, in `MODEL-SPEC.md` of this crate.
+//! `MODEL-SPEC.md` of this crate documents the JSON of a spec field by field, with examples.
 
 pub mod hf;
 mod layer_runs;
@@ -14,7 +14,7 @@ use crate::{LAYERS_MAX, ModelId, hash::FieldHasher};
 
 pub use rope::{Pairing, Rope, RopeError, RopeFormula, RopeScaling};
 
-/// Identity and layout of a model's KV cache. Hashes to [`ModelId`]; holds nothing about tensor or pipeline
+/// Identity and layout of a model's KV cache. Hashes to [`ModelId`]; independent of tensor and pipeline
 /// parallelism.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -22,7 +22,7 @@ pub use rope::{Pairing, Rope, RopeError, RopeFormula, RopeScaling};
 pub struct ModelSpec {
     /// Weights, e.g. `meta-llama/Meta-Llama-3-8B`.
     pub weights: String,
-    /// Revision of the weights: a commit, a digest, never a moving name.
+    /// Revision of the weights: a commit or digest, never a moving name.
     pub revision: String,
     /// Adapter (LoRA) id, if one changes the KV.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -32,14 +32,14 @@ pub struct ModelSpec {
     /// Rotary embeddings that layers refer to by index.
     #[serde(default, deserialize_with = "rope_json::ropes")]
     pub ropes: Vec<Rope>,
-    /// One entry per layer, in order. In JSON equal neighbours are one entry with a `count`.
+    /// One entry per layer, in order. JSON combines equal neighbours into one entry with a `count`.
     #[serde(with = "layer_runs")]
     #[cfg_attr(feature = "openapi", schema(value_type = Vec<layer_runs::LayerRun>))]
     pub layers: Vec<LayerKv>,
     /// Method by which tokens were dropped, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub thinning: Option<Thinning>,
-    /// Whether any prefix is reusable or only the whole.
+    /// Whether any prefix is reusable, or only the whole context.
     #[serde(default)]
     pub reuse: Reuse,
 }
@@ -77,7 +77,7 @@ impl KvDtype {
 pub struct LayerKv {
     /// Shape of the layer's cache.
     pub layout: KvLayout,
-    /// Index into [`ModelSpec::ropes`]; absent where keys are not rotated.
+    /// Index into [`ModelSpec::ropes`]; absent if keys are not rotated.
     pub rope: Option<u8>,
 }
 
@@ -86,7 +86,7 @@ pub struct LayerKv {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum KvLayout {
-    /// K and V of `[kv_heads, head_dim]` each. MHA and MQA are its ends.
+    /// K and V of `[kv_heads, head_dim]` each. MHA and MQA are its special cases.
     Gqa {
         /// Key/value heads.
         kv_heads: u32,
@@ -126,7 +126,7 @@ impl KvLayout {
     }
 }
 
-/// A method that dropped tokens before the cache was stored, with its parameters as it names them.
+/// A method that dropped tokens before the cache was stored, with its parameters.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -138,7 +138,7 @@ pub struct Thinning {
     pub parameters: String,
 }
 
-/// What part of a stored context may be reused.
+/// Which part of a stored context may be reused.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -146,37 +146,37 @@ pub enum Reuse {
     /// Any prefix.
     #[default]
     Prefix,
-    /// Only all of it: the method looked ahead (H2O, Scissorhands).
+    /// Only the whole context: the method looked ahead (H2O, Scissorhands).
     Whole,
 }
 
-/// A spec that no cache can have.
+/// An invalid spec.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpecError {
     /// No layer, or more than [`LAYERS_MAX`].
-    #[error("a model has 1 to {LAYERS_MAX} layers, this spec has {layers}")]
+    #[error("a model must have 1 to {LAYERS_MAX} layers; this spec has {layers}")]
     Layers {
         /// Layers found.
         layers: usize,
     },
-    /// A dimension is zero or absurd.
+    /// A dimension is zero or too large.
     #[error("layer {layer}: heads and head elements must be 1 to 65536 and their product at most 65536")]
     Shape {
         /// The layer.
         layer: usize,
     },
-    /// A layer names a rope that is not there.
-    #[error("layer {layer} names rope {rope}, but the spec has {ropes}")]
+    /// A layer names a rope that does not exist.
+    #[error("layer {layer} names rope {rope}, but the spec has {ropes} ropes")]
     RopeIndex {
         /// The layer.
         layer: usize,
         /// Index named.
         rope: u8,
-        /// Ropes there are.
+        /// Number of ropes.
         ropes: usize,
     },
-    /// A rope that could rotate nothing, whether a layer names it or not.
+    /// A rope that cannot rotate anything, whether or not a layer names it.
     #[error(
         "rope {rope}: it needs at least one frequency, and an attention_factor above 0 and at most {:e}",
         f32::MAX
@@ -196,16 +196,16 @@ pub enum SpecError {
 }
 
 impl ModelSpec {
-    /// Checks that every rope and every layer is possible.
+    /// Checks that every rope and every layer is valid.
     ///
     /// # Errors
-    /// The first impossibility found, as a [`SpecError`].
+    /// The first problem found, as a [`SpecError`].
     pub fn validate(&self) -> Result<(), SpecError> {
         if self.layers.is_empty() || self.layers.len() > LAYERS_MAX {
             return Err(SpecError::Layers { layers: self.layers.len() });
         }
-        // Also those that no layer names: JSON has no number for a factor beyond f32, so such a spec, once
-        // stored, could not be read again.
+        // Also check ropes that no layer names: JSON has no number for a factor beyond f32, so such a spec,
+        // once stored, could not be read again.
         let turns =
             |r: &Rope| !r.freqs.is_empty() && r.attention_factor.is_finite() && r.attention_factor > 0.0;
         if let Some(rope) = self.ropes.iter().position(|rope| !turns(rope)) {

@@ -1,8 +1,8 @@
-//! Logarithm and power, rounded correctly, so that a formula gives the same bits on every machine.
+//! Correctly rounded logarithm and power, so that a formula yields the same bits on every machine.
 //!
-//! The functions of a C library differ in the last place from one to the next, and a frequency enters the model's
-//! id. Numbers here are unevaluated sums of two f64 (T. J. Dekker, 1971), about 104 bits; only operations that
-//! IEEE 754 rounds correctly decide the result.
+//! C libraries differ in the last place, and a frequency enters the model's id. Numbers here are unevaluated
+//! sums of two f64 (T. J. Dekker, 1971), about 104 bits; only operations that IEEE 754 rounds correctly
+//! determine the result.
 
 use std::{
     f64::consts::LN_2,
@@ -63,7 +63,7 @@ impl Sum {
 fn exp(x: Sum) -> Sum {
     let turns = (x.0 / LN_2).round();
     let rest = (x + LN_2_SUM * Sum(-turns, 0.0)).scaled(2f64.powi(-HALVINGS));
-    // rest + rest²/2! + …, from its end; without the 1, which would swallow its last bits.
+    // rest + rest²/2! + …, from its end; without the 1, which would absorb its last bits.
     let series =
         (2..=TERMS).rev().fold(Sum(1.0, 0.0), |sum, n| Sum(1.0, 0.0) + (rest * sum).over(f64::from(n)));
     let less_one = (0..HALVINGS).fold(rest * series, |e, _| e.scaled(2.0) + e * e);
@@ -71,7 +71,7 @@ fn exp(x: Sum) -> Sum {
 }
 
 fn ln_sum(x: f64) -> Sum {
-    // One step of Newton's method from the C library's value: what was its last place has become 2^-100.
+    // One step of Newton's method from the C library's value: reduces its error to 2^-100.
     let near = Sum(x.ln(), 0.0);
     near + (Sum(x, 0.0) * exp(near.scaled(-1.0)) + Sum(-1.0, 0.0))
 }

@@ -1,4 +1,4 @@
-//! Rotary embeddings: resolved frequencies, and the formulas that give them.
+//! Rotary embeddings: resolved frequencies, and the formulas that generate them.
 
 use std::f64::consts::TAU;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::precise::{ln, pow};
 use crate::limits::ROTARY_DIMS_MAX;
 
-/// How rotary pairs lie in a head.
+/// Layout of rotary pairs in a head.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -18,23 +18,24 @@ pub enum Pairing {
     Interleaved,
 }
 
-/// A *resolved* rotary embedding: no formula is left to be re-derived differently elsewhere.
+/// A *resolved* rotary embedding: no formula remains that other code could evaluate differently.
 ///
-/// Phase of pair `i` at position `p` is `p × freqs[i] mod 2^64`, in units of `2^-64` turn: exact integers.
+/// The phase of pair `i` at position `p` is `p × freqs[i] mod 2^64`, in units of `2^-64` turn: exact
+/// integers.
 ///
-/// Two ropes are equal where their frequencies are, however those are written.
+/// Two ropes are equal if their frequencies are, however they are written.
 #[derive(Debug, Clone)]
 pub struct Rope {
-    /// How pairs lie in a head.
+    /// Layout of pairs in a head.
     pub pairing: Pairing,
     /// First rotated element of a head.
     pub offset: u32,
     /// Frequencies as fractions of a turn, one per pair; `rotary_dims = 2 × freqs.len()`.
     pub freqs: Vec<u64>,
-    /// Factor on rotated keys (YaRN's attention factor), positive and finite; 1 where there is none.
+    /// Factor on rotated keys (YaRN's attention factor), positive and finite; 1 if there is none.
     pub attention_factor: f32,
-    /// What gave the frequencies, if known: JSON has it instead of them while it gives exactly them. No part of
-    /// the model's identity.
+    /// The formula of the frequencies, if known: JSON contains it instead of them if it yields exactly them.
+    /// Not part of the model's identity.
     pub formula: Option<RopeFormula>,
 }
 
@@ -45,59 +46,59 @@ impl PartialEq for Rope {
     }
 }
 
-/// `freq_i = theta^(-2 i / rotary_dims)` radians a position, scaled.
+/// `freq_i = theta^(-2 i / rotary_dims)` radians per position, scaled.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeFormula {
     /// Rotated elements of a head, even, 2 to [`ROTARY_DIMS_MAX`].
     pub rotary_dims: u32,
     /// Base, above 1.
     pub theta: f64,
-    /// What stretches it to longer contexts.
+    /// Scaling to longer contexts.
     pub scaling: Option<RopeScaling>,
 }
 
-/// How frequencies are lowered for contexts longer than those of training, with the fields' names in Hugging Face
-/// configurations. Those that depend on the length of each request (dynamic NTK) are none of them.
+/// How frequencies are lowered for contexts longer than in training, with the field names of Hugging Face
+/// configurations. Scalings that depend on the length of each request (dynamic NTK) are not included.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum RopeScaling {
-    /// All divided by `factor`.
+    /// All frequencies divided by `factor`.
     Linear {
         /// Divisor.
         factor: f64,
     },
     /// Llama 3.1: wavelengths above `original / low_freq_factor` divided by `factor`, those below
-    /// `original / high_freq_factor` kept, between them interpolated.
+    /// `original / high_freq_factor` kept, the others interpolated.
     Llama3 {
         /// Divisor of the lowest frequencies.
         factor: f64,
-        /// Wavelengths of the original context above which all is divided.
+        /// Wavelengths of the original context above which frequencies are divided.
         low_freq_factor: f64,
-        /// Wavelengths of the original context below which nothing is.
+        /// Wavelengths of the original context below which frequencies are kept.
         high_freq_factor: f64,
         /// Tokens of a training context.
         original_max_position_embeddings: u64,
     },
-    /// YaRN (arXiv 2309.00071): as `Linear` below `beta_slow` turns a training context, as they are above
-    /// `beta_fast`, between them a ramp over the pairs.
+    /// YaRN (arXiv 2309.00071): as `Linear` below `beta_slow` turns per training context, unchanged above
+    /// `beta_fast`, and a ramp over the pairs in between.
     Yarn {
         /// Divisor of the lowest frequencies.
         factor: f64,
         /// Tokens of a training context.
         original_max_position_embeddings: u64,
-        /// Turns above which nothing is divided.
+        /// Turns above which frequencies are unchanged.
         #[serde(default = "beta_fast", skip_serializing_if = "is_beta_fast")]
         beta_fast: f64,
-        /// Turns below which all is.
+        /// Turns below which frequencies are divided in full.
         #[serde(default = "beta_slow", skip_serializing_if = "is_beta_slow")]
         beta_slow: f64,
         /// Whether the ramp's ends are whole pairs.
         #[serde(default = "yes", skip_serializing_if = "is_yes")]
         truncate: bool,
     },
-    /// LongRoPE (arXiv 2402.13753): each pair divided by a factor of its own, of which a model has a short and a
-    /// long list; these are one of them.
+    /// LongRoPE (arXiv 2402.13753): a separate factor for each pair. A model has a short and a long list;
+    /// this is one of them.
     Longrope {
         /// Divisors, one per pair.
         factors: Vec<f32>,
@@ -128,17 +129,17 @@ fn is_yes(flag: &bool) -> bool {
     *flag
 }
 
-/// A formula that gives no frequencies.
+/// A formula that does not yield valid frequencies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RopeError {
-    /// An odd or absurd number of rotated elements.
+    /// An odd or too large number of rotated elements.
     #[error("rotary_dims must be even and 2 to {ROTARY_DIMS_MAX}, found {0}")]
     Dims(u32),
-    /// A base that gives no falling frequencies.
+    /// A base that does not yield falling frequencies.
     #[error("theta must be above 1 and finite")]
     Theta,
-    /// LongRoPE's list is not as long as there are pairs.
+    /// LongRoPE's list does not have one entry per pair.
     #[error("scaling.factors must have one entry for each of {pairs} pairs, found {found}")]
     Factors {
         /// Pairs.
@@ -146,8 +147,8 @@ pub enum RopeError {
         /// Entries found.
         found: usize,
     },
-    /// Numbers that give a frequency which is none.
-    #[error("scaling gives pair {pair} no frequency from 0 to below a turn a position")]
+    /// Parameters that yield an invalid frequency.
+    #[error("scaling gives pair {pair} a frequency outside 0 to below one turn per position")]
     Frequency {
         /// The pair.
         pair: usize,
@@ -155,10 +156,10 @@ pub enum RopeError {
 }
 
 impl RopeFormula {
-    /// The frequencies, in units of `2^-64` turn a position, alike on every machine.
+    /// The frequencies, in units of `2^-64` turn per position, equal on every machine.
     ///
     /// # Errors
-    /// [`RopeError`] where the numbers give none.
+    /// [`RopeError`] if the parameters do not yield valid ones.
     pub fn freqs(&self) -> Result<Vec<u64>, RopeError> {
         if !self.rotary_dims.is_multiple_of(2) || !(2..=ROTARY_DIMS_MAX).contains(&self.rotary_dims) {
             return Err(RopeError::Dims(self.rotary_dims));
@@ -179,7 +180,7 @@ impl RopeFormula {
         self.scaled(plain)?.into_iter().enumerate().map(units).collect()
     }
 
-    /// Radians a position.
+    /// Radians per position.
     fn scaled(&self, mut plain: Vec<f64>) -> Result<Vec<f64>, RopeError> {
         match &self.scaling {
             None => {}
@@ -212,7 +213,7 @@ impl RopeFormula {
             }) => {
                 let dims = f64::from(self.rotary_dims);
                 let original = *original_max_position_embeddings as f64;
-                // The pair, a fraction, that makes so many turns in a training context.
+                // The pair, as a fraction, that makes this many turns in a training context.
                 let pair = |turns: f64| dims * ln(original / (turns * TAU)) / (2.0 * ln(self.theta));
                 let (first, last) = (pair(*beta_fast), pair(*beta_slow));
                 let (first, last) = if *truncate { (first.floor(), last.ceil()) } else { (first, last) };
@@ -233,7 +234,7 @@ impl RopeFormula {
         Ok(plain)
     }
 
-    /// The factor on keys that goes with the scaling where nothing else is said: YaRN's `0.1 ln(factor) + 1`, else 1.
+    /// The default factor on keys for the scaling: YaRN's `0.1 ln(factor) + 1`, otherwise 1.
     pub fn attention_factor(&self) -> f32 {
         match self.scaling {
             Some(RopeScaling::Yarn { factor, .. }) => yarn_magnitude(factor, 1.0) as f32,
@@ -248,19 +249,19 @@ pub(super) fn yarn_magnitude(factor: f64, weight: f64) -> f64 {
 }
 
 impl Rope {
-    /// The plain embedding of base `theta`: `freq_i = theta^(-2 i / rotary_dims)` radians a position.
+    /// The plain embedding of base `theta`: `freq_i = theta^(-2 i / rotary_dims)` radians per position.
     ///
     /// # Panics
-    /// Where `rotary_dims` is odd or not 2 to [`ROTARY_DIMS_MAX`], or `theta` not above 1.
+    /// If `rotary_dims` is odd or not 2 to [`ROTARY_DIMS_MAX`], or `theta` is not above 1.
     pub fn plain(pairing: Pairing, rotary_dims: usize, theta: f64) -> Self {
         let formula = RopeFormula { rotary_dims: rotary_dims as u32, theta, scaling: None };
         Self::of(pairing, formula).expect("the caller's numbers are those of a rotary embedding")
     }
 
-    /// The embedding of a formula, from a head's first element on.
+    /// The embedding of a formula, from a head's first element.
     ///
     /// # Errors
-    /// [`RopeError`] where the numbers give no frequencies.
+    /// [`RopeError`] if the parameters do not yield valid frequencies.
     pub fn of(pairing: Pairing, formula: RopeFormula) -> Result<Self, RopeError> {
         let (freqs, attention_factor) = (formula.freqs()?, formula.attention_factor());
         Ok(Self { pairing, offset: 0, freqs, attention_factor, formula: Some(formula) })

@@ -1,16 +1,16 @@
-//! A rope in JSON: a formula where one gives exactly the frequencies, else the frequencies.
+//! JSON of a rope: a formula if it yields exactly the frequencies, otherwise the frequencies.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 
 use super::{Pairing, Rope, RopeFormula, RopeScaling};
 use crate::LAYERS_MAX;
 
-/// Either `freqs`, or `rotary_dims`, `theta` and perhaps `scaling`.
+/// Either `freqs`, or `rotary_dims`, `theta` and optionally `scaling`.
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(as = Rope))]
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RopeJson {
-    /// How pairs lie in a head.
+    /// Layout of pairs in a head.
     pairing: Pairing,
     /// First rotated element of a head.
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -18,18 +18,18 @@ struct RopeJson {
     /// Rotated elements of a head, even; with `theta`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     rotary_dims: Option<u32>,
-    /// Base of the frequencies, `theta^(-2 i / rotary_dims)` radians a position for pair `i`; above 1.
+    /// Base of the frequencies, `theta^(-2 i / rotary_dims)` radians per position for pair `i`; above 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(exclusive_minimum = 1.0))]
     theta: Option<f64>,
-    /// What lowers the frequencies for longer contexts; with `theta`.
+    /// Scaling of the frequencies for longer contexts; with `theta`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     scaling: Option<RopeScaling>,
-    /// The frequencies themselves, one per pair, in units of `2^-64` turn a position; without `theta`. Strings,
-    /// because they are longer than 53 bits.
+    /// The frequencies, one per pair, in units of `2^-64` turn per position; without `theta`. Strings,
+    /// because they need more than 53 bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     freqs: Option<Vec<String>>,
-    /// Factor on rotated keys. Without it, what goes with `scaling`: YaRN's `0.1 ln(factor) + 1`, else 1.
+    /// Factor on rotated keys. Default, depending on `scaling`: YaRN's `0.1 ln(factor) + 1`, otherwise 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(exclusive_minimum = 0.0))]
     attention_factor: Option<f32>,
@@ -63,12 +63,12 @@ impl<'de> Deserialize<'de> for Rope {
     }
 }
 
-/// All ropes of a spec. Their number is checked before a formula of a few bytes becomes its frequencies.
+/// All ropes of a spec. Their number is checked before formulas of a few bytes are expanded to frequencies.
 pub(super) fn ropes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Rope>, D::Error> {
     let ropes = Vec::<RopeJson>::deserialize(deserializer)?;
     if ropes.len() > LAYERS_MAX {
         return Err(D::Error::custom(format!(
-            "{} ropes: at most {LAYERS_MAX}, one for each layer",
+            "{} ropes: the maximum is {LAYERS_MAX}, one per layer",
             ropes.len()
         )));
     }
@@ -92,7 +92,8 @@ impl TryFrom<RopeJson> for Rope {
             }
             _ => {
                 return Err(
-                    "a rope has either `freqs`, or `rotary_dims`, `theta` and perhaps `scaling`".to_owned()
+                    "a rope must have either `freqs`, or `rotary_dims`, `theta` and optionally `scaling`"
+                        .to_owned(),
                 );
             }
         };

@@ -1,10 +1,10 @@
-//! Finding command blocks in Markdown.
+//! Finds command blocks in Markdown.
 
 use std::fmt;
 
 use anyhow::{Context as _, Result, bail};
 
-/// What CI does with a block.
+/// How CI treats a block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum How {
     /// Run from the repository's root.
@@ -33,7 +33,7 @@ impl fmt::Display for How {
 pub(crate) struct Block {
     /// Line of its fence, from 1.
     pub(crate) line: usize,
-    /// What is done with it.
+    /// How CI treats it.
     pub(crate) how: How,
     /// The commands.
     pub(crate) script: String,
@@ -57,7 +57,7 @@ pub(crate) fn parse(text: &str) -> Result<Vec<Block>> {
         let mut content = Vec::new();
         loop {
             let (_, inner) =
-                lines.next().with_context(|| format!("line {}: fence without end", index + 1))?;
+                lines.next().with_context(|| format!("line {}: the fence is not closed", index + 1))?;
             if inner.trim_start().starts_with("```") {
                 break;
             }

@@ -30,7 +30,7 @@ use crate::files;
 /// A service that a document starts answers within this time, or the document is wrong.
 const START_MAX: Duration = Duration::from_secs(30);
 
-/// Lists every block with what is done with it.
+/// Lists every block and how CI treats it.
 pub(crate) fn list(root: &Path) -> Result<()> {
     for (name, block) in blocks(root)? {
         println!("{name}:{}: {}", block.line, block.how);
@@ -76,8 +76,9 @@ fn blocks(root: &Path) -> Result<Vec<(String, Block)>> {
     Ok(all)
 }
 
-/// The documents say `kvasir` and `kvasir-lab`, as after an installation. One after the other, with the features that
-/// `cargo run` has: what it builds is what a reader's first command takes.
+/// Builds `kvasir` and `kvasir-lab`, the names that the documents use, as after an installation. The builds
+/// run in sequence, with the features of `cargo run`, so that the result is the same as a reader's first
+/// command.
 fn build(root: &Path) -> Result<()> {
     for package in ["kvasir-cli", "kvasir-lab"] {
         let build = ["build", "--release", "--quiet", "--bins", "--package", package];
@@ -92,7 +93,7 @@ fn scratch(root: &Path, name: &str) -> PathBuf {
 }
 
 fn target(root: &Path) -> PathBuf {
-    // The same variable that cargo itself obeys.
+    // The same variable that cargo uses.
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
 }
 
@@ -102,7 +103,7 @@ fn reset_scratch(root: &Path, name: &str) -> Result<()> {
         fs::remove_dir_all(&folder)?;
     }
     fs::create_dir_all(&folder)?;
-    // The documents themselves serve as text, as they do for a reader who stands in the repository.
+    // The documents themselves serve as text files, as for a reader in the repository's root.
     for document in fs::read_dir(root)?.filter_map(Result::ok).map(|e| e.path()) {
         if document.extension().is_some_and(|e| e == "md") {
             fs::copy(&document, folder.join(document.file_name().unwrap_or_default()))?;
@@ -133,9 +134,9 @@ fn wait_for(address: &str) -> Result<()> {
     let started = Instant::now();
     while TcpStream::connect(address).is_err() {
         if started.elapsed() > START_MAX {
-            bail!("nothing answers at {address} after {} s", START_MAX.as_secs());
+            bail!("no answer from {address} after {} s", START_MAX.as_secs());
         }
-        // There is nothing to wait on in another process but its port.
+        // The port is the only thing to wait for in another process.
         std::thread::park_timeout(Duration::from_millis(100));
     }
     Ok(())
@@ -146,8 +147,8 @@ struct Background(Child);
 
 impl Drop for Background {
     fn drop(&mut self) {
-        // The shell and what it started are one process group. They may have ended already; either way nothing is
-        // left to do.
+        // The shell and its children are one process group. They may have ended already; then there is
+        // nothing to do.
         let _ = Command::new("kill").args(["--", &format!("-{}", self.0.id())]).status();
         let _ = self.0.wait();
     }

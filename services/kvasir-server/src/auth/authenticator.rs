@@ -15,12 +15,12 @@ use super::{
 };
 use crate::{config::AuthConfig, limits, reload::ReloadableFiles};
 
-/// Why a request could not be authenticated.
+/// Why authentication failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AuthFailure {
-    /// No credential, or not of the form `Bearer …`.
+    /// No credential, or not in the form `Bearer …`.
     Missing,
-    /// Not a credential of ours, or not valid now.
+    /// An unknown credential, or one that is not valid now.
     Invalid,
     /// Too many refused credentials from this address.
     RateLimited,
@@ -65,7 +65,7 @@ impl Authenticator {
     /// Reads the files of `config`.
     ///
     /// # Errors
-    /// [`AuthError`]: at start a file that cannot be used is fatal; later the last good one stays in force.
+    /// [`AuthError`]: at start an unusable file is fatal; later the last good one stays in force.
     pub(crate) fn open(config: &AuthConfig) -> Result<Self, AuthError> {
         let tenants = config.tenants_file.as_deref().map(|path| {
             ReloadableFiles::open(&[path], |files| Tenants::parse(&files[0]))
@@ -84,7 +84,7 @@ impl Authenticator {
         self.tenants.is_none() && self.jwt.is_none()
     }
 
-    /// Takes in files that have changed. A file that cannot be used is reported, and what was in force stays.
+    /// Reads files that have changed. An unusable file is reported, and the previous contents stay in force.
     pub(crate) fn reload(&self) {
         if let Some(tenants) = &self.tenants {
             tenants.reload();
@@ -109,7 +109,7 @@ impl Authenticator {
         }
     }
 
-    /// The principal of requests without a credential, where none is needed.
+    /// The principal of requests without a credential, if none is required.
     pub(crate) fn anonymous(&self) -> Option<Principal> {
         self.allows_anonymous().then(anonymous_principal)
     }
@@ -127,7 +127,8 @@ impl Authenticator {
         if let Some(principal) = self.token(credential) {
             return Ok(principal);
         }
-        // A known token costs one hash and always gets in; who guesses is slowed before costlier signatures.
+        // A known token costs one hash and is always accepted; clients that guess are limited before the
+        // costlier signature check.
         if peer.is_some_and(|peer| self.failure_limiter.is_limited(peer)) {
             return Err(AuthFailure::RateLimited);
         }
@@ -140,19 +141,19 @@ impl Authenticator {
         Err(AuthFailure::Invalid)
     }
 
-    /// The credential of a request, to look at it again while the request lasts; none where none is needed.
+    /// The credential of a request, for re-checks during the request; `None` if none is required.
     pub(crate) fn credential(&self, headers: &HeaderMap) -> Option<Secret> {
         let credential = bearer(headers).filter(|_| !self.allows_anonymous());
         credential.map(|credential| credential.to_owned().into())
     }
 
-    /// Whether a credential is still what it was when `principal` was let in by it.
+    /// Whether a credential still authenticates as `principal`.
     pub(crate) fn is_in_force(&self, credential: &Secret, principal: &Principal) -> bool {
         let credential = credential.expose();
         self.token(credential).or_else(|| self.web_token(credential)).as_ref() == Some(principal)
     }
 
-    /// As [`is_in_force`](Self::is_in_force), of an S3 access key.
+    /// Like [`is_in_force`](Self::is_in_force), for an S3 access key.
     pub(crate) fn is_access_key_in_force(&self, id: &str, principal: &Principal) -> bool {
         self.access_key(id).is_some_and(|(now, _)| now == *principal)
     }
@@ -166,18 +167,18 @@ impl Authenticator {
     }
 }
 
-/// The credential of requests to a service without authentication; there also an access key and its secret, for S3 clients that
-/// cannot go without.
+/// The credential of requests to a service without authentication; also its access key and secret, for S3
+/// clients that require one.
 const ANYONE: &str = "anyone";
 
-/// The principal of every request to a service without authentication, which only loopback reaches. Everything
-/// belongs to one tenant.
+/// The principal of every request to a service without authentication, which only loopback can reach. All
+/// data belongs to one tenant.
 fn anonymous_principal() -> Principal {
     let tenant = "default".parse().unwrap_or_else(|_| unreachable!("a constant of the alphabet"));
     Principal { tenant, role: Role::Operator, credential: ANYONE.into() }
 }
 
-/// The credential of `Authorization: Bearer …`, within its limit.
+/// The credential of `Authorization: Bearer …`, within its length limit.
 fn bearer(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, credential) = value.split_once(' ')?;

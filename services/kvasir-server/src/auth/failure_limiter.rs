@@ -1,4 +1,4 @@
-//! Rate limit on refused credentials, by address.
+//! Rate limit on refused credentials by client address.
 
 use std::{
     collections::HashMap,
@@ -12,7 +12,8 @@ use crate::limits;
 
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// Counts refused credentials by address, in windows of a minute. Refuses an address that has used up its failures.
+/// Counts refused credentials by address, in windows of a minute. Rejects an address that has exhausted its
+/// failures.
 #[derive(Debug)]
 pub(super) struct FailureLimiter {
     failures_max: u32,
@@ -30,7 +31,7 @@ impl FailureLimiter {
         Self { failures_max: failures_per_minute, peers: Mutex::default() }
     }
 
-    /// Whether `peer` has used up its failures of this minute.
+    /// Whether `peer` has exhausted its failures for this minute.
     pub(super) fn is_limited(&self, peer: IpAddr) -> bool {
         let peers = self.peers.lock();
         let current = peers.get(&network(peer)).filter(|window| window.start.elapsed() < WINDOW);
@@ -43,7 +44,7 @@ impl FailureLimiter {
         if peers.len() >= limits::FAILURE_LIMITER_PEERS_MAX {
             peers.retain(|_, window| window.start.elapsed() < WINDOW);
         }
-        // More guessing addresses than that are a flood that counting by address does not stop.
+        // More addresses than this are a flood that counting by address cannot stop.
         if peers.len() >= limits::FAILURE_LIMITER_PEERS_MAX {
             return;
         }

@@ -28,7 +28,7 @@ pub(super) struct Verifier {
     role_claim: String,
 }
 
-/// Public keys by their id, each with the only algorithm it is used with.
+/// Public keys by id, each with the only algorithm it may be used with.
 struct VerificationKeys(HashMap<String, (Algorithm, DecodingKey)>);
 
 impl fmt::Debug for VerificationKeys {
@@ -37,7 +37,7 @@ impl fmt::Debug for VerificationKeys {
     }
 }
 
-/// The members of a token's header or claims. A name that is there twice is an error: two parsers would disagree on it.
+/// The members of a token's header or claims. A duplicate name is an error: two parsers would disagree on it.
 struct DistinctMembers(HashMap<String, Value>);
 
 impl DistinctMembers {
@@ -65,7 +65,7 @@ impl<'de> Visitor<'de> for MembersVisitor {
         let mut members = HashMap::new();
         while let Some((name, value)) = map.next_entry::<String, Value>()? {
             if members.insert(name, value).is_some() {
-                return Err(A::Error::custom("a member is there twice"));
+                return Err(A::Error::custom("a member occurs twice"));
             }
         }
         Ok(DistinctMembers(members))
@@ -90,12 +90,12 @@ impl Verifier {
     /// The principal that the token names, if the token is valid.
     pub(super) fn principal(&self, token: &str) -> Option<Principal> {
         let header = decode_header(token).ok()?;
-        // An extension that the token calls critical must be understood, and none is (RFC 7515, 4.1.11).
+        // A token's critical extensions must be understood, and none are supported (RFC 7515, 4.1.11).
         if header_members(token)?.0.contains_key("crit") {
             return None;
         }
         let keys = self.keys.get();
-        // The algorithm is the key's, never the token's word for it.
+        // Use the key's algorithm, never the one that the token names.
         let (algorithm, key) = keys.0.get(&header.kid?)?;
         let mut validation = Validation::new(*algorithm);
         validation.set_issuer(&[&self.issuer]);
@@ -119,7 +119,7 @@ fn header_members(token: &str) -> Option<DistinctMembers> {
 
 impl VerificationKeys {
     fn parse(text: &[u8]) -> Result<Self, String> {
-        let set: JwkSet = serde_json::from_slice(text).map_err(|e| format!("is no JWKS: {e}"))?;
+        let set: JwkSet = serde_json::from_slice(text).map_err(|e| format!("is not a JWKS: {e}"))?;
         if set.keys.len() > limits::JWKS_KEYS_MAX {
             return Err(format!("has more than {} keys", limits::JWKS_KEYS_MAX));
         }
@@ -134,7 +134,7 @@ impl VerificationKeys {
                 Some(KeyAlgorithm::ES256) => Algorithm::ES256,
                 Some(KeyAlgorithm::ES384) => Algorithm::ES384,
                 Some(KeyAlgorithm::EdDSA) => Algorithm::EdDSA,
-                // Shared secrets have no place in a file of public keys.
+                // Shared secrets do not belong in a file of public keys.
                 other => {
                     return Err(format!(
                         "key {id:?}: alg {other:?} is none of RS256 RS384 RS512 PS256 ES256 ES384 EdDSA"
@@ -143,14 +143,14 @@ impl VerificationKeys {
             };
             let key = DecodingKey::from_jwk(jwk).map_err(|e| format!("key {id:?}: {e}"))?;
             if keys.insert(id.clone(), (algorithm, key)).is_some() {
-                return Err(format!("key {id:?} is there twice"));
+                return Err(format!("key {id:?} occurs twice"));
             }
         }
-        if keys.is_empty() { Err("has no key".to_owned()) } else { Ok(Self(keys)) }
+        if keys.is_empty() { Err("contains no key".to_owned()) } else { Ok(Self(keys)) }
     }
 }
 
-/// A token, or a file of keys: nobody signed a token here, so none lets anybody in.
+/// A token, or a file of keys: no key here signed a token, so every token must be rejected.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(data: &[u8]) {
     // The public key of RFC 8037, A.2.
@@ -165,7 +165,7 @@ pub fn fuzz(data: &[u8]) {
     });
     let _ = VerificationKeys::parse(data);
     let Ok(token) = std::str::from_utf8(data) else { return };
-    assert!(VERIFIER.principal(token).is_none(), "nobody signed it");
-    // Behind the signature.
+    assert!(VERIFIER.principal(token).is_none(), "it is not signed");
+    // Code behind the signature check.
     let _ = serde_json::from_slice::<DistinctMembers>(data);
 }

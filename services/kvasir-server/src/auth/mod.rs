@@ -1,8 +1,8 @@
-//! Who is calling: tenant and role, from the credential alone, never from path or body.
+//! Authentication: tenant and role come from the credential alone, never from path or body.
 //!
-//! Bearer tokens come from a tenants file that holds only their SHA-256; JSON Web Tokens are checked against a JWKS
-//! file, an issuer and an audience. Both files are read again when they change. Without either the service takes
-//! everybody for the operator, in one tenant, and binds loopback only.
+//! Bearer tokens come from a tenants file that holds only their SHA-256. JSON Web Tokens are checked against
+//! a JWKS file, an issuer and an audience. Both files are reloaded when they change. Without either, the
+//! service treats every caller as the operator, in one tenant, and binds to loopback only.
 
 mod authenticator;
 mod failure_limiter;

@@ -37,7 +37,7 @@ use serde::Deserialize;
 use super::principal::Principal;
 use crate::{limits, toml_error};
 
-/// Limits of one tenant; none where absent.
+/// Limits of one tenant; `None` is unlimited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Quota {
@@ -49,19 +49,19 @@ pub(crate) struct Quota {
 }
 
 impl Quota {
-    /// What of it is about the store.
+    /// The limits on stored data.
     pub(crate) fn stored(&self) -> StoredQuota {
         StoredQuota { objects: self.stored_objects, bytes: self.stored_bytes }
     }
 }
 
-/// Everything the file says.
+/// The contents of the file.
 #[derive(Debug)]
 pub(crate) struct Tenants {
-    /// By a hash of the token's SHA-256 under a key of this process: the time a look-up takes tells nothing.
+    /// By a hash of the token's SHA-256 under a key of this process, so that lookup times reveal nothing.
     tokens: HashMap<[u8; 32], Token>,
     slot_key: [u8; 32],
-    /// By their ids, which are no secrets.
+    /// By id; ids are not secret.
     access_keys: HashMap<String, AccessKey>,
     quotas: HashMap<Name, Quota>,
 }
@@ -115,14 +115,15 @@ struct AccessKeyEntry {
 }
 
 impl Tenants {
-    /// Reads the text of a tenants file.
+    /// Parses a tenants file.
     ///
     /// # Errors
-    /// What is wrong, with the entry.
+    /// What is wrong, and in which entry.
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
-        let text = std::str::from_utf8(text).map_err(|e| format!("is no UTF-8: {e}"))?;
-        let file: TenantsFile = toml::from_str(text)
-            .map_err(|error| format!("is no tenants file: {}", toml_error::describe(text, &error)))?;
+        let text = std::str::from_utf8(text).map_err(|e| format!("is not UTF-8: {e}"))?;
+        let file: TenantsFile = toml::from_str(text).map_err(|error| {
+            format!("is not a valid tenants file: {}", toml_error::describe(text, &error))
+        })?;
         if [file.token.len(), file.access_key.len(), file.tenant.len()]
             .iter()
             .any(|&n| n > limits::TOKENS_MAX)
@@ -140,7 +141,7 @@ impl Tenants {
             let key =
                 AccessKey::from_entry(entry).map_err(|problem| format!("access key {name:?}: {problem}"))?;
             if this.access_keys.insert(id, key).is_some() {
-                return Err(format!("access key {name:?}: its id is there twice"));
+                return Err(format!("access key {name:?}: its id occurs twice"));
             }
         }
         for entry in file.token {
@@ -148,7 +149,7 @@ impl Tenants {
             let token = Token::from_entry(entry).map_err(|problem| format!("token {name:?}: {problem}"))?;
             let slot = this.slot(&token.sha256);
             if this.tokens.insert(slot, token).is_some() {
-                return Err(format!("token {name:?}: its sha256 is there twice"));
+                return Err(format!("token {name:?}: its sha256 occurs twice"));
             }
         }
         Ok(this)
@@ -213,7 +214,7 @@ impl AccessKey {
 
 /// As in AWS.
 const ACCESS_KEY_ID_BYTES: std::ops::RangeInclusive<usize> = 3..=128;
-/// A secret signs every request, so whoever sees one can try guesses without asking the service.
+/// Signatures allow offline guessing of the secret, so it must be long.
 const ACCESS_KEY_SECRET_BYTES_MIN: usize = 32;
 
 fn check_name(name: &str) -> Result<(), String> {
@@ -240,10 +241,10 @@ fn is_in_force(expires: Option<SystemTime>) -> bool {
     expires.is_none_or(|expires| SystemTime::now() < expires)
 }
 
-/// A token that was just made, and the entry of the tenants file that lets it in.
+/// A new token and its entry for the tenants file.
 #[derive(Debug)]
 pub struct NewToken {
-    /// For whom it was made for; kept nowhere.
+    /// For the token's user; it is not stored anywhere.
     pub token: String,
     /// For the tenants file: only the token's SHA-256.
     pub entry: String,
@@ -264,14 +265,14 @@ impl NewToken {
     }
 }
 
-/// An access key that was just made, and the entry of the tenants file that lets it in.
+/// A new access key and its entry for the tenants file.
 #[derive(Debug)]
 pub struct NewAccessKey {
     /// Its id.
     pub id: String,
-    /// Its secret, for whom it was made for.
+    /// Its secret, for the key's user.
     pub secret: String,
-    /// For the tenants file, with the secret: signatures need it in the clear.
+    /// For the tenants file, including the secret: checking signatures requires its plain text.
     pub entry: String,
 }
 
@@ -300,7 +301,7 @@ fn sha256(bytes: &[u8]) -> [u8; 32] {
     digest.as_ref().try_into().unwrap_or_else(|_| unreachable!("SHA-256 has 32 bytes"))
 }
 
-/// Whatever file is taken, it lets nobody in by nothing, and by no short secret.
+/// Any accepted file must reject an empty credential and short secrets.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(text: &[u8]) {
     if let Ok(tenants) = Tenants::parse(text) {

@@ -12,9 +12,9 @@ use kvasir_storage::{
 };
 use kvasir_store::{StoreKind, seal::KeyService};
 
-/// Memory for frames unless told otherwise: bases of some hundred chunks of an 8B model.
+/// Default memory for frames: the bases of several hundred chunks of an 8B model.
 const MEMORY_BYTES: u64 = 256 << 20;
-/// Disk for frames unless told otherwise, where the store is not a disk itself.
+/// Default disk for frames, unless the store itself is a directory.
 const DISK_BYTES: u64 = 4 << 30;
 
 /// The hot tier: memory and local disk in front of the store.
@@ -22,18 +22,18 @@ const DISK_BYTES: u64 = 4 << 30;
 pub struct HotConfig {
     /// Bytes in memory.
     pub memory_bytes: u64,
-    /// Bytes on disk, where that is said: otherwise there are none over a directory, where each frame would be written to a disk
-    /// twice. With none in memory either there is no hot tier.
+    /// Bytes on disk, if set. Default over a directory: none, because each frame would be written to disk
+    /// twice. If memory is 0 as well, there is no hot tier.
     pub disk_bytes: Option<u64>,
-    /// Where frames lie on disk; below the cache's directory if `None`.
+    /// Directory of frames on disk; below the cache directory if `None`.
     pub directory: Option<PathBuf>,
-    /// What goes first.
+    /// Eviction policy.
     pub policy: PolicyKind,
-    /// Largest share of either medium that one tenant may hold, in per cent.
+    /// Largest share of either medium that one tenant may use, in per cent.
     pub tenant_share_percent: u8,
-    /// Chunks that are read ahead of one that is read.
+    /// Number of chunks to read ahead of a read.
     pub read_ahead_chunks: usize,
-    /// Where eviction gets its time from. Not a setting: tests replay hours in seconds.
+    /// Clock of the eviction policy. Not a setting: tests replay hours in seconds.
     pub clock: Arc<dyn HotClock>,
 }
 
@@ -43,7 +43,7 @@ impl Default for HotConfig {
             memory_bytes: MEMORY_BYTES,
             disk_bytes: None,
             directory: None,
-            // `PolicyKind::DEFAULT`, knowing what a byte of each level is worth.
+            // `PolicyKind::DEFAULT`, weighted by the value of a byte of each level.
             policy: PolicyKind::AdaptiveCost,
             tenant_share_percent: 100,
             read_ahead_chunks: limits::HOT_READ_AHEAD_CHUNKS,
@@ -53,7 +53,7 @@ impl Default for HotConfig {
 }
 
 impl HotConfig {
-    /// What the tier over a store is told, if there is to be one; `cache` is the cache's directory.
+    /// Settings of the tier over a store, if there is one; `cache` is the cache directory.
     pub(crate) fn settings(
         &self,
         store: StoreKind,

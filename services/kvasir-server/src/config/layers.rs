@@ -1,16 +1,16 @@
-//! Gathering the layers: a file, the environment, flags.
+//! Collects the configuration layers: a file, the environment, flags.
 
 use std::path::{Path, PathBuf};
 
 use super::{Config, ConfigError, Mistake, SETTINGS, renamed};
 use crate::toml_error;
 
-/// Where settings come from.
+/// Sources of settings.
 #[derive(Debug, Clone, Default)]
 pub struct Layers {
     /// A TOML file.
     pub file: Option<PathBuf>,
-    /// Environment variables; others than `KVASIR_*` and `AWS_*` are not looked at.
+    /// Environment variables; only `KVASIR_*` and `AWS_*` are read.
     pub env: Vec<(String, String)>,
     /// Flags, as (`section.key`, value).
     pub flags: Vec<(String, String)>,
@@ -19,7 +19,7 @@ pub struct Layers {
 impl Layers {
     /// The environment of this process and no flags.
     pub fn from_process() -> Self {
-        // Variables that are no UTF-8 are none of ours.
+        // Ignore variables that are not UTF-8: none of ours are.
         let env =
             std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
         let env: Vec<_> = env.collect();
@@ -27,7 +27,7 @@ impl Layers {
         Self { file, env, ..Self::default() }
     }
 
-    /// Adds flags, as (`section.key`, value); a later one counts.
+    /// Adds flags, as (`section.key`, value); later ones override earlier ones.
     #[must_use]
     pub fn with_flags<'a>(mut self, flags: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         self.flags.extend(flags.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())));
@@ -37,7 +37,7 @@ impl Layers {
     /// Applies the layers to the defaults.
     ///
     /// # Errors
-    /// [`ConfigError`] with every mistake of every layer.
+    /// [`ConfigError`] with every mistake in every layer.
     pub fn load(self) -> Result<Config, ConfigError> {
         let mut config = Config::default();
         let mut mistakes = Vec::new();
@@ -65,8 +65,8 @@ fn set(config: &mut Config, key: &str, value: &str, place: &str, mistakes: &mut 
             setting.apply(config, retired.map_or(value, |retired| retired.replacement))
         }
         None => Err(match nearest(key) {
-            Some(near) => format!("is no setting; did you mean {near}?"),
-            None => "is no setting".to_owned(),
+            Some(near) => format!("is not a setting; did you mean {near}?"),
+            None => "is not a setting".to_owned(),
         }),
     };
     if let Err(problem) = applied {
@@ -74,7 +74,7 @@ fn set(config: &mut Config, key: &str, value: &str, place: &str, mistakes: &mut 
     }
 }
 
-/// The setting that was probably meant: the same key in another section, or one of few different letters.
+/// The setting that was probably meant: the same key in another section, or one with few different letters.
 fn nearest(key: &str) -> Option<&'static str> {
     let name = key.rsplit('.').next().unwrap_or(key);
     let same_name = SETTINGS.iter().find(|s| s.name() == name);
@@ -83,7 +83,7 @@ fn nearest(key: &str) -> Option<&'static str> {
     same_name.or_else(near).map(|s| s.key)
 }
 
-/// Letters to insert, delete or replace to get from one text to the other.
+/// Edit distance: letters to insert, delete or replace.
 fn edits(from: &str, to: &str) -> usize {
     let mut row: Vec<usize> = (0..=to.len()).collect();
     for (i, a) in from.bytes().enumerate() {
@@ -109,7 +109,7 @@ fn file_text(config: &mut Config, place: &str, text: &str, mistakes: &mut Vec<Mi
     let table: toml::Table = match text.parse() {
         Ok(table) => table,
         Err(error) => {
-            let problem = format!("is no TOML: {}", toml_error::describe(text, &error));
+            let problem = format!("is not valid TOML: {}", toml_error::describe(text, &error));
             return mistakes.push(Mistake::new(place, &problem));
         }
     };
@@ -117,7 +117,7 @@ fn file_text(config: &mut Config, place: &str, text: &str, mistakes: &mut Vec<Mi
         let toml::Value::Table(settings) = value else {
             mistakes.push(Mistake::new(
                 &format!("{place}: {section}"),
-                "is no section; settings are in [section]s",
+                "is not a section; settings belong in [section]s",
             ));
             continue;
         };
@@ -141,11 +141,11 @@ fn file_text(config: &mut Config, place: &str, text: &str, mistakes: &mut Vec<Mi
 
 fn variable(config: &mut Config, name: &str, value: &str, mistakes: &mut Vec<Mistake>) {
     let Some(rest) = name.strip_prefix("KVASIR_") else { return };
-    // Test switches, and what Kubernetes sets for a service that is called kvasir.
+    // Test switches, and variables that Kubernetes sets for a service named kvasir.
     let foreign = rest.starts_with("TEST_")
         || rest.starts_with("REQUIRE_")
         || rest == "CONFIG"
-        // The client's.
+        // Belongs to the client.
         || rest == "TOKEN"
         || rest == "PORT"
         || rest.ends_with("_PORT")
@@ -158,12 +158,12 @@ fn variable(config: &mut Config, name: &str, value: &str, mistakes: &mut Vec<Mis
         None => {
             let near = nearest(&rest.to_lowercase().replacen('_', ".", 1));
             let hint = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();
-            mistakes.push(Mistake::new(name, &format!("names no setting{hint}")));
+            mistakes.push(Mistake::new(name, &format!("does not name a setting{hint}")));
         }
     }
 }
 
-/// The usual variables of AWS tools. Those we have no setting for go to the store's own builder.
+/// The usual variables of AWS tools. Those without a setting are read by the store's own builder.
 fn aws(config: &mut Config, env: &[(String, String)]) {
     let value = |names: &[&str]| {
         let named =
@@ -179,7 +179,7 @@ fn aws(config: &mut Config, env: &[(String, String)]) {
     config.store.options = options.map(|(name, value)| (name.to_lowercase(), value.clone().into())).collect();
 }
 
-/// What a file says is printed and read as the same.
+/// A file's settings must print and parse to the same values.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz_file(text: &str) {
     let load = |text: &str| {

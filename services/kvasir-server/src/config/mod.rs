@@ -1,7 +1,8 @@
-//! Configuration: the only place that reads the environment and the configuration file.
+//! Configuration: the only code that reads the environment and the configuration file.
 //!
-//! Layers, each over the one before: defaults, the usual `AWS_*` variables, the TOML file, `KVASIR_*` variables, flags.
-//! Every setting is one line of the table in `settings`; all mistakes of all layers are reported at once.
+//! Layers, each overriding the previous: defaults, the usual `AWS_*` variables, the TOML file, `KVASIR_*`
+//! variables, flags. Every setting is one entry of the table in `settings`; all mistakes of all layers are
+//! reported at once.
 
 mod hot;
 mod layers;
@@ -32,21 +33,21 @@ pub use settings::SETTINGS;
 /// A complete, checked configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The HTTP side.
+    /// HTTP server.
     pub server: ServerConfig,
-    /// Who may call.
+    /// Authentication.
     pub auth: AuthConfig,
     /// The other replicas.
     pub cluster: ClusterConfig,
-    /// Certificates; none: plain HTTP.
+    /// Certificates; `None` for plain HTTP.
     pub tls: Option<TlsConfig>,
-    /// Keys of encryption at rest; none: nothing is encrypted.
+    /// File with the keys of encryption at rest; `None`: nothing is encrypted.
     pub keys_file: Option<PathBuf>,
-    /// The same, given outright: what holds where there is no file.
+    /// The keys given inline; used if there is no file.
     pub keys: Option<Secret>,
     /// The object store.
     pub store: StoreConfig,
-    /// What lives on the replica's own disk.
+    /// Data on the replica's own disk.
     pub cache: CacheConfig,
     /// The hot tier.
     pub hot: HotConfig,
@@ -54,50 +55,51 @@ pub struct Config {
     pub storage: Settings,
     /// The garbage collector.
     pub gc: GcConfig,
-    /// Re-reading what is stored.
+    /// Scrubs of stored objects.
     pub scrub: ScrubConfig,
     /// The journal.
     pub journal: JournalConfig,
     /// Logging.
     pub log: LogConfig,
-    /// What was taken although it will not be for long: settings under old names, and values that are in the product
-    /// no longer. Logged at start.
+    /// Accepted but deprecated: settings under old names, and values that the product no longer supports.
+    /// Logged at start.
     pub warnings: Vec<Mistake>,
 }
 
-/// The HTTP side.
+/// HTTP server.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
     /// Where to listen.
     pub listen: SocketAddr,
-    /// Where probes and metrics are served over plain HTTP, beside [`listen`](Self::listen); none: only there.
+    /// Additional address for probes and metrics over plain HTTP; `None`: they are served only at
+    /// [`listen`](Self::listen).
     pub ops_listen: Option<SocketAddr>,
-    /// Where the S3 front listens; none: there is none.
+    /// Address of the S3 front end; `None` disables it.
     pub s3_listen: Option<SocketAddr>,
-    /// Domains whose subdomains are buckets to it.
+    /// Domains whose subdomains the S3 front end treats as buckets.
     pub s3_domains: Vec<String>,
-    /// Whether addresses other than loopback are bound although there is no authentication.
+    /// Allow binding non-loopback addresses without authentication.
     pub allow_unauthenticated: bool,
-    /// Connections at once.
+    /// Maximum number of connections.
     pub connections_max: usize,
-    /// Connections of one address at once; 0: no limit.
+    /// Maximum number of connections per client address; 0: no limit.
     pub connections_per_address: usize,
-    /// Bytes that one connection's buffers hold at most.
+    /// Maximum memory of one connection's buffers, in bytes.
     pub connection_memory_bytes: u64,
-    /// Bytes of answers a second that tenants share; 0: not known.
+    /// Response bytes per second, shared by the tenants; 0: unknown.
     pub egress_bytes_per_second: u64,
-    /// How long requests may go on after a shutdown begins.
+    /// How long running requests may continue after a shutdown begins.
     pub drain_grace: Duration,
 }
 
-/// Who may call: nobody is asked where neither is given.
+/// Authentication; if neither method is set, requests need no credential.
 #[derive(Debug, Clone)]
 pub struct AuthConfig {
     /// Bearer tokens and quotas.
     pub tenants_file: Option<PathBuf>,
     /// JSON Web Tokens.
     pub jwt: Option<JwtConfig>,
-    /// Refused credentials of one address in a minute, before it has to wait.
+    /// Refused credentials per client address and minute, before it is rate-limited.
     pub failures_per_minute: u32,
 }
 
@@ -123,11 +125,11 @@ pub struct TlsConfig {
     pub certificate_file: PathBuf,
     /// Its private key.
     pub key_file: PathBuf,
-    /// CA of client certificates; none: clients need none.
+    /// CA of client certificates; `None`: clients need none.
     pub client_ca_file: Option<PathBuf>,
 }
 
-/// What lives on the replica's own disk; all of it may be deleted while the service is down.
+/// Data on the replica's own disk; all of it may be deleted while the service is down.
 #[derive(Debug, Clone)]
 pub struct CacheConfig {
     /// The directory.
@@ -139,25 +141,25 @@ pub struct CacheConfig {
 /// The garbage collector.
 #[derive(Debug, Clone)]
 pub struct GcConfig {
-    /// Pause between passes; zero: this replica collects nothing.
+    /// Interval between passes; zero: this replica does not collect.
     pub interval: Duration,
-    /// What a pass does.
+    /// Policy of a pass.
     pub policy: GcPolicy,
 }
 
-/// Re-reading what is stored, and comparing it with its name.
+/// Scrubs: read every stored object and verify it against its name.
 #[derive(Debug, Clone)]
 pub struct ScrubConfig {
-    /// Pause between scrubs; zero: this replica scrubs nothing.
+    /// Interval between scrubs; zero: this replica does not scrub.
     pub interval: Duration,
-    /// Bytes read a second.
+    /// Bytes read per second.
     pub bytes_per_second: u64,
 }
 
 /// The journal.
 #[derive(Debug, Clone)]
 pub struct JournalConfig {
-    /// Pause between batches, and between looks at those of other replicas; zero: neither.
+    /// Interval between batches, and between reads of other replicas' batches; zero disables both.
     pub interval: Duration,
 }
 
@@ -166,22 +168,22 @@ pub struct JournalConfig {
 pub struct LogConfig {
     /// Filter in the syntax of `tracing-subscriber`'s `EnvFilter`.
     pub filter: String,
-    /// Form of the lines.
+    /// Format of log lines.
     pub format: LogFormat,
 }
 
-/// Form of log lines.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
     /// For people.
     Text,
-    /// One JSON document a line.
+    /// One JSON document per line.
     Json,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        // Replaced before use: a configuration without a store does not get through `check`.
+        // Replaced before use: `check` rejects a configuration without a store.
         let url = Url::parse(NO_STORE).unwrap_or_else(|_| unreachable!("a constant that parses"));
         Self {
             server: ServerConfig {
@@ -220,23 +222,23 @@ impl Default for Config {
 const NO_STORE: &str = "unset:";
 
 impl Config {
-    /// A service of its own for one process: a file store and everything else under `directory`.
+    /// An embedded service for one process: a file store and all other data under `directory`.
     ///
     /// # Errors
-    /// [`ConfigError`] when the path cannot be made absolute.
+    /// [`ConfigError`] if the path cannot be made absolute.
     pub fn embedded(directory: &Path) -> Result<Self, ConfigError> {
         let url = std::path::absolute(directory.join("store")).ok();
         let url = url.and_then(|path| Url::from_file_path(path).ok());
         let mut config = Self::default();
         config.store.url = url.ok_or_else(|| {
-            ConfigError::one("embedded", format!("{} is no usable path", directory.display()))
+            ConfigError::one("embedded", format!("{} is not a usable path", directory.display()))
         })?;
         config.cache.directory = directory.join("cache");
         config.storage.spool_directory = config.cache.directory.join("spool");
         Ok(config)
     }
 
-    /// Checks what no single setting can check. Called by [`Layers::load`].
+    /// Checks that involve several settings. Called by [`Layers::load`].
     fn check(&mut self, mistakes: &mut Vec<Mistake>) {
         let is_known = matches!(self.store.url.scheme(), "file" | "s3" | "memory");
         if self.store.url.as_str() != NO_STORE && !is_known {
@@ -257,7 +259,7 @@ impl Config {
         let (url_ttl, grace) = (self.storage.direct.url_ttl, self.gc.policy.grace);
         if self.storage.direct.enabled && (url_ttl > grace || url_ttl.as_secs() == 0) {
             let problem = format!(
-                "is {url_ttl:?}; a URL lives 1s to gc.grace ({grace:?}), so that what it names is there"
+                "is {url_ttl:?}; it must be 1s to gc.grace ({grace:?}), so that no URL outlives its object"
             );
             mistakes.push(Mistake::new("direct.url_ttl", &problem));
         }
@@ -272,7 +274,7 @@ impl Config {
         self.storage.removals_kept = self.gc.policy.removals_kept();
     }
 
-    /// URLs are logged and printed, so nothing that is secret may be in one.
+    /// URLs are logged and printed, so they must not contain secrets.
     fn check_store_urls(&self, mistakes: &mut Vec<Mistake>) {
         let is_bare = |url: &Url| {
             url.username().is_empty()
@@ -332,19 +334,19 @@ impl Config {
         self.auth.tenants_file.is_some() || self.auth.jwt.is_some()
     }
 
-    /// Why `address` must not be listened at, if so.
+    /// Why the service must not listen at `address`, if so.
     pub fn refuses_to_bind(&self, address: SocketAddr) -> Option<String> {
         let refused = !address.ip().is_loopback() && !self.has_auth() && !self.server.allow_unauthenticated;
         refused.then(|| {
             format!(
-                "is {address}, which is not loopback, and there is no authentication: whoever reaches the port can read \
+                "is {address}, which is not loopback, and there is no authentication: anyone who reaches the port can read \
                  and write everything. Set auth.tenants_file or auth.jwks_file, listen at 127.0.0.1, or set \
                  server.allow_unauthenticated = true"
             )
         })
     }
 
-    /// The configuration as TOML, secrets as `***`: what `kvasir config` prints.
+    /// The configuration as TOML with secrets as `***`, as `kvasir config` prints it.
     pub fn to_toml(&self) -> String {
         settings::print(self, |setting, value| match value {
             Some(value) => format!("{} = {value}\n", setting.name()),
@@ -369,10 +371,10 @@ const EXAMPLE_HEAD: &str = "
 # Only store.url is required.
 ";
 
-/// One mistake.
+/// A configuration mistake.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Mistake {
-    /// Where: a setting, and the layer that set it.
+    /// The setting, and the layer that set it.
     pub place: String,
     /// What is wrong and what to do.
     pub problem: String,
@@ -384,7 +386,7 @@ impl Mistake {
     }
 }
 
-/// A configuration that cannot be used: all of its mistakes.
+/// An invalid configuration, with all of its mistakes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
     /// The mistakes, in the order of the layers.

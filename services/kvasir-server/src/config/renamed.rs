@@ -1,39 +1,39 @@
-//! Settings under names of earlier releases, and values of earlier releases: taken for one release more, with a warning
-//! that says what holds instead.
+//! Settings under former names, and retired values: accepted for one more release, with a warning that names
+//! the replacement.
 
 use super::{SETTINGS, Setting, settings::find};
 
-/// A setting that had another name.
+/// A renamed setting.
 #[derive(Debug, Clone, Copy)]
 pub struct Renamed {
-    /// `section.key` as it was.
+    /// The former `section.key`.
     pub old: &'static str,
-    /// `section.key` as it is.
+    /// The present `section.key`.
     pub new: &'static str,
-    /// First release that does not know the old name any more.
+    /// First release that rejects the former name.
     pub gone_in: &'static str,
 }
 
-/// All of them. An entry goes when its release comes; a test says when.
+/// All renamed settings. Remove an entry when its release comes; a test checks this.
 #[cfg(not(test))]
 pub const RENAMED: &[Renamed] = &[];
-/// Nothing has been renamed since the first release: the tests have an entry of their own.
+/// No setting has been renamed since the first release; the tests use their own entry.
 #[cfg(test)]
 pub const RENAMED: &[Renamed] = &[Renamed { old: "server.bind", new: "server.listen", gone_in: "999.0.0" }];
 
 impl Renamed {
-    /// What somebody who uses the old name is told.
+    /// Advice for a user of the former name.
     pub(super) fn advice(&self) -> String {
-        format!("is called {} now; {} will not know this name any more", self.new, self.gone_in)
+        format!("was renamed to {}; {} will reject the old name", self.new, self.gone_in)
     }
 
-    /// The environment variable as it was.
+    /// The former environment variable.
     fn variable(&self) -> String {
         format!("KVASIR_{}", self.old.to_uppercase().replace('.', "_"))
     }
 }
 
-/// The setting that is or was called `key`, and what is to be said about the name.
+/// The setting with the present or former name `key`, and the entry if it was renamed.
 pub(super) fn by_key(key: &str) -> Option<(&'static Setting, Option<Renamed>)> {
     let renamed = || RENAMED.iter().find(|renamed| renamed.old == key);
     find(key).map(|setting| (setting, None)).or_else(|| {
@@ -42,32 +42,32 @@ pub(super) fn by_key(key: &str) -> Option<(&'static Setting, Option<Renamed>)> {
     })
 }
 
-/// As [`by_key`], by the name of the environment variable.
+/// Like [`by_key`], by the name of the environment variable.
 pub(super) fn by_variable(name: &str) -> Option<&'static str> {
     let now = SETTINGS.iter().find(|setting| setting.variable() == name).map(|setting| setting.key);
     now.or_else(|| RENAMED.iter().find(|renamed| renamed.variable() == name).map(|renamed| renamed.old))
 }
 
-/// Values of a setting that are in the product no longer.
+/// Values of a setting that the product no longer supports.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RetiredValues {
     /// `section.key`.
     key: &'static str,
-    /// What the values name.
+    /// What the values are called.
     noun: &'static str,
     /// The values.
     values: &'static [&'static str],
-    /// The value that holds instead of any of them: the setting's default.
+    /// The value used instead: the setting's default.
     pub(super) replacement: &'static str,
-    /// First release that refuses them.
+    /// First release that rejects them.
     gone_in: &'static str,
 }
 
-/// Eviction policies that have moved to the laboratory.
+/// Eviction policies that moved to the laboratory.
 const RETIRED_POLICIES: &[&str] =
     &["workload", "workload-distribution", "workload-life", "lfu", "fifo", "s3-fifo", "sieve", "gdsf", "ttl"];
 
-/// All of them. An entry goes when its release comes; a test says when.
+/// All retired values. Remove an entry when its release comes; a test checks this.
 const RETIRED_VALUES: &[RetiredValues] = &[
     RetiredValues {
         key: "hot.policy",
@@ -86,16 +86,16 @@ const RETIRED_VALUES: &[RetiredValues] = &[
 ];
 
 impl RetiredValues {
-    /// What somebody who uses such a value is told.
+    /// Advice for a user of such a value.
     pub(super) fn advice(&self, value: &str) -> String {
         let Self { noun, replacement, gone_in, .. } = self;
         format!(
-            "{noun} {value} is no longer in the product: {replacement} is used; {gone_in} will refuse this value"
+            "{noun} {value} is no longer supported; using {replacement} instead; {gone_in} will reject this value"
         )
     }
 }
 
-/// What holds instead of `value` for the setting `key`, if that is a retired value.
+/// The retired value `value` of the setting `key`, if it is one.
 pub(super) fn by_value(key: &str, value: &str) -> Option<&'static RetiredValues> {
     RETIRED_VALUES.iter().find(|retired| retired.key == key && retired.values.contains(&value))
 }
@@ -136,7 +136,7 @@ mod tests {
             let config = layers.load().expect("sound");
             ports.push(config.server.listen.port());
             assert_eq!(config.warnings.len(), ports.len(), "one a layer: {:?}", config.warnings);
-            assert!(config.warnings.iter().all(|w| w.problem.contains("server.listen now")));
+            assert!(config.warnings.iter().all(|w| w.problem.contains("renamed to server.listen")));
             assert!(config.to_toml().contains("listen = ") && !config.to_toml().contains("bind"));
         }
         assert_eq!(ports, [1, 2, 3]);
@@ -188,13 +188,13 @@ mod tests {
                 assert_eq!(config.gc.policy.eviction, PolicyKind::Adaptive);
                 let warning = |place, used| {
                     let problem = format!(
-                        "policy {old} is no longer in the product: {used} is used; 0.2.0 will refuse this value"
+                        "policy {old} is no longer supported; using {used} instead; 0.2.0 will reject this value"
                     );
                     Mistake { place, problem }
                 };
                 let expected = [warning(hot_place, "adaptive-cost"), warning(gc_place, "adaptive")];
                 let mut warnings = config.warnings;
-                // A file's sections come in the order of their names.
+                // A file's sections are read in the order of their names.
                 warnings.sort_by_key(|warning| {
                     !warning.place.ends_with("POLICY") && !warning.place.ends_with("policy")
                 });

@@ -1,4 +1,4 @@
-//! What a setting is: a name, a meaning, and how its value is read and printed.
+//! The definition of a setting: a name, a meaning, and how its value is parsed and printed.
 
 use super::Config;
 

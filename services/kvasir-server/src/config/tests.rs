@@ -48,12 +48,12 @@ fn all_mistakes_are_reported_at_once() {
     for part in [
         "must be 128KiB to 16MiB",
         "must be at least 1m",
-        "store.urll: is no setting; did you mean store.url?",
+        "store.urll: is not a setting; did you mean store.url?",
         "at least 1",
-        "servr.listen: is no setting; did you mean server.listen?",
+        "servr.listen: is not a setting; did you mean server.listen?",
         "neither text nor json",
         "KVASIR_LOOKUP_NEGATIVE_TTL: \"soon\" is not a duration",
-        "KVASIR_LOOKUP_NEGATIV_TTL: names no setting; did you mean lookup.negative_ttl?",
+        "KVASIR_LOOKUP_NEGATIV_TTL: does not name a setting; did you mean lookup.negative_ttl?",
         "store.url: is not set",
         "allow_unauthenticated = true",
     ] {

@@ -1,4 +1,5 @@
-//! Entry points of the fuzz targets: the operator's files, credentials, and requests. Only in builds for them and for tests.
+//! Entry points of the fuzz targets: the operator's files, credentials, and requests. Compiled only for
+//! fuzzing and tests.
 
 mod requests;
 
@@ -29,7 +30,7 @@ mod tests {
         }
     }
 
-    /// Without the fuzzer's coverage: what it finds is found by it, and stays found here.
+    /// Replays the corpora without coverage feedback, so that past findings stay fixed.
     #[test]
     fn corpora_and_what_is_damaged_hold() {
         damaged("config_file", 500, |data| text(data, config_file));

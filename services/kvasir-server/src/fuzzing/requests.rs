@@ -1,7 +1,7 @@
-//! Sequences of requests to a service of their own, over a store in memory and on a clock that never waits.
+//! Sequences of requests to a private service, over an in-memory store and on a clock that never waits.
 //!
-//! An input is requests as text, with a byte between them that no text has. Whatever they are, nothing panics and nothing is an
-//! internal error; and an object by key that was stored is read as it was stored.
+//! An input is requests as text, separated by a byte that occurs in no text. For any input, nothing panics
+//! and no response is an internal error; and an object stored by key is read back unchanged.
 
 use std::{
     collections::HashMap,
@@ -32,7 +32,7 @@ use crate::{
 
 const SEPARATOR: u8 = 0xff;
 const REQUESTS_MAX: usize = 12;
-/// Parts of an answer that are read: event streams never end.
+/// Parts of a response that are read: event streams never end.
 const PARTS_MAX: usize = 64;
 const INDEX_BYTES: u64 = 1 << 20;
 
@@ -42,7 +42,7 @@ pub fn api_requests(data: &[u8]) {
     send_all(data, |state| with_middleware(ROUTES.clone(), state));
 }
 
-/// Requests to the S3 front.
+/// Requests to the S3 front end.
 pub fn s3_requests(data: &[u8]) {
     send_all(data, |state| s3::router(state, &[]).expect("no domain is wrong"));
 }
@@ -103,7 +103,7 @@ impl<'a> SentRequest<'a> {
         let header =
             |line: &'a str| line.split_once(": ").and_then(|(name, value)| Some((name.parse().ok()?, value)));
         let headers: Option<Vec<(HeaderName, _)>> = lines.map(header).collect();
-        // The protocol's parser sees to these.
+        // The protocol's parser handles these.
         let framing = [header::CONTENT_LENGTH, header::TRANSFER_ENCODING, header::HOST];
         let headers = headers?.into_iter().filter(|(name, _)| !framing.contains(name)).collect();
         let body = text.get(head_bytes + 2..).unwrap_or_default();
@@ -123,7 +123,7 @@ impl<'a> SentRequest<'a> {
     }
 }
 
-/// What was stored by requests that say nothing but where.
+/// Objects stored by requests without conditions.
 #[derive(Default)]
 struct StoredValues(HashMap<String, Vec<u8>>);
 
@@ -145,7 +145,7 @@ impl StoredValues {
             }
             // Refused: nothing changed.
             (&Method::PUT, true) => {}
-            // Any other may remove objects, or store them under another spelling of their path.
+            // Any other request may remove objects, or store them under another spelling of their path.
             _ => self.0.clear(),
         }
     }

@@ -1,5 +1,5 @@
-//! The console: a page over the API, all of which is in this binary. It has nobody's data: that comes from the API, under the
-//! credential that its reader types in.
+//! The console: a page over the API, contained in this binary. It includes no data: the browser fetches that
+//! from the API, with the credential that its user enters.
 
 use std::sync::LazyLock;
 
@@ -16,14 +16,14 @@ use kvasir_api::{ErrorCode, Problem, routes};
 use super::v1::conditional::is_not_modified;
 use crate::{api_error::ApiError, state::AppState};
 
-/// The page may load what this service serves, and nothing else; nothing may frame it, and no form leaves it.
+/// The page may only load resources of this service; nothing may frame it, and it submits no forms.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; \
                                        connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 const INDEX: &str = "index.html";
 
 macro_rules! files {
     ($($path:literal),* $(,)?) => {
-        /// Every file that is served, by its path in `console/`.
+        /// All served files, by path in `console/`.
         const FILES: &[(&str, &[u8])] =
             &[$(($path, include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/console/", $path)))),*];
     };
@@ -75,7 +75,7 @@ files!(
     "view.js",
 );
 
-/// The files with their validators, which are hashes of their bytes.
+/// The files with their ETags, which are hashes of their bytes.
 static ETAGS: LazyLock<Vec<String>> = LazyLock::new(|| {
     let etag = |(_, bytes): &(&str, &[u8])| format!("\"{}\"", &blake3::hash(bytes).to_hex()[..32]);
     FILES.iter().map(etag).collect()
@@ -93,11 +93,11 @@ pub(crate) fn routes() -> Router<AppState> {
         .layer(map_response(with_policy))
 }
 
-/// A file by its exact path: there is no file system below that a path could climb in.
+/// A file by its exact path: there is no file system behind it to traverse.
 fn serve(path: &str, headers: &HeaderMap) -> Response {
     let found = FILES.iter().zip(ETAGS.iter()).find(|((served, _), _)| *served == path);
     let Some((((_, bytes), etag), content_type)) = found.zip(content_type(path)) else {
-        let detail = format!("the console has no file {path:?}; it begins at {}", routes::CONSOLE_FILES);
+        let detail = format!("the console has no file {path:?}; its start page is {}", routes::CONSOLE_FILES);
         return ApiError::from(Problem::new(ErrorCode::UnknownRoute, detail)).into_response();
     };
     let validators = [(header::ETAG, etag.as_str()), (header::CACHE_CONTROL, "no-cache")];
@@ -107,7 +107,7 @@ fn serve(path: &str, headers: &HeaderMap) -> Response {
     (validators, [(header::CONTENT_TYPE, content_type)], *bytes).into_response()
 }
 
-/// The media type of a file; none of what browsers do not need.
+/// The media type of a file; `None` for types that browsers do not need.
 fn content_type(path: &str) -> Option<&'static str> {
     Some(match path.rsplit_once('.')?.1 {
         "html" => "text/html; charset=utf-8",
@@ -147,7 +147,7 @@ mod tests {
         }
     }
 
-    /// A file that is in the folder and not in the list would be missing from the page, or lie there unused.
+    /// A file in the folder but not in the list would be missing from the page, or unused.
     #[test]
     fn what_is_in_the_folder_is_served() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("console");

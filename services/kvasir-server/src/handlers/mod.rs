@@ -1,4 +1,4 @@
-//! What the service answers: the OpenAPI document, probes, and the API.
+//! Handlers: the OpenAPI document, probes, and the API.
 
 pub(crate) mod console;
 pub(crate) mod openapi;

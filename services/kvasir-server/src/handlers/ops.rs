@@ -5,24 +5,26 @@ use kvasir_api::{ErrorCode, Problem, routes};
 
 use crate::{api_error::ApiError, state::AppState};
 
-/// The process answers: alive. Never asks the store.
+/// Liveness: the process responds. Never queries the store.
 #[utoipa::path(get, path = routes::LIVEZ, operation_id = "livez", tag = "probes",
     responses((status = 200, description = "alive", body = String, content_type = "text/plain")))]
 pub(crate) async fn livez() -> &'static str {
     "ok\n"
 }
 
-/// Traffic should come here: the store was reached since start, no shutdown has begun, and credentials and other replicas' removals
-/// are taken in. An outage of the store
-/// later does not change it: other replicas could do no better.
+/// Readiness: the store was reached since start, no shutdown has begun, and credentials and other replicas'
+/// removals are up to date. A later outage of the store does not change it: other replicas would be no better
+/// off.
 #[utoipa::path(get, path = routes::READYZ, operation_id = "readyz", tag = "probes",
     responses((status = 200, description = "ready", body = String, content_type = "text/plain")))]
 pub(crate) async fn readyz(State(state): State<AppState>) -> Result<&'static str, ApiError> {
     if state.is_draining() {
-        return Err(Problem::new(ErrorCode::Draining, "a shutdown has begun; use another replica").into());
+        return Err(
+            Problem::new(ErrorCode::Draining, "this replica is shutting down; use another replica").into()
+        );
     }
     if let Some(task) = state.failing_task() {
-        let detail = format!("the background task {task} panics again and again; use another replica");
+        let detail = format!("the background task {task} keeps panicking; use another replica");
         return Err(Problem::new(ErrorCode::Draining, detail).into());
     }
     state.storage().map(|_| "ok\n")

@@ -1,9 +1,9 @@
-//! Metrics of what the API offers beside storing and reading: lookups, loads that clients report, event readers.
+//! Metrics of the API beyond storing and reading: lookups, loads reported by clients, event readers.
 
 use kvasir_api::LoadRecord;
 use prometheus::{Counter, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
-/// Levels told apart; a profile has at most so many.
+/// Distinct level labels; a profile has at most this many levels.
 const LEVELS: [&str; 8] = ["0", "1", "2", "3", "4", "5", "6", "7"];
 
 #[derive(Debug)]
@@ -28,17 +28,17 @@ impl ApiMetrics {
         let this = Self {
             lookup_tokens: counters(
                 "kvasir_lookup_tokens_total",
-                "Tokens looked up, and of these matched.",
+                "Tokens looked up, and matched tokens among them.",
                 "result",
             ),
             lookup_keys: counters(
                 "kvasir_lookup_keys_total",
-                "Keys of objects looked up or read several at once, and of these found.",
+                "Keys of objects in lookups and reads of several, and keys found.",
                 "result",
             ),
             loads: counters(
                 "kvasir_loads_total",
-                "Loads that clients reported, by whether they met their SLO.",
+                "Loads reported by clients, by whether they met their SLO.",
                 "slo",
             ),
             load_tokens: counters("kvasir_load_tokens_total", "Tokens of these loads.", "result"),
@@ -50,19 +50,19 @@ impl ApiMetrics {
             ),
             load_saved_gpu_seconds: Counter::new(
                 "kvasir_load_saved_gpu_seconds_total",
-                "GPU-seconds that computing the loaded tokens would have taken, as clients predict.",
+                "GPU-seconds saved by these loads, as predicted by clients.",
             )
             .expect("a constant name"),
             load_direct_bytes: IntCounter::new(
                 "kvasir_load_direct_bytes_total",
-                "Bytes of these loads that came directly from the store.",
+                "Bytes of these loads read directly from the store.",
             )
             .expect("a constant name"),
             event_readers: IntGauge::new("kvasir_event_readers", "Open event streams.")
                 .expect("a constant name"),
             event_readers_dropped: IntCounter::new(
                 "kvasir_event_readers_dropped_total",
-                "Event streams that were ended because their reader was too slow.",
+                "Event streams ended because their reader was too slow.",
             )
             .expect("a constant name"),
         };
@@ -96,7 +96,7 @@ impl ApiMetrics {
         self.lookup_keys.with_label_values(&["found"]).inc_by(found as u64);
     }
 
-    /// A load ended, as its client says.
+    /// A load ended, as reported by its client.
     pub(crate) fn load(&self, record: &LoadRecord) {
         let met = !record.missed();
         self.loads.with_label_values(&[if met { "met" } else { "missed" }]).inc();

@@ -1,4 +1,4 @@
-//! Metrics of what is wrong with the replica itself.
+//! Metrics of the replica's own health.
 
 use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 
@@ -23,7 +23,7 @@ impl CachePart {
     }
 }
 
-/// Those metrics. Every series is there from the start: an alert sees no increase of what begins at 1.
+/// The metrics. Every series exists from the start: an alert on increases misses a series that begins at 1.
 #[derive(Debug)]
 pub(crate) struct HealthMetrics {
     background_panics: IntCounterVec,
@@ -35,13 +35,13 @@ impl HealthMetrics {
         let this = Self {
             background_panics: counters(
                 "kvasir_background_panics_total",
-                "Panics of tasks beside serving; each runs again after a pause.",
+                "Panics of background tasks; each task restarts after a pause.",
                 &["task"],
             ),
             cache_unusable: IntGaugeVec::new(
                 Opts::new(
                     "kvasir_cache_unusable",
-                    "1 for what the replica does not have on its disk because that could not be used at start.",
+                    "1 for each part of the cache directory that could not be used at start and is in memory instead.",
                 ),
                 &["part"],
             )
@@ -62,7 +62,7 @@ impl HealthMetrics {
         self.background_panics.with_label_values(&[task.as_str()]).inc();
     }
 
-    /// Takes note of what the replica goes without.
+    /// Records a part of the cache directory that cannot be used.
     pub(crate) fn cache_unusable(&self, part: CachePart) {
         self.cache_unusable.with_label_values(&[part.as_str()]).set(1);
     }

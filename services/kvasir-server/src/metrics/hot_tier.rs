@@ -11,10 +11,10 @@ use prometheus::{
 
 /// Seconds: from a burst to a day.
 const AGES: &[f64] = &[0.1, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0];
-/// Media that frames are served from.
+/// Media that serve frames.
 const MEDIA: [(Medium, &str); 3] = [(Medium::Cpu, "cpu"), (Medium::Disk, "disk"), (Medium::Object, "object")];
 
-/// Counts since the last scrape, one a class and medium: serving a frame costs two additions.
+/// Counts since the last scrape, one per class and medium: serving a frame costs two additions.
 #[derive(Debug, Default)]
 struct ServedCounts {
     frames: AtomicU64,
@@ -58,7 +58,7 @@ impl HotTierMetrics {
             served: (0..CLASSES_MAX).map(|_| Default::default()).collect(),
             served_frames: counters(
                 "kvasir_hot_served_frames_total",
-                "Frames served, by request type, turn and where they were; object is a miss.",
+                "Frames served, by request type, turn and medium; object is a miss.",
                 &["type", "turn", "medium"],
             ),
             served_bytes: counters(
@@ -68,23 +68,23 @@ impl HotTierMetrics {
             ),
             evictions: counters(
                 "kvasir_hot_evictions_total",
-                "Frames that left a medium, and why.",
+                "Frames evicted from a medium, by reason.",
                 &["medium", "reason"],
             ),
-            ages: seconds("kvasir_hot_eviction_age_seconds", "Time that a leaving frame had been there."),
-            idle: seconds("kvasir_hot_eviction_idle_seconds", "Time since a leaving frame's last use."),
+            ages: seconds("kvasir_hot_eviction_age_seconds", "Age of frames at eviction."),
+            idle: seconds("kvasir_hot_eviction_idle_seconds", "Time since the last use of frames at eviction."),
             bytes: gauges("kvasir_hot_bytes", "Bytes kept, by level.", &["medium", "level"]),
-            capacity: gauges("kvasir_hot_capacity_bytes", "Bytes that may be kept.", &["medium"]),
+            capacity: gauges("kvasir_hot_capacity_bytes", "Capacity in bytes.", &["medium"]),
             frames: gauges("kvasir_hot_frames", "Frames kept.", &["medium"]),
             memory: IntGauge::new(
                 "kvasir_hot_memory_bytes",
-                "Memory of all frames: kept, on their way, waiting for the disk, and on their way to slow readers.",
+                "Memory of all frames: cached, being fetched, waiting for the disk, and being sent to slow readers.",
             )
             .expect("a constant name"),
             estimated_hit_ratio: GaugeVec::new(
                 Opts::new(
                     "kvasir_hot_estimated_hit_ratio",
-                    "Share of the bytes asked for in the last hour that memory would have, if it were so many times as large.",
+                    "Estimated share of the bytes requested in the last hour that memory would serve at this multiple of its size.",
                 ),
                 &["memory"],
             )

@@ -1,4 +1,4 @@
-//! All metrics of the service: one typed function for each thing that is observed. Labels are bounded sets.
+//! All metrics of the service: one typed function per observation. Labels are bounded sets.
 
 mod api;
 mod cluster;
@@ -22,7 +22,7 @@ use crate::wall_clock::unix_ms;
 const SECONDS: &[f64] =
     &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0];
 
-/// Former label value of `rate_limited`, counted beside it until 0.2.0.
+/// Former label value of `rate_limited`; both are counted until 0.2.0.
 const RATE_LIMITED_UNTIL_0_2: &str = "braked";
 
 /// The metrics.
@@ -98,7 +98,7 @@ impl Metrics {
             registry,
             http_requests: counters(
                 "kvasir_http_requests_total",
-                "Requests answered, by route template.",
+                "Completed requests, by route template.",
                 &["route", "method", "status"],
             ),
             http_seconds: seconds(
@@ -107,12 +107,12 @@ impl Metrics {
                 &["route"],
             ),
             http_in_flight: gauge("kvasir_http_requests_in_flight", "Requests whose response has not begun."),
-            http_received: counter("kvasir_http_received_bytes_total", "Body bytes of uploads taken in."),
+            http_received: counter("kvasir_http_received_bytes_total", "Body bytes of uploads received."),
             http_sent: counter("kvasir_http_sent_bytes_total", "Body bytes of objects and profiles sent."),
             connections: gauge("kvasir_http_connections", "Open connections."),
             auth_refused: counters(
                 "kvasir_auth_refused_total",
-                "Requests refused for their credential, or its role.",
+                "Requests refused because of their credential or its role.",
                 &["reason"],
             ),
             throttled: counters(
@@ -127,30 +127,30 @@ impl Metrics {
             ),
             store_seconds: seconds(
                 "kvasir_store_request_duration_seconds",
-                "Time to the head of the store's answer.",
+                "Time to the head of the store's response.",
                 &["op"],
             ),
             store_bytes: counters(
                 "kvasir_store_bytes_total",
-                "Bytes asked to be moved from or to the store.",
+                "Bytes requested from or sent to the store.",
                 &["op"],
             ),
             store_events: counters(
                 "kvasir_store_events_total",
-                "Events of the layer that retries: see docs/metrics.md.",
+                "Events of the retry layer: see docs/metrics.md.",
                 &["event"],
             ),
             store_breaker: gauge(
                 "kvasir_store_breaker_open",
-                "Sides of the store, reads and writes, that fail every request and are left alone.",
+                "Open circuit breakers: sides of the store, reads and writes, whose requests all fail.",
             ),
             conditional_create: gauge(
                 "kvasir_store_conditional_create",
-                "1 where the store honours conditional creates.",
+                "1 if the store honours conditional creates.",
             ),
             chunks_stored: counters(
                 "kvasir_chunks_stored_total",
-                "Chunks and objects by key acknowledged; known: the same object was there.",
+                "Chunks and objects by key acknowledged; known: the same object was already stored.",
                 &["kind", "result"],
             ),
             chunk_bytes_stored: counters(
@@ -160,44 +160,47 @@ impl Metrics {
             ),
             upload_memory: gauge(
                 "kvasir_upload_memory_bytes",
-                "Memory of unfinished uploads' bodies, what waits for the next one included.",
+                "Memory of unfinished uploads' bodies, including the reserve for the next one.",
             ),
             index_rows: gauge(
                 "kvasir_index_rows",
-                "Chunk objects in the hot index, approximately after a crash.",
+                "Chunk objects in the hot index; approximate after a crash.",
             ),
             index_replaced: gauge(
                 "kvasir_index_replaced",
-                "Index databases thrown away since start because they were damaged.",
+                "Index databases discarded since start because they were damaged.",
             ),
-            ready: gauge("kvasir_ready", "1 while traffic should come here."),
+            ready: gauge("kvasir_ready", "1 while this replica is ready for traffic."),
             journal_entries: counters(
                 "kvasir_journal_entries_total",
-                "Entries appended to the own journal, applied from others', and parts of others' that were skipped.",
+                "Entries appended to this replica's journal, entries applied from others', and skipped parts of others'.",
                 &["direction"],
             ),
-            gc_passes: counter("kvasir_gc_passes_total", "Passes of the collector led by this replica."),
+            gc_passes: counter("kvasir_gc_passes_total", "Garbage collection passes led by this replica."),
             gc_actions: counters(
                 "kvasir_gc_actions_total",
-                "What the passes did, or would have in a dry run.",
+                "Actions of these passes, or what a dry run would have done.",
                 &["action"],
             ),
             gc_deleted_bytes: counter("kvasir_gc_deleted_bytes_total", "Bytes of deleted chunk objects."),
             gc_objects_met: gauge(
                 "kvasir_gc_pass_objects",
-                "Chunk objects met by the pass under way or last led.",
+                "Chunk objects seen by the current or last pass.",
             ),
             scrub_objects: counters(
                 "kvasir_scrub_objects_total",
-                "Objects read again and compared with their names.",
+                "Objects verified against their names by scrubs.",
                 &["result"],
             ),
-            scrub_bytes: counter("kvasir_scrub_bytes_total", "Their bytes."),
-            stored_objects: gauge("kvasir_stored_objects", "Chunk objects met by the last pass led."),
-            stored_bytes: gauge("kvasir_stored_bytes", "Their bytes."),
+            scrub_bytes: counter("kvasir_scrub_bytes_total", "Bytes read by scrubs."),
+            stored_objects: gauge(
+                "kvasir_stored_objects",
+                "Chunk objects seen by the last pass of this replica.",
+            ),
+            stored_bytes: gauge("kvasir_stored_bytes", "Bytes of these objects."),
             stored_capacity: gauge(
                 "kvasir_stored_capacity_bytes",
-                "Bytes of chunk objects that may be stored; 0: no limit.",
+                "Limit on the bytes of stored chunk objects; 0: no limit.",
             ),
             gc_last_pass: gauge(
                 "kvasir_gc_last_pass_time_seconds",
@@ -251,17 +254,17 @@ impl Metrics {
         this
     }
 
-    /// Those of the hot tier.
+    /// The metrics of the hot tier.
     pub(crate) fn hot(&self) -> &Arc<HotTierMetrics> {
         &self.hot
     }
 
-    /// Those of the API's own.
+    /// The metrics of the API.
     pub(crate) fn api(&self) -> &ApiMetrics {
         &self.api
     }
 
-    /// Those of the replica itself.
+    /// The metrics of the replica's health.
     pub(crate) fn health(&self) -> &HealthMetrics {
         &self.health
     }
@@ -305,7 +308,7 @@ impl Metrics {
         self.throttled.with_label_values(&[limit]).inc();
     }
 
-    /// Sides of the store that are left alone.
+    /// Open circuit breakers of the store.
     pub(crate) fn breakers_open(&self) -> u64 {
         u64::try_from(self.store_breaker.get()).unwrap_or_default()
     }
@@ -334,7 +337,7 @@ impl Metrics {
         self.ready.set(ready.into());
     }
 
-    /// Takes over the number of parts that were left out so far.
+    /// Sets the number of parts skipped so far.
     pub(crate) fn journal_skipped(&self, parts: u64) {
         let skipped = self.journal_entries.with_label_values(&["skipped"]);
         skipped.inc_by(parts.saturating_sub(skipped.get()));
@@ -348,7 +351,7 @@ impl Metrics {
         self.gc_objects_met.set(report.objects as i64);
     }
 
-    /// What a scrub has done since `before`.
+    /// The progress of a scrub since `before`.
     pub(crate) fn scrubbed(&self, before: &ScrubReport, now: &ScrubReport) {
         let wrong = |report: &ScrubReport| report.quarantined + report.misread + report.unread;
         let results = [
@@ -363,7 +366,7 @@ impl Metrics {
         self.scrub_bytes.inc_by(now.bytes.saturating_sub(before.bytes));
     }
 
-    /// A pass ended, or was stopped before it had met everything.
+    /// A pass ended, or was stopped before it had seen all objects.
     pub(crate) fn collected(&self, report: &GcReport, was_stopped: bool) {
         if !was_stopped {
             self.gc_passes.inc();
@@ -390,12 +393,12 @@ impl Metrics {
         self.gc_deleted_bytes.inc_by(report.deleted_bytes);
     }
 
-    /// The limit that the collector keeps.
+    /// The limit that the collector enforces.
     pub(crate) fn capacity(&self, bytes: Option<u64>) {
         self.stored_capacity.set(i64::try_from(bytes.unwrap_or_default()).unwrap_or(i64::MAX));
     }
 
-    /// Brings up to date what is asked for rather than counted.
+    /// Updates the metrics that are polled rather than counted.
     pub(crate) fn refresh(&self, storage: &Storage) {
         self.index_rows.set(storage.index().len() as i64);
         self.index_replaced.set(storage.index().replaced() as i64);
@@ -414,7 +417,7 @@ impl Metrics {
     /// All of them in Prometheus' text format.
     pub(crate) fn render(&self) -> Vec<u8> {
         let mut text = Vec::new();
-        // Writing to memory does not fail, and a broken page is better than a dead process.
+        // Writing to memory does not fail, and a broken page is better than a crashed process.
         let _ = TextEncoder::new().encode(&self.gather(), &mut text);
         text
     }

@@ -18,15 +18,15 @@ use crate::{
     state::AppState,
 };
 
-/// The address that a request comes from. The accept loop puts it among the extensions of the request.
+/// The client address of a request. The accept loop adds it to the request's extensions.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PeerAddress(pub(crate) IpAddr);
 
-/// Passes on a request that the role and the quota of its principal allow, with the [`Principal`] among its extensions.
+/// Forwards a request that its principal's role and quota allow, with the [`Principal`] in its extensions.
 pub(crate) async fn authorize(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
     let route = request.extensions().get::<MatchedPath>().map(|route| route.as_str().to_owned());
     let method = request.method().clone();
-    // Whoever asks for a route that is not there is told so, once it is known who it is.
+    // An unknown route is reported only after authentication.
     let required = match &route {
         Some(route) => match required_role(method.as_str(), route) {
             Some(required) => required,
@@ -69,7 +69,7 @@ pub(crate) async fn authorize(State(state): State<AppState>, mut request: Reques
     }
     let mut response = next.run(request).await;
     if let Some(watch) = &watch {
-        // The handler saw a body that broke off; why it did is known here.
+        // The handler only saw a broken body; the cause is known here.
         let was_cut = watch.has_ended() && !response.status().is_success();
         response = if was_cut { unauthenticated(AuthFailure::Invalid) } else { watch.response(response) };
     }
@@ -86,7 +86,7 @@ pub(crate) async fn authorize(State(state): State<AppState>, mut request: Reques
     }
 }
 
-/// Watches the credential of a request; none where none is needed.
+/// Watches the credential of a request; `None` if none is required.
 fn watch(state: &AppState, request: &Request, principal: &Principal) -> Option<CredentialWatch> {
     let credential = state.authenticator().credential(request.headers())?;
     let (state, principal) = (state.clone(), principal.clone());
@@ -103,7 +103,7 @@ fn unauthenticated(failure: AuthFailure) -> Response {
     let (code, detail) = match failure {
         AuthFailure::Missing => (ErrorCode::Unauthorized, "send the credential as `Authorization: Bearer …`"),
         AuthFailure::Invalid => {
-            (ErrorCode::Unauthorized, "the credential is not known here or not valid now")
+            (ErrorCode::Unauthorized, "the credential is unknown to this service or not valid now")
         }
         AuthFailure::RateLimited => {
             (ErrorCode::Throttled, "too many refused credentials from this address; wait a minute")

@@ -1,7 +1,7 @@
-//! Bodies in both directions end soon after their credential is revoked or expires.
+//! Ends request and response bodies soon after their credential is revoked or expires.
 //!
-//! The gate looks at a credential once, when its request begins. An event stream, a long upload or a long download would
-//! outlive it.
+//! Authorization checks a credential once, when its request begins. An event stream, a long upload or a long
+//! download would outlive it.
 
 use std::{
     fmt,
@@ -46,12 +46,12 @@ impl CredentialWatch {
         self.has_ended.load(Ordering::Relaxed)
     }
 
-    /// The request, its body watched.
+    /// The request with its body watched.
     pub(crate) fn request(&self, request: Request) -> Request {
         request.map(|body| self.body(body))
     }
 
-    /// The answer, its body watched unless all of it is in memory already.
+    /// The response with its body watched, unless it is already in memory.
     pub(crate) fn response(&self, response: Response) -> Response {
         let is_short = response.body().size_hint().exact().is_some_and(|b| b <= limits::UNWATCHED_BYTES_MAX);
         if is_short { response } else { response.map(|body| self.body(body)) }
@@ -65,7 +65,8 @@ impl CredentialWatch {
         Body::new(WatchedBody { body, watch: self.clone(), next_look, alarm: None })
     }
 
-    /// Looks at the credential. Remembers that it has ended: one that comes back does not join two halves of a body.
+    /// Checks the credential. Remembers that it has ended: a credential that returns must not join two halves
+    /// of a body.
     fn look(&self) -> bool {
         let is_in_force = !self.has_ended() && (self.is_in_force)();
         if !is_in_force {
@@ -79,7 +80,7 @@ struct WatchedBody {
     body: Body,
     watch: CredentialWatch,
     next_look: Instant,
-    /// Wakes the reader of a body on which nothing moves.
+    /// Wakes the reader of an idle body.
     alarm: Option<Pin<Box<Sleep>>>,
 }
 
@@ -94,7 +95,7 @@ impl HttpBody for WatchedBody {
         loop {
             if Instant::now() >= self.next_look {
                 if !self.watch.look() {
-                    return Poll::Ready(Some(Err(axum::Error::new("its credential is not valid any more"))));
+                    return Poll::Ready(Some(Err(axum::Error::new("its credential is no longer valid"))));
                 }
                 self.next_look = Instant::now() + limits::CREDENTIAL_LOOK_EVERY;
             }

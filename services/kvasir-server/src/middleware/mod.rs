@@ -1,4 +1,4 @@
-//! What happens around every handler.
+//! Middleware around every handler.
 
 pub(crate) mod authorize;
 pub(crate) mod credential_watch;

@@ -1,4 +1,4 @@
-//! Around every request: its id, a span, metrics, and a net under panics.
+//! Around every request: its id, a span, metrics, and a handler for panics.
 
 use std::{panic::AssertUnwindSafe, time::Instant};
 
@@ -18,7 +18,7 @@ use crate::{api_error::ApiError, limits, state::AppState};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// What a response is counted as, where no route says it.
+/// The label of a response without a route.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RouteLabel(pub(crate) &'static str);
 
@@ -42,7 +42,7 @@ pub(crate) async fn observe_request(State(state): State<AppState>, request: Requ
     let answered = trace::scope(trace, answered).await;
     let mut response = answered.unwrap_or_else(|_| {
         span.in_scope(|| tracing::error!("a handler panicked"));
-        let detail = "the log has the cause under the request id";
+        let detail = "the service's log has the cause under this request id";
         ApiError::from(Problem::new(ErrorCode::Internal, detail)).into_response()
     });
     response.headers_mut().insert(REQUEST_ID, id);
@@ -53,13 +53,13 @@ pub(crate) async fn observe_request(State(state): State<AppState>, request: Requ
     response
 }
 
-/// The caller's trace where it sent one, else one of ours: a part of it that the caller does not see.
+/// The caller's trace context if it sent one, otherwise a new one that only this service knows.
 fn trace_context(request: &Request) -> TraceContext {
     let given = request.headers().get(TRACEPARENT).and_then(|value| TraceContext::parse(value.as_bytes()));
     given.map_or_else(TraceContext::root, TraceContext::child)
 }
 
-/// The caller's id where it is harmless, else one of ours.
+/// The caller's request id if it is safe, otherwise a new one.
 fn request_id(request: &Request) -> HeaderValue {
     let given = request.headers().get(REQUEST_ID).filter(|id| {
         let harmless = |b: &u8| b.is_ascii_alphanumeric() || b"-_.".contains(b);
@@ -69,7 +69,7 @@ fn request_id(request: &Request) -> HeaderValue {
     given.cloned().unwrap_or_else(ours)
 }
 
-/// Methods are the caller's free text; labels are not.
+/// Methods are free text from the caller; labels are bounded.
 fn method_label(method: &axum::http::Method) -> &'static str {
     match method.as_str() {
         "GET" => "GET",

@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use crate::{api_error::ApiError, limits};
 
-/// Content encodings that a listener takes.
+/// Content encodings that a listener accepts.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AcceptedEncodings(pub(crate) &'static [&'static str]);
 
@@ -33,7 +33,7 @@ impl AcceptedEncodings {
     }
 }
 
-/// Passes on a request that is within the limits, and bounds how slowly its body may come.
+/// Forwards a request within the limits, and enforces a minimum rate of its body.
 pub(crate) async fn enforce_request_limits(
     State(encodings): State<AcceptedEncodings>,
     request: Request,
@@ -49,10 +49,10 @@ pub(crate) async fn enforce_request_limits(
     let (parts, body) = request.into_parts();
     let body = Body::from_stream(with_minimum_rate(body.into_data_stream(), Arc::clone(&is_slow)));
     let response = next.run(Request::from_parts(parts, body)).await;
-    // Handlers see a body that breaks off; why it did is known here.
+    // Handlers only see a broken body; the cause is known here.
     if is_slow.load(Ordering::Relaxed) && response.status() == StatusCode::BAD_REQUEST {
         let detail = format!(
-            "the body stood still for {} s, or came at less than {} bytes a second",
+            "the body stalled for {} s, or arrived at less than {} bytes per second",
             limits::BODY_STALL_MAX.as_secs(),
             limits::BODY_BYTES_PER_SECOND_MIN
         );
@@ -63,7 +63,7 @@ pub(crate) async fn enforce_request_limits(
 
 fn check_head(request: &Request, encodings: AcceptedEncodings) -> Result<(), ApiError> {
     let over = |code, what: &str, found: usize, limit: usize| {
-        Err(Problem::new(code, format!("the request has {found} {what}; at most {limit} are taken")).into())
+        Err(Problem::new(code, format!("the request has {found} {what}; the maximum is {limit}")).into())
     };
     let uri = request.uri();
     let uri_bytes = uri.path().len() + uri.query().map_or(0, str::len);
@@ -71,7 +71,7 @@ fn check_head(request: &Request, encodings: AcceptedEncodings) -> Result<(), Api
         return over(ErrorCode::UriTooLong, "bytes of path and query", uri_bytes, limits::URI_BYTES_MAX);
     }
     if !is_text(uri.path()) {
-        return Err(ApiError::bad_request("the path is no UTF-8 once its %-escapes are resolved"));
+        return Err(ApiError::bad_request("the path is not UTF-8 after resolving its %-escapes"));
     }
     let headers = request.headers();
     if headers.len() > limits::HEADERS_MAX {
@@ -83,30 +83,28 @@ fn check_head(request: &Request, encodings: AcceptedEncodings) -> Result<(), Api
     }
     check_single(request)?;
     if encodings.refuse(headers) {
-        // Nothing is ever decompressed: no small body becomes a large one here.
-        let detail = "send the body as it is: Content-Encoding is not understood here";
+        // Nothing is ever decompressed, so a small body cannot become a large one.
+        let detail = "send the body without Content-Encoding: it is not supported here";
         return Err(Problem::new(ErrorCode::UnsupportedEncoding, detail).into());
     }
     Ok(())
 }
 
-/// Refuses heads that two parsers in a row may take for requests of different hosts or callers.
+/// Rejects heads that two parsers in a row could attribute to different hosts or callers.
 fn check_single(request: &Request) -> Result<(), ApiError> {
     let count = |name| request.headers().get_all(name).iter().count();
-    // HTTP/2 has `:authority` in its place.
+    // HTTP/2 has `:authority` instead.
     let is_host_missing = count(header::HOST) == 0 && request.version() == Version::HTTP_11;
     if is_host_missing || count(header::HOST) > 1 {
         return Err(ApiError::bad_request("send exactly one Host header"));
     }
     if count(header::AUTHORIZATION) > 1 {
-        return Err(ApiError::bad_request(
-            "send one Authorization header: which of several counts is not said",
-        ));
+        return Err(ApiError::bad_request("send exactly one Authorization header"));
     }
     Ok(())
 }
 
-/// Whether a path is UTF-8 behind its escapes. One that is not names nothing here.
+/// Whether a path is UTF-8 after resolving its escapes. One that is not matches no route.
 fn is_text(path: &str) -> bool {
     let bytes = path.as_bytes();
     let mut plain = Vec::with_capacity(bytes.len());
@@ -127,7 +125,7 @@ fn is_text(path: &str) -> bool {
     std::str::from_utf8(&plain).is_ok()
 }
 
-/// The body, which ends in an error where the sender lets it stand still, or trickles it.
+/// The body, which ends in an error if the sender stalls or is too slow.
 fn with_minimum_rate(
     body: impl Stream<Item = Result<Bytes, axum::Error>> + Send + Unpin,
     is_slow: Arc<AtomicBool>,
@@ -137,7 +135,7 @@ fn with_minimum_rate(
         let is_slow = Arc::clone(&is_slow);
         async move {
             let (mut body, mut rate) = state?;
-            // What is there costs no timer.
+            // Bytes that are already there need no timer.
             let part = match body.next().now_or_never() {
                 Some(part) => part,
                 None => {
@@ -148,7 +146,7 @@ fn with_minimum_rate(
                         Ok(part) if !rate.is_slow() => part,
                         _ => {
                             is_slow.store(true, Ordering::Relaxed);
-                            return Some((Err(axum::Error::new("it came too slowly")), None));
+                            return Some((Err(axum::Error::new("it arrived too slowly")), None));
                         }
                     }
                 }
@@ -162,11 +160,11 @@ fn with_minimum_rate(
             }
         }
     })
-    // Who drains what is left of a refused body asks again after its end.
+    // Draining the rest of a refused body polls again after its end.
     .fuse()
 }
 
-/// How long a sender was waited for, and what came of it.
+/// How long the service waited for a sender, and how much it received.
 #[derive(Debug, Default)]
 struct ReceiveRate {
     waited: Duration,

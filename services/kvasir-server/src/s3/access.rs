@@ -1,4 +1,4 @@
-//! Who may call the S3 front: access keys of the tenants file, their roles, their quotas.
+//! Access control of the S3 front end: access keys of the tenants file, their roles, their quotas.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::{
     auth::Principal, middleware::credential_watch::CredentialWatch, quota::RequestPermit, state::AppState,
 };
 
-/// Operations that are answered, each with its label and the role that it needs. All others are not implemented.
+/// Supported operations, each with its label and required role. All others are not implemented.
 const OPERATIONS: &[(&str, &str, Role)] = &[
     ("GetObject", "s3:GetObject", Role::Read),
     ("HeadObject", "s3:HeadObject", Role::Read),
@@ -35,7 +35,7 @@ const OPERATIONS: &[(&str, &str, Role)] = &[
     ("AbortMultipartUpload", "s3:AbortMultipartUpload", Role::Write),
 ];
 
-/// What the check of a request found out, for the layers around it.
+/// The result of a request's access check, for the layers around it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct CallRecord(Arc<Mutex<Call>>);
 
@@ -44,12 +44,12 @@ pub(super) struct Call {
     pub(super) operation: Option<&'static str>,
     pub(super) tenant: Option<Name>,
     pub(super) permit: Option<RequestPermit>,
-    /// The access key, and whom it let in.
+    /// The access key, and its principal.
     access_key: Option<(String, Principal)>,
 }
 
 impl CallRecord {
-    /// Watches the access key of a call, from when it is known on.
+    /// Watches the access key of a call, from the time it is known.
     pub(super) fn watch(&self, state: &AppState) -> CredentialWatch {
         let (state, record) = (state.clone(), self.clone());
         CredentialWatch::new(move || {
@@ -63,7 +63,7 @@ impl CallRecord {
         })
     }
 
-    /// What the layers around a call need; what is watched stays.
+    /// Takes what the layers around a call need; the watched key is kept.
     pub(super) fn take(&self) -> Call {
         let mut call = self.0.lock();
         let access_key = call.access_key.clone();
@@ -89,7 +89,10 @@ impl S3Auth for AccessKeys {
             Some((_, secret)) => Ok(SecretKey::from(secret.expose())),
             None => {
                 self.state.metrics().auth_refused("invalid");
-                Err(s3_error!(InvalidAccessKeyId, "the access key is not known here or not valid now"))
+                Err(s3_error!(
+                    InvalidAccessKeyId,
+                    "the access key is unknown to this service or not valid now"
+                ))
             }
         }
     }
@@ -126,7 +129,7 @@ impl S3Access for AccessCheck {
         if principal.role < required {
             self.state.metrics().auth_refused("role");
             let (needed, held) = (required.as_str(), principal.role.as_str());
-            return Err(s3_error!(AccessDenied, "{name} needs the role {needed}, the access key has {held}"));
+            return Err(s3_error!(AccessDenied, "{name} needs the role {needed}; the access key has {held}"));
         }
         self.state.journal().note_request();
         let quota = authenticator.quota(&principal.tenant);

@@ -1,4 +1,4 @@
-//! Failures as S3 clients know them.
+//! Errors in S3's form.
 
 use axum::{
     body::Body,
@@ -10,7 +10,7 @@ use s3s::{S3Error, S3ErrorCode};
 
 use crate::api_error::ApiError;
 
-/// An error of the API as one of S3's, with the same words.
+/// An error of the API as an S3 error with the same text.
 pub(super) fn s3_error(error: &ApiError) -> S3Failure {
     let problem = error.problem();
     let code = match problem.code {
@@ -30,7 +30,7 @@ pub(super) fn s3_error(error: &ApiError) -> S3Failure {
         _ => S3ErrorCode::InvalidRequest,
     };
     let mut failure = S3Error::with_message(code, problem.detail.clone());
-    // A part that is not there is 404 in the API, and 400 to S3 clients.
+    // A missing part is 404 in the API, but 400 to S3 clients.
     if let Ok(status) = StatusCode::from_u16(problem.status)
         && problem.code != ErrorCode::UnknownUpload
     {
@@ -39,7 +39,7 @@ pub(super) fn s3_error(error: &ApiError) -> S3Failure {
     S3Failure(failure)
 }
 
-/// An S3 error that is also an answer.
+/// An S3 error that is also a response.
 #[derive(Debug)]
 pub(super) struct S3Failure(S3Error);
 

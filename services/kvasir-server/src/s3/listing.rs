@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{auth::Principal, limits};
 
-/// What both versions of a list say.
+/// The contents common to both versions of a list.
 struct Page {
     contents: Vec<Object>,
     common_prefixes: Vec<CommonPrefix>,
@@ -54,7 +54,7 @@ impl Operations {
         })
     }
 
-    /// The first version, which older clients ask for.
+    /// The first version, which older clients use.
     pub(super) async fn list_v1(&self, request: S3Request<ListObjectsInput>) -> S3Result<ListObjectsOutput> {
         let principal = principal(&request)?;
         let input = request.input;
@@ -96,7 +96,7 @@ impl Operations {
         if storage.store().seals(&principal.tenant) {
             return Err(s3_error!(
                 NotImplemented,
-                "keys of a tenant whose data is encrypted at rest are stored nowhere, so they cannot be listed"
+                "the tenant's data is encrypted at rest; its keys are not stored in plain text, so they cannot be listed"
             ));
         }
         let page = storage.reads().list_keys(&principal.tenant, &namespace, listing).await;
@@ -123,7 +123,7 @@ impl Operations {
         let principal = principal(&request)?;
         let storage = self.state().storage().map_err(S3Failure::from)?;
         let names = storage.catalog().list_namespaces(&principal.tenant).await.map_err(S3Failure::from)?;
-        // When one was first used is nowhere; clients want a date.
+        // The time of first use is not recorded; clients require a date.
         let creation_date = Some(downloads::timestamp(0));
         let bucket = |name: kvasir_types::Name| Bucket {
             name: Some(name.to_string()),
@@ -135,24 +135,24 @@ impl Operations {
     }
 }
 
-/// Objects are the tenant's, whoever of it stored them.
+/// Objects belong to the tenant, whichever of its credentials stored them.
 fn owner(principal: &Principal) -> Owner {
     let tenant = principal.tenant.to_string();
     Owner { display_name: Some(tenant.clone()), id: Some(tenant) }
 }
 
-/// The delimiter of an answer: an empty one is none.
+/// The delimiter of a response: an empty one counts as none.
 fn delimiter(asked: Option<String>, encode: fn(&str) -> String) -> Option<String> {
     asked.filter(|text| !text.is_empty()).map(|text| encode(&text))
 }
 
 fn page_size(asked: Option<i32>) -> S3Result<usize> {
     let asked = asked.map(usize::try_from).transpose();
-    let asked = asked.map_err(|_| s3_error!(InvalidArgument, "max-keys is a whole number from 0"))?;
+    let asked = asked.map_err(|_| s3_error!(InvalidArgument, "max-keys must be a whole number from 0"))?;
     Ok(asked.unwrap_or(limits::S3_LIST_KEYS_MAX).min(limits::S3_LIST_KEYS_MAX))
 }
 
-/// How keys are written: XML cannot hold all of them, so clients ask for escapes.
+/// The encoding of keys: XML cannot represent all of them, so clients request escapes.
 fn encoding(asked: Option<&EncodingType>) -> fn(&str) -> String {
     if asked.is_some_and(|asked| asked.as_str() == EncodingType::URL) { escaped } else { str::to_owned }
 }
@@ -168,14 +168,14 @@ fn escaped(text: &str) -> String {
     text.bytes().map(escape).collect()
 }
 
-/// The last entry of a page in characters that every client sends back as they are.
+/// The last entry of a page in characters that every client returns unchanged.
 fn token(entry: &str) -> String {
     HEXLOWER.encode(entry.as_bytes())
 }
 
 fn read_token(token: &str) -> S3Result<String> {
     let entry = HEXLOWER.decode(token.as_bytes()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
-    entry.ok_or_else(|| s3_error!(InvalidArgument, "the continuation token is none of ours"))
+    entry.ok_or_else(|| s3_error!(InvalidArgument, "the continuation token is not valid"))
 }
 
 #[cfg(test)]

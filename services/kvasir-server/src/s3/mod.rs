@@ -1,8 +1,9 @@
-//! The S3 front: objects by key for clients that speak S3 (<https://docs.aws.amazon.com/AmazonS3/latest/API/>), on a listener of its
-//! own. Buckets are namespaces, keys are keys, bytes are stored as they are; behind it is what is behind `/v1/…/objects`.
+//! The S3 front end: objects by key for clients that speak S3
+//! (<https://docs.aws.amazon.com/AmazonS3/latest/API/>), on its own listener. Buckets are namespaces, keys
+//! are keys, and bytes are stored unchanged; the back end is that of `/v1/…/objects`.
 //!
-//! `s3s` reads requests, checks signatures and writes answers. What it would hold in memory without a limit is refused before it:
-//! forms. So are signatures of version 2, which do not cover the body.
+//! `s3s` reads requests, checks signatures and writes responses. Requests that it would buffer without a
+//! limit are refused before it: forms. So are signatures of version 2, which do not cover the body.
 
 mod access;
 mod downloads;
@@ -42,10 +43,10 @@ use crate::{
     state::AppState,
 };
 
-/// The front's service. `domains` are those whose subdomains are buckets.
+/// The front end's service. `domains` are those whose subdomains are buckets.
 ///
 /// # Errors
-/// A domain that is none.
+/// If an entry is not a valid domain.
 pub(crate) fn router(state: AppState, domains: &[String]) -> Result<Router, String> {
     let mut builder = S3ServiceBuilder::new(Operations::new(state.clone()));
     builder.set_auth(access::AccessKeys::new(state.clone()));
@@ -53,7 +54,7 @@ pub(crate) fn router(state: AppState, domains: &[String]) -> Result<Router, Stri
     builder.set_validation(AnyNamespace);
     let mut config = S3Config::default();
     config.xml_max_body_size = limits::S3_XML_BYTES_MAX;
-    // Forms are refused before; should one come through, it holds nothing.
+    // Forms are refused earlier; if one came through, it could hold nothing.
     (config.post_object_max_file_size, config.form_max_fields_size, config.form_max_parts) = (0, 0, 0);
     builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(config))));
     if !domains.is_empty() {
@@ -76,7 +77,7 @@ struct Front {
     state: AppState,
 }
 
-/// Buckets are namespaces, which have more names than AWS allows; what is none is refused by the operations.
+/// Buckets are namespaces, which allow more names than AWS; the operations reject invalid ones.
 struct AnyNamespace;
 
 impl NameValidation for AnyNamespace {
@@ -98,13 +99,13 @@ async fn answer(State(front): State<Front>, mut request: Request) -> Response {
     let mut response = match answered {
         Ok(response) => response.map(Body::new),
         Err(error) => {
-            tracing::error!(error = %s3s::StdError::from(error), "an S3 answer could not be written");
-            errors::s3_error(&Problem::new(ErrorCode::Internal, "the log has the cause").into())
+            tracing::error!(error = %s3s::StdError::from(error), "an S3 response could not be written");
+            errors::s3_error(&Problem::new(ErrorCode::Internal, "the service's log has the cause").into())
                 .into_response()
         }
     };
     if watch.has_ended() && !response.status().is_success() {
-        let detail = "the access key is not known here or not valid any more";
+        let detail = "the access key is unknown to this service or no longer valid";
         response = errors::s3_error(&Problem::new(ErrorCode::Unauthorized, detail).into()).into_response();
     }
     response = watch.response(response);
@@ -118,7 +119,7 @@ async fn answer(State(front): State<Front>, mut request: Request) -> Response {
     }
 }
 
-/// Why a request does not get to be parsed.
+/// Why a request is refused before parsing.
 fn unsupported(request: &Request) -> Option<Problem> {
     let refused = |detail: &str| Some(Problem::new(ErrorCode::BadRequest, detail));
     let text = |headers: &HeaderMap, name| {
@@ -131,12 +132,12 @@ fn unsupported(request: &Request) -> Option<Problem> {
     }
     let media = text(request.headers(), header::CONTENT_TYPE);
     if request.method() == Method::POST && media.to_ascii_lowercase().starts_with("multipart/") {
-        return refused("send objects by PUT; forms are not taken");
+        return refused("send objects with PUT; forms are not supported");
     }
     None
 }
 
-/// What was refused before or around `s3s` comes as a problem document, which S3 clients do not read.
+/// Converts problem documents from before or around `s3s`, which S3 clients cannot read.
 async fn problems_as_s3_errors(request: Request, next: Next) -> Response {
     let response = next.run(request).await;
     let media = response.headers().get(header::CONTENT_TYPE);
@@ -144,7 +145,7 @@ async fn problems_as_s3_errors(request: Request, next: Next) -> Response {
         return response;
     }
     let body = axum::body::to_bytes(response.into_body(), limits::JSON_BYTES_MAX).await.unwrap_or_default();
-    let unknown = |_| Problem::new(ErrorCode::Internal, "the log has the cause");
+    let unknown = |_| Problem::new(ErrorCode::Internal, "the service's log has the cause");
     let problem: Problem = serde_json::from_slice(&body).unwrap_or_else(unknown);
     errors::s3_error(&ApiError::from(problem)).into_response()
 }

@@ -1,4 +1,4 @@
-//! Large objects in parts.
+//! Multipart uploads.
 
 use kvasir_storage::{PartContent, StoredPart};
 use s3s::{S3Request, S3Result, dto::*, s3_error};
@@ -13,7 +13,7 @@ use super::{
 use crate::{limits, quota_reservation};
 
 impl Operations {
-    /// An upload is its id: nothing is written down before its parts.
+    /// An upload is only an id: nothing is written before its parts.
     pub(super) fn begin_upload(
         &self,
         request: S3Request<CreateMultipartUploadInput>,
@@ -63,7 +63,7 @@ impl Operations {
         let bytes = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.content.bytes()));
         let put = objects::listed_put(&principal, &bucket, &key, bytes)?;
         let (storage, upload_id) = (self.state().storage().map_err(S3Failure::from)?, upload(&upload_id)?);
-        // Its bytes are counted as those of its parts.
+        // Its bytes were counted with its parts.
         let stored = storage.ingest().complete_parts(upload_id, put.clone(), parts).await;
         let stored = stored.map_err(S3Failure::from)?;
         let e_tag = Some(self.etag_of_stored(storage, &put, &stored, is_create).await?);
@@ -90,23 +90,23 @@ fn upload(id: &str) -> S3Result<Uuid> {
 
 fn number(number: i32) -> S3Result<u16> {
     let fits = u16::try_from(number).ok().filter(|number| (1..=limits::S3_PARTS_MAX).contains(number));
-    fits.ok_or_else(|| s3_error!(InvalidArgument, "parts are numbered from 1 to {}", limits::S3_PARTS_MAX))
+    fits.ok_or_else(|| s3_error!(InvalidArgument, "part numbers must be 1 to {}", limits::S3_PARTS_MAX))
 }
 
-/// The parts that an object is made of, as their client names them.
+/// The parts of an object, as its client lists them.
 fn parts(listed: Vec<CompletedPart>) -> S3Result<Vec<StoredPart>> {
     if listed.is_empty() || listed.len() > usize::from(limits::S3_PARTS_MAX) {
-        return Err(s3_error!(MalformedXML, "an object has 1 to {} parts", limits::S3_PARTS_MAX));
+        return Err(s3_error!(MalformedXML, "an object must have 1 to {} parts", limits::S3_PARTS_MAX));
     }
     let parts = listed.into_iter().map(|part| {
         let number = number(part.part_number.unwrap_or_default())?;
         let content = part.e_tag.as_ref().and_then(|tag| tag.value().parse::<PartContent>().ok());
-        let unknown = || s3_error!(InvalidPart, "part {number} has no ETag that an UploadPart answered");
+        let unknown = || s3_error!(InvalidPart, "part {number} has an ETag that no UploadPart returned");
         Ok(StoredPart { number, content: content.ok_or_else(unknown)? })
     });
     let parts: Vec<StoredPart> = parts.collect::<S3Result<_>>()?;
     if parts.windows(2).any(|pair| pair[0].number >= pair[1].number) {
-        return Err(s3_error!(InvalidPartOrder, "parts come in the order of their numbers, each once"));
+        return Err(s3_error!(InvalidPartOrder, "list each part once, in the order of their numbers"));
     }
     Ok(parts)
 }

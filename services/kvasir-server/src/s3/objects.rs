@@ -1,4 +1,4 @@
-//! Objects: stored, read, asked for, removed.
+//! Objects: store, read, query, remove.
 
 use std::time::SystemTime;
 
@@ -17,10 +17,11 @@ use super::{
 };
 use crate::{auth::Principal, limits, quota_reservation};
 
-/// Media type of objects, which are bytes to the service.
+/// Media type of objects: the service treats them as bytes.
 const MEDIA_BYTES: &str = "binary/octet-stream";
 
-/// Headers that ask for a protection or a meaning that objects do not have here. Metadata and media types are taken and not kept.
+/// Headers that request protection or semantics that objects here do not have. Metadata and media types are
+/// accepted but not stored.
 const REFUSED_HEADERS: &[&str] = &[
     "x-amz-acl",
     "x-amz-object-lock-mode",
@@ -32,7 +33,7 @@ const REFUSED_HEADERS: &[&str] = &[
     "if-match",
 ];
 
-/// What the inputs of both kinds of reads have.
+/// The common inputs of both kinds of reads.
 macro_rules! asked {
     ($input:ident) => {
         Asked {
@@ -49,13 +50,11 @@ macro_rules! asked {
     };
 }
 
-/// Refuses what an object cannot have here.
+/// Rejects unsupported attributes of an object.
 pub(super) fn refuse_attributes(headers: &HeaderMap) -> S3Result<()> {
     let is_refused = |name: &str| REFUSED_HEADERS.contains(&name) || name.starts_with("x-amz-grant-");
     match headers.keys().find(|name| is_refused(name.as_str())) {
-        Some(name) => {
-            Err(s3_error!(NotImplemented, "{name} cannot be kept here: send the object without it"))
-        }
+        Some(name) => Err(s3_error!(NotImplemented, "{name} is not supported: send the object without it")),
         None => Ok(()),
     }
 }
@@ -83,7 +82,8 @@ impl Operations {
         }
     }
 
-    /// The ETag of what stands under a key now that something was stored; a refusal where that was to create, and was there.
+    /// The ETag of the object now stored under a key; an error if the request required creation and the key
+    /// existed.
     pub(super) async fn etag_of_stored(
         &self,
         storage: &Storage,
@@ -93,7 +93,7 @@ impl Operations {
     ) -> S3Result<ETag> {
         self.state().metrics().object_stored(stored);
         if is_create && !stored.created {
-            return Err(s3_error!(PreconditionFailed, "the key has an object"));
+            return Err(s3_error!(PreconditionFailed, "the key already has an object"));
         }
         let object = storage.reads().opaque(&put.tenant, &put.namespace, &put.key).await;
         Ok(downloads::etag(&object.map_err(S3Failure::from)?.etag()))
@@ -152,7 +152,7 @@ impl Operations {
         if delete.objects.len() > limits::S3_DELETE_KEYS_MAX {
             return Err(s3_error!(
                 MalformedXML,
-                "at most {} keys are removed at once",
+                "a request may remove at most {} keys",
                 limits::S3_DELETE_KEYS_MAX
             ));
         }
@@ -178,7 +178,7 @@ impl Operations {
         Ok(DeleteObjectsOutput { deleted, errors, ..DeleteObjectsOutput::default() })
     }
 
-    /// Removes an object; one that is not there is removed.
+    /// Removes an object; removing a missing one succeeds.
     async fn remove(&self, principal: &Principal, bucket: &str, name: &str) -> S3Result<()> {
         let (namespace, key) = (namespace(bucket)?, key(name)?);
         let storage = self.state().storage().map_err(S3Failure::from)?;
@@ -188,7 +188,7 @@ impl Operations {
         }
     }
 
-    /// The object that a read asks for, where its conditions hold.
+    /// The object that a read requests, if its conditions hold.
     async fn find(&self, principal: &Principal, asked: Asked) -> S3Result<Found> {
         refuse_parts(asked.part_number, asked.version_id.as_deref())?;
         let (namespace, key) = (namespace(&asked.bucket)?, key(&asked.key)?);
@@ -211,26 +211,26 @@ impl Operations {
     }
 }
 
-/// An object that is there.
+/// A stored object.
 struct Found {
     object: OpaqueObject,
     e_tag: ETag,
     last_modified: Timestamp,
     /// The same in seconds since 1970.
     modified: u64,
-    /// Which of its bytes are asked for, if not all.
+    /// The requested byte range, if not all.
     range: Option<ByteRange>,
 }
 
 impl Found {
-    /// What `Content-Range` says of `sent` where a range was asked for.
+    /// The value of `Content-Range` for `sent`, if a range was requested.
     fn content_range(&self, sent: &std::ops::Range<u64>) -> Option<String> {
         let text = || format!("bytes {}-{}/{}", sent.start, sent.end.saturating_sub(1), self.object.bytes());
         self.range.is_some().then(text)
     }
 }
 
-/// What a read asks for, and asks of the object before it is answered (RFC 9110, section 13).
+/// A read request and its conditions (RFC 9110, section 13).
 struct Asked {
     bucket: String,
     key: String,
@@ -259,7 +259,7 @@ impl Asked {
             (None, None) => false,
         };
         if is_refused {
-            return Err(s3_error!(PreconditionFailed, "the object is another one than the condition names"));
+            return Err(s3_error!(PreconditionFailed, "the object does not match the condition"));
         }
         let is_same = match (&self.if_none_match, &self.if_modified_since) {
             (Some(condition), _) => names(condition),
@@ -270,7 +270,8 @@ impl Asked {
     }
 }
 
-/// What whoever holds the object already is answered: with what names it (RFC 9110, section 15.4.5).
+/// The response to a reader that already has the object: with the headers that identify it (RFC 9110, section
+/// 15.4.5).
 fn not_modified(found: &Found) -> S3Error {
     let mut answer = s3_error!(NotModified);
     if let Ok(e_tag) = HeaderValue::try_from(found.object.etag()) {
@@ -279,21 +280,25 @@ fn not_modified(found: &Found) -> S3Error {
     answer
 }
 
-/// Removals are not decided by what they remove: two that meet could not both be right.
+/// Conditional removals are not supported: two concurrent ones could not both be right.
 fn refuse_condition(is_conditional: bool) -> S3Result<()> {
-    if is_conditional { Err(s3_error!(NotImplemented, "a removal takes no condition")) } else { Ok(()) }
+    if is_conditional {
+        Err(s3_error!(NotImplemented, "conditional removal is not supported"))
+    } else {
+        Ok(())
+    }
 }
 
-/// Whether a PUT is to fail where anything is stored: the one condition that it can have.
+/// Whether a PUT must fail if the key exists: the only supported condition.
 pub(super) fn is_create(condition: Option<&IfNoneMatch>) -> S3Result<bool> {
     match condition {
         None => Ok(false),
         Some(condition) if condition.is_any() => Ok(true),
-        Some(_) => Err(s3_error!(NotImplemented, "If-None-Match of a PUT is * or nothing")),
+        Some(_) => Err(s3_error!(NotImplemented, "If-None-Match of a PUT must be * or absent")),
     }
 }
 
-/// What is stored under a key of a bucket, and listed.
+/// The put of a listed object under a key of a bucket.
 pub(super) fn listed_put(principal: &Principal, bucket: &str, name: &str, bytes: u64) -> S3Result<PutObject> {
     Ok(PutObject {
         tenant: principal.tenant.clone(),
@@ -305,7 +310,7 @@ pub(super) fn listed_put(principal: &Principal, bucket: &str, name: &str, bytes:
     })
 }
 
-/// The length of a body, without which its head cannot be written.
+/// The length of a body, required to write the object's header.
 pub(super) fn length(declared: Option<i64>) -> S3Result<u64> {
     let length = declared.and_then(|length| u64::try_from(length).ok());
     length.ok_or_else(|| s3_error!(MissingContentLength, "send the length of the body"))
@@ -313,11 +318,11 @@ pub(super) fn length(declared: Option<i64>) -> S3Result<u64> {
 
 fn refuse_parts(part_number: Option<i32>, version_id: Option<&str>) -> S3Result<()> {
     if version_id.is_some_and(|version| version != "null") {
-        return Err(s3_error!(NotImplemented, "objects have no versions"));
+        return Err(s3_error!(NotImplemented, "versions of objects are not supported"));
     }
     match part_number {
         None | Some(1) => Ok(()),
-        Some(_) => Err(s3_error!(NotImplemented, "an object is one part; ask for a range of it")),
+        Some(_) => Err(s3_error!(NotImplemented, "reading by part number is not supported; request a range")),
     }
 }
 

@@ -1,11 +1,12 @@
-//! The operations of S3 that there are, each by what is behind it. All others answer `NotImplemented`.
+//! The supported S3 operations, implemented over the service's own objects. All others return
+//! `NotImplemented`.
 
 use kvasir_types::{Name, ObjectKey};
 use s3s::{S3, S3Request, S3Response, S3Result, dto::*, s3_error};
 
 use crate::{auth::Principal, state::AppState};
 
-/// Answers operations.
+/// Implements the operations.
 pub(super) struct Operations {
     state: AppState,
 }
@@ -20,14 +21,14 @@ impl Operations {
     }
 }
 
-/// The principal that the access check found. Without it the request is refused: an operation that the check does not cover must not
-/// be open.
+/// The principal from the access check. Without it the request is rejected: an operation that the check does
+/// not cover must not be open.
 pub(super) fn principal<T>(request: &S3Request<T>) -> S3Result<Principal> {
     let found = request.extensions.get::<Principal>().cloned();
     found.ok_or_else(|| s3_error!(AccessDenied, "the operation has no principal"))
 }
 
-/// The namespace that a bucket is.
+/// The namespace of a bucket.
 pub(super) fn namespace(bucket: &str) -> S3Result<Name> {
     bucket.parse().map_err(|error| s3_error!(InvalidBucketName, "{error}"))
 }
@@ -89,7 +90,7 @@ impl S3 for Operations {
         self.namespaces(request).await.map(S3Response::new)
     }
 
-    /// A namespace is there once something is stored in it, and any may be stored in.
+    /// A namespace exists once it contains an object, and any valid name may be used.
     async fn head_bucket(
         &self,
         request: S3Request<HeadBucketInput>,
@@ -106,7 +107,7 @@ impl S3 for Operations {
         Ok(S3Response::new(CreateBucketOutput { location: Some(location) }))
     }
 
-    /// The answer of a bucket in `us-east-1`, which is what clients take for no region.
+    /// The response for a bucket in `us-east-1`, which clients treat as no region.
     async fn get_bucket_location(
         &self,
         _: S3Request<GetBucketLocationInput>,

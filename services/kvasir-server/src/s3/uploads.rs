@@ -1,4 +1,4 @@
-//! Bodies on their way in: counted, and compared with the checksums that came with them.
+//! Request bodies: counted, and verified against their checksums.
 
 use std::{
     pin::Pin,
@@ -20,7 +20,7 @@ use s3s::{
 
 use crate::{handlers::v1::body, state::AppState};
 
-/// A body whose bytes are compared with their checksums at its end: where they differ, it ends in an error.
+/// A body that is verified against its checksums at its end: if they differ, it ends with an error.
 pub(super) struct Upload {
     parts: Pin<Box<dyn Stream<Item = Result<Bytes, StdError>> + Send>>,
     differs: Arc<AtomicBool>,
@@ -56,7 +56,7 @@ impl Upload {
                     return Ok(None);
                 }
                 found.store(true, Ordering::Relaxed);
-                Err("the checksum that came with it differs".into())
+                Err("the body does not match its checksum".into())
             }
         });
         Ok(Self { parts: parts.boxed(), differs })
@@ -67,17 +67,17 @@ impl Upload {
         &mut self.parts
     }
 
-    /// The failure of an operation that took the body: `BadDigest` where its checksum is the reason.
+    /// The error of an operation that consumed the body: `BadDigest` if its checksum is the reason.
     pub(super) async fn failure(self, error: impl Into<S3Error>) -> S3Error {
         if self.differs.load(Ordering::Relaxed) {
-            return s3_error!(BadDigest, "the body's bytes are not those of its checksum; send it again");
+            return s3_error!(BadDigest, "the body does not match its checksum; send it again");
         }
         body::drain(self.parts).await;
         error.into()
     }
 }
 
-/// A checksum under way, whatever its kind.
+/// A running checksum of any kind.
 trait Running: Send {
     fn update(&mut self, bytes: &[u8]);
     fn text(self: Box<Self>) -> String;
@@ -93,7 +93,7 @@ impl<C: Checksum + Send> Running for C {
     }
 }
 
-/// Where a checksum is said, and what computes it.
+/// The header of a checksum, and its constructor.
 type Kind = (&'static str, fn() -> Box<dyn Running>);
 
 const KINDS: &[Kind] = &[
@@ -105,7 +105,7 @@ const KINDS: &[Kind] = &[
     ("x-amz-checksum-sha256", || Box::new(Sha256::new())),
 ];
 
-/// The checksums of a body, each with the header or trailer that says it.
+/// The checksums of a body, each with its header or trailer.
 struct Sums(Vec<(&'static str, Box<dyn Running>)>);
 
 impl Sums {
@@ -119,7 +119,7 @@ impl Sums {
                 |name| !is_known(name) && !["x-amz-checksum-type", "x-amz-checksum-algorithm"].contains(name),
             );
         if let Some(name) = unknown {
-            return Err(s3_error!(InvalidRequest, "{name} is not known; send another checksum"));
+            return Err(s3_error!(InvalidRequest, "{name} is not supported; send another checksum"));
         }
         let is_said =
             |name: &str| headers.contains_key(name) || trailers.iter().any(|t| t.eq_ignore_ascii_case(name));

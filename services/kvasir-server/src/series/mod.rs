@@ -1,6 +1,6 @@
-//! The last hour of this replica in memory: a few of its metrics, read every few seconds.
+//! The last hour of this replica in memory: several of its metrics, sampled every few seconds.
 //!
-//! Nothing is counted twice: what is read is what Prometheus would read. Counters become rates.
+//! Nothing is counted twice: samples read the same metrics as Prometheus. Counters become rates.
 
 mod sources;
 
@@ -26,7 +26,7 @@ pub(crate) struct SeriesLog {
 #[derive(Debug)]
 struct Log {
     read_at: Instant,
-    /// What the sources said then; none of what the replica has nothing of.
+    /// The sources' values at the last sample; `None` for sources that the replica does not have.
     readings: Vec<Option<Reading>>,
     points: VecDeque<Point>,
 }
@@ -38,17 +38,17 @@ struct Point {
     values: Box<[Option<f64>]>,
 }
 
-/// What a source says at one moment.
+/// The value of a source at one time.
 #[derive(Debug, Clone, PartialEq)]
 enum Reading {
     Number(f64),
-    /// Upper bounds of a histogram's buckets, each with what was counted up to it.
+    /// Upper bounds of a histogram's buckets, each with its cumulative count.
     Buckets(Vec<(f64, u64)>),
 }
 
 impl SeriesLog {
     pub(crate) fn new() -> Self {
-        // All counters are zero at the start, so the first point has rates, too.
+        // All counters are zero at start, so the first point has rates as well.
         let readings = vec![None; SOURCES.len()];
         let log = Log { read_at: Instant::now(), readings, points: VecDeque::new() };
         Self { started_at_ms: unix_ms(), log: Mutex::new(log) }
@@ -59,7 +59,7 @@ impl SeriesLog {
         self.started_at_ms
     }
 
-    /// Takes in what the metrics say now, and forgets the oldest point.
+    /// Takes a sample of the metrics, and drops the oldest point.
     pub(crate) fn take(&self, metrics: &[MetricFamily]) {
         let readings: Vec<_> = SOURCES.iter().map(|source| source.read(metrics)).collect();
         let (at_ms, now) = (unix_ms(), Instant::now());
@@ -90,7 +90,7 @@ impl SeriesLog {
 }
 
 impl Source {
-    /// The value over a step that began at `before` and took `elapsed`.
+    /// The value over a step that began at `before` and lasted `elapsed`.
     fn value(&self, now: &Reading, before: Option<&Reading>, elapsed: Duration) -> Option<f64> {
         match (&self.kind, now) {
             (Kind::Level, Reading::Number(now)) => now.is_finite().then_some(*now),
@@ -123,7 +123,8 @@ impl Reading {
     }
 }
 
-/// A quantile of what came to a histogram between two looks at it, as evenly spread within its bucket; none where nothing came.
+/// A quantile of a histogram's new observations between two samples, assuming an even spread within a bucket;
+/// `None` if there are none.
 fn quantile_between(before: &[(f64, u64)], now: &[(f64, u64)], quantile: f64) -> Option<f64> {
     let came = |index: usize| -> Option<(f64, u64)> {
         let (bound, count) = now.get(index)?;
@@ -134,7 +135,7 @@ fn quantile_between(before: &[(f64, u64)], now: &[(f64, u64)], quantile: f64) ->
     let (mut below, mut lower) = (0, 0.0);
     for (bound, count) in (0..now.len()).filter_map(came) {
         if all > 0 && count as f64 >= rank {
-            // The last bucket has no bound: what is in it took at least that long.
+            // The last bucket has no upper bound: its observations are at least its lower bound.
             let share = (rank - below as f64) / (count - below).max(1) as f64;
             return Some(if bound.is_finite() { lower + (bound - lower) * share } else { lower });
         }

@@ -1,4 +1,4 @@
-//! Which metrics are kept as series, and how each is read.
+//! The metrics kept as series, and how each is read.
 
 use kvasir_api::{Series, routes};
 use prometheus::proto::{LabelPair, Metric, MetricFamily};
@@ -8,15 +8,15 @@ use super::Reading;
 /// How a metric becomes a series.
 #[derive(Debug)]
 pub(super) enum Kind {
-    /// A counter: its increase a second.
+    /// A counter: its increase per second.
     Rate,
     /// A gauge.
     Level,
-    /// A histogram: this quantile of what came in the step.
+    /// A histogram: this quantile of the step's observations.
     Quantile(f64),
 }
 
-/// What one series is made from.
+/// The source of one series.
 #[derive(Debug)]
 pub(super) struct Source {
     name: &'static str,
@@ -24,7 +24,7 @@ pub(super) struct Source {
     unit: &'static str,
     pub(super) kind: Kind,
     pub(super) metric: &'static str,
-    /// Which of the metric's lines count, by their labels.
+    /// Selects the metric's lines by their labels.
     counts: fn(&Labels<'_>) -> bool,
 }
 
@@ -37,7 +37,7 @@ impl Labels<'_> {
     }
 }
 
-/// Class of a request, as a page tells them apart; none of probes and of the pages themselves.
+/// Class of a request, as pages group them; `None` for probes and for the pages themselves.
 fn class(labels: &Labels<'_>) -> Option<&'static str> {
     let reads = matches!(labels.get("method"), "GET" | "HEAD");
     Some(match labels.get("route") {
@@ -72,7 +72,7 @@ const LEVEL: Kind = Kind::Level;
 const MEDIAN: Kind = Kind::Quantile(0.5);
 const P99: Kind = Kind::Quantile(0.99);
 
-/// All series. What they are of is in docs/api.md.
+/// All series. docs/api.md describes them.
 pub(super) const SOURCES: &[Source] = sources! {
     "requests" {"class": "lookup"} "per_second" RATE, "kvasir_http_requests_total", |l| class(l) == Some("lookup");
     "requests" {"class": "read"} "per_second" RATE, "kvasir_http_requests_total", |l| class(l) == Some("read");
@@ -116,7 +116,7 @@ pub(super) const SOURCES: &[Source] = sources! {
 };
 
 impl Source {
-    /// What the metrics say of it; none where they say nothing.
+    /// The metric's value; `None` if it has none.
     pub(super) fn read(&self, metrics: &[MetricFamily]) -> Option<Reading> {
         let family = metrics.iter().find(|family| family.name() == self.metric)?;
         let lines = family.get_metric().iter().filter(|line| (self.counts)(&Labels(line.get_label())));
@@ -138,7 +138,7 @@ impl Source {
     }
 }
 
-/// A histogram's buckets, and one without a bound for what is above them.
+/// A histogram's buckets, plus one without an upper bound.
 fn buckets(line: &Metric) -> Vec<(f64, u64)> {
     let histogram = line.get_histogram();
     let bounded =

@@ -1,4 +1,5 @@
-//! A store opened directly, with the settings of its service: maintenance may run beside any number of services.
+//! Opens a store directly, with its service's settings. Maintenance may run while any number of services use
+//! the store.
 
 use std::sync::Arc;
 
@@ -7,7 +8,8 @@ use kvasir_storage::{Storage, index::Index, observe::NoObserver};
 
 use crate::error::{CliError, CliResult, Exit};
 
-/// The storage core over the store that `config` names; over the replica's own index where none is given.
+/// Opens the storage core over the store that `config` names. Without `index`, it uses the replica's own
+/// index.
 pub(super) async fn storage(config: &Config, index: Option<Index>) -> CliResult<Arc<Storage>> {
     let store = kvasir_server::open_store(config, Arc::new(NoObserver)).map_err(CliError::unavailable)?;
     let index = match index {
@@ -16,7 +18,7 @@ pub(super) async fn storage(config: &Config, index: Option<Index>) -> CliResult<
             let directory = config.cache.directory.clone();
             Index::sled(directory, store.identity(), config.cache.index_memory_bytes).map_err(|error| {
                 let advice =
-                    "Stop the service that uses this directory first, or name another: --cache.directory.";
+                    "Stop the service that uses this directory, or name another with --cache.directory.";
                 CliError::new(Exit::Unavailable, error, advice)
             })?
         }

@@ -1,4 +1,4 @@
-//! `kvasir admin events`: the stream of events, as lines.
+//! `kvasir admin events`: prints the event stream as lines.
 
 use clap::Args;
 use kvasir_api::{Event, EventType, EventsQuery};
@@ -15,22 +15,22 @@ use crate::{
 /// Arguments of `kvasir admin events`.
 #[derive(Debug, Args)]
 pub(crate) struct EventsArguments {
-    /// The service; events of all its namespaces are shown, unless `--only` names one.
+    /// The service. Events of all its namespaces are shown unless `--only` names one.
     #[command(flatten)]
     service: ServiceArguments,
-    /// Only of this namespace.
+    /// Show only events of this namespace.
     #[arg(long, value_name = "NAMESPACE")]
     only: Option<Name>,
-    /// Only these types: stored, removed, cleared; several separated by commas.
+    /// Show only these event types, separated by commas: stored, removed, cleared.
     #[arg(long)]
     types: Option<String>,
-    /// Go on after this event.
+    /// Resume after the event with this id.
     #[arg(long, value_name = "ID")]
     after: Option<String>,
-    /// End after so many events; without it, with the service.
+    /// Stop after N events. Default: run until the service ends the stream.
     #[arg(long, value_name = "N")]
     count: Option<u64>,
-    /// Print one JSON document a line.
+    /// Print one JSON document per line.
     #[arg(long)]
     json: bool,
 }
@@ -58,7 +58,7 @@ pub(crate) fn run(arguments: &EventsArguments) -> CliResult {
                     return Err(CliError::new(Exit::Unavailable, message, ""));
                 }
                 None => {
-                    let advice = "Start again with --after and the last id.";
+                    let advice = "Run it again with --after and the last event id.";
                     return Err(CliError::new(Exit::Unavailable, "the service ended the stream", advice));
                 }
             }

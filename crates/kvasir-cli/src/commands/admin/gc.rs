@@ -1,4 +1,4 @@
-//! `kvasir admin gc`: a pass of the garbage collector, by a service or directly on its store.
+//! `kvasir admin gc`: runs one garbage collection pass, through a service or directly on its store.
 
 use clap::Args;
 use kvasir_api::{JobKind, JobRequest};
@@ -20,10 +20,10 @@ pub(crate) struct GcArguments {
     /// The service.
     #[command(flatten)]
     service: ServiceArguments,
-    /// Work on the object store itself, with the service's settings; it may run beside any number of services.
+    /// Work on the object store itself, with the service's settings. Safe while any number of services run.
     #[arg(long, conflicts_with_all = ["url", "token_file", "ca_file"])]
     direct: bool,
-    /// Only say what would be deleted.
+    /// Report what would be deleted, and delete nothing.
     #[arg(long)]
     dry_run: bool,
     /// Print the result as JSON.
@@ -43,7 +43,7 @@ pub(crate) fn run(arguments: &GcArguments) -> CliResult {
     collect_by_service(arguments)
 }
 
-/// One pass of the collector.
+/// Runs one pass through the service.
 fn collect_by_service(arguments: &GcArguments) -> CliResult {
     let name = if arguments.dry_run { "counting garbage" } else { "collecting garbage" };
     let request = JobRequest { kind: JobKind::Gc, dry_run: arguments.dry_run, bytes_per_second: 0 };
@@ -67,20 +67,21 @@ fn collect_by_service(arguments: &GcArguments) -> CliResult {
         return Err(CliError::new(
             Exit::Nothing,
             "another replica is collecting",
-            "Its pass does the same work.",
+            "That pass does the same work. Wait for it, or try again later.",
         ));
     }
     Ok(())
 }
 
-/// One pass of the garbage collector.
+/// Runs one pass directly on the store.
 fn collect_directly(arguments: &GcArguments) -> CliResult {
     let config = arguments.settings.config()?;
     let mut policy = config.gc.policy.clone();
     policy.dry_run |= arguments.dry_run;
     let step = Step::start(if policy.dry_run { "looking for garbage" } else { "collecting garbage" });
     let report = runtime()?.block_on(async {
-        // What a service's index knows of siblings comes from the journal here.
+        // A service's index knows which chunks are siblings. Without one, the pass learns it from the
+        // journal.
         let storage = storage(&config, Some(Index::memory())).await?;
         storage.changes().journal_replay().await.map_err(CliError::unavailable)?;
         let progress = |now: &GcReport| step.count(&format!("{} objects, {}", now.objects, bytes(now.bytes)));
@@ -90,7 +91,8 @@ fn collect_directly(arguments: &GcArguments) -> CliResult {
         Ok::<_, CliError>(report)
     })?;
     if !report.led {
-        let (message, advice) = ("another collector has just begun a pass", "Nothing was done; try again.");
+        let (message, advice) =
+            ("another collector has just started a pass", "Nothing was deleted. Try again later.");
         return Err(CliError::new(Exit::Unavailable, message, advice));
     }
     step.done(&format!("{} objects, {}", report.objects, bytes(report.bytes)));

@@ -1,4 +1,4 @@
-//! Jobs of a running service, watched to their end.
+//! Starts jobs of a running service and follows them to their end.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::{
     service::{ServiceArguments, client, client_error, runtime},
 };
 
-/// Pause between two looks at a job.
+/// Interval between two polls of a job's state.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// Starts a job and follows it.
@@ -31,12 +31,14 @@ pub(super) fn watch(
             Err(CliError::new(
                 Exit::Unavailable,
                 format!("the job ended early: {why}"),
-                "Run it again; it goes on.",
+                "Run the command again; it resumes.",
             ))
         }
-        JobState::Cancelled => {
-            Err(CliError::new(Exit::Unavailable, "somebody cancelled the job", "Run it again; it goes on."))
-        }
+        JobState::Cancelled => Err(CliError::new(
+            Exit::Unavailable,
+            "the job was cancelled",
+            "Run the command again; it resumes.",
+        )),
         JobState::Running | JobState::Done => {
             step.done(&show(&job));
             Ok(job)

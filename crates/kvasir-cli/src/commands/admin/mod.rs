@@ -1,4 +1,4 @@
-//! `kvasir admin`: operating a service, or its store directly.
+//! `kvasir admin`: operates a service, or its store directly.
 
 mod direct;
 mod events;
@@ -19,15 +19,15 @@ use crate::error::CliResult;
 pub(crate) enum AdminCommand {
     /// Run a pass of the garbage collector.
     Gc(gc::GcArguments),
-    /// Read every stored object and compare it with its name.
+    /// Read every stored object and verify it against its name.
     Scrub(scrub::ScrubArguments),
-    /// Build a service's index again, from the object store or (`--journal`) from the journal.
+    /// Rebuild a service's index from the object store, or from the journal (`--journal`).
     RebuildIndex(rebuild_index::RebuildIndexArguments),
-    /// Move a tenant that was stored in the clear over to its first key: a new salt, and what is in the clear goes.
+    /// Move a tenant with unencrypted data to its first key: a new salt; unencrypted objects are deleted.
     Seal(seal::SealArguments),
-    /// Say what is kept in the store.
+    /// Show what the store holds, and its size.
     Usage(usage::UsageArguments),
-    /// Show what happens to chunks, as it happens.
+    /// Print chunk events as they happen.
     Events(events::EventsArguments),
     /// Show a service live: requests, hits, bytes by level and medium, SLO attainment.
     Top(top::TopArguments),

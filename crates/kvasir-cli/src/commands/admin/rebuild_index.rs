@@ -1,4 +1,4 @@
-//! `kvasir admin rebuild-index`: fills a replica's index anew. Needs a cache directory that no service uses.
+//! `kvasir admin rebuild-index`: rebuilds a replica's index. Needs a cache directory that no service uses.
 
 use clap::Args;
 use kvasir_storage::RebuildProgress;
@@ -16,7 +16,7 @@ use crate::{
 /// Arguments of `kvasir admin rebuild-index`.
 #[derive(Debug, Args)]
 pub(crate) struct RebuildIndexArguments {
-    /// From the journal: quicker, but only as far back as it goes.
+    /// Rebuild from the journal: faster, but limited to the time that the journal covers.
     #[arg(long)]
     journal: bool,
     /// Print the result as JSON.
@@ -27,7 +27,8 @@ pub(crate) struct RebuildIndexArguments {
     settings: SettingsArguments,
 }
 
-/// Fills the hot index anew: from the store's listing, or, quicker and only as far back as it goes, from the journal.
+/// Rebuilds the hot index from a listing of the store, or from the journal: faster, but limited to the time
+/// it covers.
 pub(crate) fn run(arguments: &RebuildIndexArguments) -> CliResult {
     let config = arguments.settings.config()?;
     let step = Step::start("rebuilding the index");
@@ -47,7 +48,7 @@ pub(crate) fn run(arguments: &RebuildIndexArguments) -> CliResult {
     let RebuildProgress { objects, indexed, failed } = done;
     let seconds = started.elapsed().as_secs_f64();
     step.done(&format!(
-        "{objects} objects met, {indexed} indexed, {failed} unreadable, {:.0} a second",
+        "{objects} objects found, {indexed} indexed, {failed} unreadable, {:.0} per second",
         objects as f64 / seconds
     ));
     if arguments.json {

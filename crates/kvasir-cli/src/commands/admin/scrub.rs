@@ -1,4 +1,5 @@
-//! `kvasir admin scrub`: reads every object and compares it with its name, by a service or directly on its store.
+//! `kvasir admin scrub`: reads every object and verifies it against its name, through a service or directly
+//! on its store.
 
 use clap::Args;
 use kvasir_api::{JobKind, JobRequest};
@@ -20,13 +21,13 @@ pub(crate) struct ScrubArguments {
     /// The service.
     #[command(flatten)]
     service: ServiceArguments,
-    /// Work on the object store itself, with the service's settings; it may run beside any number of services.
+    /// Work on the object store itself, with the service's settings. Safe while any number of services run.
     #[arg(long, conflicts_with_all = ["url", "token_file", "ca_file"])]
     direct: bool,
-    /// With `--direct`: only say what is corrupt, quarantine nothing.
+    /// With `--direct`: report corrupt objects without quarantining them.
     #[arg(long, requires = "direct")]
     dry_run: bool,
-    /// Read at most N bytes a second; 0 or not given: no limit. With `--direct` it is `--scrub.rate`.
+    /// Read at most N bytes per second. 0 or absent: no limit. With `--direct`, use `--scrub.rate`.
     #[arg(long, value_name = "N", conflicts_with = "direct")]
     bytes_per_second: Option<u64>,
     /// Print the result as JSON.
@@ -46,7 +47,7 @@ pub(crate) fn run(arguments: &ScrubArguments) -> CliResult {
     scrub_by_service(arguments)
 }
 
-/// Reads every object and compares it with its name.
+/// Scrubs through the service.
 fn scrub_by_service(arguments: &ScrubArguments) -> CliResult {
     let request = JobRequest {
         kind: JobKind::Scrub,
@@ -69,13 +70,13 @@ fn scrub_by_service(arguments: &ScrubArguments) -> CliResult {
         None | Some(0) => Ok(()),
         Some(count) => Err(CliError::new(
             Exit::Data,
-            format!("{count} objects were corrupt in the store and are quarantined"),
-            "They are misses now and will be stored again when they are needed; look after the store.",
+            format!("{count} corrupt objects were found in the store and quarantined"),
+            "They are now misses; engines store them again when needed. Check the store's health.",
         )),
     }
 }
 
-/// Reads all objects at the rate of `scrub.rate`, and compares them with their names.
+/// Reads all objects at the rate of `scrub.rate` and verifies them against their names.
 fn scrub_directly(arguments: &ScrubArguments) -> CliResult {
     let config = arguments.settings.config()?;
     let step = Step::start("scrubbing");
@@ -104,16 +105,16 @@ fn scrub_directly(arguments: &ScrubArguments) -> CliResult {
         }))?;
     } else {
         print(&format!(
-            "{quarantined:>10}  corrupt\n{unread:>10}  unreadable\n{misread:>10}  wrong only once"
+            "{quarantined:>10}  corrupt\n{unread:>10}  unreadable\n{misread:>10}  wrong on first read only"
         ))?;
     }
     if quarantined + unread == 0 {
         return Ok(());
     }
-    let advice = "Corrupt objects are hidden and deleted after the grace; look after the store.";
+    let advice = "Corrupt objects are hidden, and deleted after the grace period. Check the store's health.";
     Err(CliError::new(
         Exit::Data,
-        format!("{quarantined} objects are corrupt, {unread} cannot be read"),
+        format!("{quarantined} objects are corrupt, {unread} are unreadable"),
         advice,
     ))
 }

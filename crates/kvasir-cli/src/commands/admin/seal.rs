@@ -1,4 +1,4 @@
-//! `kvasir admin seal`: moves a tenant that was stored in the clear over to its first key.
+//! `kvasir admin seal`: moves a tenant whose data is stored unencrypted to its first key.
 
 use clap::Args;
 use kvasir_storage::{SealReport, index::Index};
@@ -17,7 +17,7 @@ use crate::{
 /// Arguments of `kvasir admin seal`.
 #[derive(Debug, Args)]
 pub(crate) struct SealArguments {
-    /// The tenant. Every replica has to have its key by now.
+    /// The tenant. Every replica must already have its key.
     #[arg(long)]
     tenant: Name,
     /// Print the result as JSON.
@@ -28,7 +28,8 @@ pub(crate) struct SealArguments {
     settings: SettingsArguments,
 }
 
-/// Gives the tenant a new salt, sealed, and removes what it had in the clear. Goes on where a run before it was stopped.
+/// Gives the tenant a new, sealed salt and removes its unencrypted data. Resumes where an earlier run
+/// stopped.
 pub(crate) fn run(arguments: &SealArguments) -> CliResult {
     let config = arguments.settings.config()?;
     let step = Step::start("sealing");
@@ -40,9 +41,9 @@ pub(crate) fn run(arguments: &SealArguments) -> CliResult {
         storage.lifecycle().seal_tenant(&arguments.tenant, progress).await.map_err(CliError::unavailable)
     })?;
     let SealReport { salts, records, uploads, objects, bytes: freed } = report;
-    let salt = if salts == 0 { "its salt was sealed before" } else { "a new salt" };
+    let salt = if salts == 0 { "salt already sealed" } else { "new salt written" };
     step.done(&format!(
-        "{salt}; removed in the clear: {records} contexts and salts, {uploads} uploads, {objects} objects, {}",
+        "{salt}; unencrypted data removed: {records} contexts and salts, {uploads} uploads, {objects} objects, {}",
         bytes(freed)
     ));
     if arguments.json {

@@ -1,4 +1,4 @@
-//! `kvasir admin usage`: what is kept in the store.
+//! `kvasir admin usage`: what the store holds, and its size.
 
 use clap::Args;
 

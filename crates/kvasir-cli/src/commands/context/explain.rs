@@ -1,4 +1,4 @@
-//! `kvasir context explain`: why a lookup ends where it ends, or what became of an engine's request.
+//! `kvasir context explain`: why a lookup stops where it does, or what happened to an engine's request.
 
 use std::path::PathBuf;
 
@@ -23,11 +23,11 @@ pub(crate) struct ExplainArguments {
     /// What to explain.
     #[command(flatten)]
     subject: Subject,
-    /// Folder with what engines remember of their requests; those in the folder for temporary files unless said.
+    /// Folder of the engines' request records. Default: the folder for temporary files.
     #[arg(long, value_name = "FOLDER", requires = "request")]
     folder: Option<PathBuf>,
-    /// Print the address of the console's page that explains these tokens, to open in a browser. Their ids are behind its `#`,
-    /// which browsers send to nobody.
+    /// Print the address of the console page that explains these tokens, to open in a browser. The token ids
+    /// follow its `#`, which browsers never send to a server.
     #[arg(long, conflicts_with_all = ["request", "json"])]
     open: bool,
     /// Print the result as JSON.
@@ -46,7 +46,7 @@ struct Subject {
     /// A KV dump (safetensors); its tokens are used.
     #[arg(long, value_name = "FILE")]
     kv: Option<PathBuf>,
-    /// A request of vLLM on this host that has ended, by the id that its client sees. No service is asked.
+    /// A finished request of vLLM on this host, by the id that its client saw. Contacts no service.
     #[arg(long, value_name = "ID")]
     request: Option<String>,
 }
@@ -108,7 +108,8 @@ pub(crate) fn run(arguments: &ExplainArguments) -> CliResult {
     print(&text)
 }
 
-/// The console's page of the question. A command line that opened it would show the tokens to others on this host.
+/// Address of the console page for the question. Passing it to a browser on a command line would expose the
+/// tokens to other users of this host.
 fn console_page(arguments: &ExplainArguments, context: &Context) -> CliResult<String> {
     let service = &arguments.service;
     let page =

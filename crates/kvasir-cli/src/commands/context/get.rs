@@ -30,14 +30,14 @@ pub(crate) struct GetArguments {
     /// The context.
     #[command(flatten)]
     context: ContextArguments,
-    /// Taken for one release and not used: profiles come from the service.
+    /// Accepted for one release and ignored: profiles come from the service.
     #[arg(long, value_name = "FILE", hide = true)]
     profile: Option<PathBuf>,
-    /// Level to load; by default the finest.
+    /// Level to load. Default: the finest.
     #[arg(long, value_name = "N", conflicts_with = "slo_ms")]
     level: Option<u8>,
-    /// Worst quality to load: exact, transparent, balanced or small. Each chunk is loaded at the smallest level that its encoder
-    /// measured to be as good, whatever the level's number.
+    /// Lowest quality to load: exact, transparent, balanced or small. Each chunk is loaded at the smallest
+    /// level that its encoder measured to be at least as good, whatever the level's number.
     #[arg(long, value_name = "NAME", conflicts_with = "level")]
     quality: Option<Quality>,
     /// Adapt levels so that the load takes at most this many milliseconds.
@@ -51,11 +51,12 @@ pub(crate) struct GetArguments {
     json: bool,
 }
 
-/// Loads what is stored of a context into a dump.
+/// Loads the stored part of a context into a dump.
 pub(crate) fn run(arguments: &GetArguments) -> CliResult {
     let context = inputs::context(&arguments.context)?;
     let step = Step::start("loading");
-    // A command line cannot compute: what the load gives up on is missing, so computing is made unattractive.
+    // A command line cannot recompute: ranges that the load gives up are missing. This cost makes recomputing
+    // unattractive.
     let never = RecomputeModel::from_seconds(1e6, 1e3, 0.0).on_gpus(0);
     let (loaded, pages, count) = runtime()?.block_on(async {
         let floor = arguments.quality.map_or(QualityFloor::Adaptive, QualityFloor::Named);
@@ -69,7 +70,7 @@ pub(crate) fn run(arguments: &GetArguments) -> CliResult {
             Some(ms) => {
                 LoadOptions { last_token: true, ..Deadline::within(Duration::from_millis(ms)).into() }
             }
-            // Levels below the floor are the floor.
+            // The floor applies to levels below it.
             None if arguments.quality.is_some() => LoadOptions::at_level(Level::BASE),
             None => LoadOptions::at_level(level_of(arguments.level, &session)?),
         };
@@ -80,12 +81,10 @@ pub(crate) fn run(arguments: &GetArguments) -> CliResult {
     })?;
     let report = loaded.report().ok_or_else(|| CliError::internal("a load without a report"))?;
     if let Some(range) = loaded.missing().first().filter(|range| range.start < count as u64) {
-        let why = report
-            .failures
-            .first()
-            .map_or_else(|| "the time was too short".to_owned(), |f| f.error.to_string());
+        let why =
+            report.failures.first().map_or_else(|| "the deadline passed".to_owned(), |f| f.error.to_string());
         let message = format!("tokens {}..{} could not be loaded: {why}", range.start, range.end);
-        return Err(CliError::new(Exit::Unavailable, message, "Try again, or with a larger --slo-ms."));
+        return Err(CliError::new(Exit::Unavailable, message, "Try again, or set a larger --slo-ms."));
     }
     let tokens = &context.tokens[..count];
     let kv = KvBuffer::from_source(&context.spec, count, &*pages);
@@ -106,15 +105,15 @@ pub(crate) fn run(arguments: &GetArguments) -> CliResult {
 }
 
 fn nothing_as_good(quality: Quality) -> CliError {
-    let message = format!("nothing of this context is stored in quality {quality}");
+    let message = format!("no chunk of this context is stored in quality {quality}");
     CliError::new(
         Exit::Nothing,
         message,
-        "`kvasir context lookup` shows what is stored; ask for a smaller quality, or store it again.",
+        "`kvasir context lookup` shows the stored levels. Ask for a lower quality, or store the context again.",
     )
 }
 
-/// The level that is asked for, or the finest: a chunk that has fewer gives its own finest.
+/// The requested level, or the finest. A chunk with fewer levels is loaded at its own finest.
 fn level_of(asked: Option<u8>, session: &Session) -> CliResult<Level> {
     let levels = session.chunks().iter().map(|chunk| chunk.level_bytes.len());
     let top = levels.max().unwrap_or(1).saturating_sub(1) as u8;
@@ -122,7 +121,7 @@ fn level_of(asked: Option<u8>, session: &Session) -> CliResult<Level> {
         Some(level) if level > top => Err(CliError::new(
             Exit::Data,
             format!("level {level} does not exist: the context has levels 0 to {top}"),
-            "Ask for one of them, or leave --level away for the finest.",
+            "Choose one of them, or omit --level for the finest.",
         )),
         asked => Ok(Level(asked.unwrap_or(top))),
     }

@@ -24,7 +24,7 @@ pub(crate) struct LookupArguments {
     /// The context.
     #[command(flatten)]
     context: ContextArguments,
-    /// Taken for one release and not used: profiles come from the service.
+    /// Accepted for one release and ignored: profiles come from the service.
     #[arg(long, value_name = "FILE", hide = true)]
     profile: Option<PathBuf>,
     /// Print the result as JSON.
@@ -32,7 +32,7 @@ pub(crate) struct LookupArguments {
     json: bool,
 }
 
-/// Says how much of a context is stored.
+/// Prints how much of a context is stored.
 pub(crate) fn run(arguments: &LookupArguments) -> CliResult {
     let context = inputs::context(&arguments.context)?;
     let found = runtime()?.block_on(async {

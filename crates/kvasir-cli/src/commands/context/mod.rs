@@ -1,4 +1,4 @@
-//! `kvasir context`: contexts of a service, by their tokens and by name.
+//! `kvasir context`: contexts of a service, by tokens and by name.
 
 mod explain;
 mod get;
@@ -18,17 +18,17 @@ pub(crate) enum ContextCommand {
     Put(put::PutArguments),
     /// Load a context's KV into a dump.
     Get(get::GetArguments),
-    /// Say how much of a context is stored.
+    /// Show how much of a context is stored.
     Lookup(lookup::LookupArguments),
-    /// Say why a lookup of a context misses, or what became of a request of vLLM.
+    /// Explain why a lookup of a context misses, or what happened to a request of vLLM.
     Explain(explain::ExplainArguments),
-    /// Name what is stored of a context: labels, life, pin.
+    /// Give the stored chunks of a context a name, with labels, a lifetime and a pin.
     Create(named::CreateArguments),
-    /// List named contexts, by labels; or one of them, or its versions.
+    /// List named contexts by label, or show one of them, or its versions.
     List(named::ListArguments),
-    /// Write a named context's next version: pin, labels, life.
+    /// Write a new version of a named context: pin, labels, lifetime.
     Update(named::UpdateArguments),
-    /// Delete a named context; its chunks stay.
+    /// Delete a named context. Its chunks remain.
     Delete(named::DeleteArguments),
 }
 
@@ -50,6 +50,6 @@ fn nothing_stored() -> CliError {
     CliError::new(
         Exit::Nothing,
         "nothing is stored for these tokens",
-        "Check model and namespace, or store the context first.",
+        "Check the model and the namespace, or store the context first.",
     )
 }

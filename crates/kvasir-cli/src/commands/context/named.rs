@@ -21,13 +21,13 @@ pub(crate) struct CreateArguments {
     /// The context.
     #[command(flatten)]
     context: ContextArguments,
-    /// A label, `name=value`; may be given several times.
+    /// A label, `name=value`. Repeatable.
     #[arg(long = "label", value_name = "NAME=VALUE", value_parser = label)]
     labels: Vec<(kvasir_types::Name, String)>,
-    /// End the context after so many seconds.
+    /// Expire the context after N seconds.
     #[arg(long, value_name = "SECONDS")]
     ttl_s: Option<u64>,
-    /// The collector spares its chunks.
+    /// Protect its chunks from garbage collection.
     #[arg(long)]
     pin: bool,
     /// Print the result as JSON.
@@ -44,13 +44,13 @@ pub(crate) struct ListArguments {
     /// Only this context.
     #[arg(conflicts_with = "labels")]
     context_id: Option<Uuid>,
-    /// This version of it instead of the newest.
+    /// Show this version instead of the newest.
     #[arg(long, value_name = "N", requires = "context_id")]
     version: Option<u64>,
-    /// The numbers of its versions.
+    /// List the numbers of its versions.
     #[arg(long, requires = "context_id", conflicts_with = "version")]
     versions: bool,
-    /// Only with this label, `name=value`; may be given several times.
+    /// Only contexts with this label, `name=value`. Repeatable.
     #[arg(long = "label", value_name = "NAME=VALUE", value_parser = label)]
     labels: Vec<(kvasir_types::Name, String)>,
     /// Print the result as JSON.
@@ -66,16 +66,16 @@ pub(crate) struct UpdateArguments {
     service: ServiceArguments,
     /// The context.
     context_id: Uuid,
-    /// The labels from now on, all of them.
+    /// Replace all labels by these.
     #[arg(long = "label", value_name = "NAME=VALUE", value_parser = label)]
     labels: Vec<(kvasir_types::Name, String)>,
-    /// Another life from now on; 0: until it is deleted.
+    /// New lifetime in seconds, from now. 0: no expiry.
     #[arg(long, value_name = "SECONDS")]
     ttl_s: Option<u64>,
-    /// The collector spares its chunks.
+    /// Protect its chunks from garbage collection.
     #[arg(long, conflicts_with = "unpin")]
     pin: bool,
-    /// The collector does not spare them any more.
+    /// Stop protecting its chunks from garbage collection.
     #[arg(long)]
     unpin: bool,
     /// Print the result as JSON.
@@ -101,7 +101,7 @@ fn label(text: &str) -> Result<(kvasir_types::Name, String), String> {
     Ok((name.parse().map_err(|e: kvasir_types::NameError| e.to_string())?, value.to_owned()))
 }
 
-/// Names what is stored of a context.
+/// Creates a named context over the stored chunks.
 pub(crate) fn create(arguments: &CreateArguments) -> CliResult {
     let context = inputs::context(&arguments.context)?;
     let client = client(&arguments.service)?;
@@ -117,11 +117,11 @@ pub(crate) fn create(arguments: &CreateArguments) -> CliResult {
             direct: false,
         };
         let found = client.lookup(&lookup).await.map_err(client_error)?;
-        // Only whole chunks have a name.
+        // A named context lists whole chunks only.
         let whole = found.chunks.iter().filter(|chunk| chunk.matched_tokens == chunk.tokens);
         let chunks: Vec<_> = whole.map(|chunk| chunk.seq_hash).collect();
         if chunks.is_empty() {
-            let advice = "Store the context first; `kvasir context explain` says why it is not found.";
+            let advice = "Store the context first. `kvasir context explain` shows why it is not found.";
             return Err(CliError::new(Exit::Nothing, "no whole chunk of these tokens is stored", advice));
         }
         let labels: Labels = arguments.labels.iter().cloned().collect();
@@ -186,7 +186,7 @@ fn row(context: &Context) -> Vec<String> {
     ]
 }
 
-/// Writes a context's next version.
+/// Writes a new version of a context.
 pub(crate) fn update(arguments: &UpdateArguments) -> CliResult {
     let client = client(&arguments.service)?;
     let pinned = match (arguments.pin, arguments.unpin) {

@@ -23,11 +23,11 @@ pub(crate) struct PutArguments {
     /// The KV dump to store.
     #[arg(long, value_name = "FILE")]
     kv: PathBuf,
-    /// Profile to encode with. By default the one that ships with the program, for its model; for others the one that is in
-    /// force at the service, or a first one made of this dump.
+    /// Profile to encode with. Default: for the model that ships with this program, its profile; for other
+    /// models, the profile in force at the service, or else a first profile made from this dump.
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
-    /// Tokens of a chunk: a multiple of 256.
+    /// Tokens per chunk: a multiple of 256.
     #[arg(long, value_name = "N", default_value_t = kvasir_types::CHUNK_TOKENS_DEFAULT)]
     chunk_tokens: usize,
     /// Print the result as JSON.
@@ -57,7 +57,7 @@ pub(crate) fn run(arguments: &PutArguments) -> CliResult {
     let there = report.chunks.iter().filter(|c| c.outcome == ChunkOutcome::AlreadyThere).count();
     let recipe = profile.as_ref().map_or_else(String::new, |p| format!(", profile: {}", p.training().recipe));
     step.done(&format!(
-        "{} tokens in {} chunks, {} uploaded, {there} chunks were there already{recipe}",
+        "{} tokens in {} chunks, {} uploaded, {there} chunks already stored{recipe}",
         dump.tokens.len(),
         report.chunks.len(),
         bytes(report.bytes())

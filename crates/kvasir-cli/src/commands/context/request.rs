@@ -1,4 +1,4 @@
-//! What became of a request of an engine on this host: vLLM's connector writes it to a folder of its user.
+//! What happened to a request of an engine on this host. vLLM's connector records it in a folder of its user.
 
 use std::{
     fs,
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{CliError, CliResult, Exit};
 
-/// What the connector has written of a request. The names are those of `kvasir.vllm`.
+/// The connector's record of a request. The names are those of `kvasir.vllm`.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct RequestRecord {
     request: String,
@@ -41,8 +41,8 @@ impl RequestRecord {
     }
 }
 
-/// The records of a request, the oldest first. vLLM puts something behind the ids that its clients see, and makes several requests of
-/// one that wants several answers.
+/// The records of a request, oldest first. vLLM appends a suffix to the ids that its clients see, and splits
+/// a request for several answers into several internal requests.
 pub(super) fn find(request: &str, folder: Option<&Path>) -> CliResult<Vec<RequestRecord>> {
     let folders =
         folder.map_or_else(|| children(&std::env::temp_dir(), "kvasir-"), |folder| vec![folder.to_owned()]);
@@ -50,22 +50,22 @@ pub(super) fn find(request: &str, folder: Option<&Path>) -> CliResult<Vec<Reques
         .iter()
         .flat_map(|folder| children(folder, "requests-"))
         .filter(|file| file.is_file())
-        // Another user's, or one that went meanwhile.
+        // Skip a file of another user, and one that was deleted in the meantime.
         .filter_map(|file| fs::read_to_string(file).ok())
         .flat_map(|text| text.lines().filter_map(|line| record_of(line, request)).collect::<Vec<_>>())
         .collect();
     found.sort_by_key(|record| record.ended_at_ms);
     if found.is_empty() {
-        let message = format!("no engine on this host remembers a request {request}");
-        let advice = "Ask where its engine runs, as the engine's user, and when it has ended. Each engine remembers its last 8 MiB of \
-             requests, and none where its log says that it runs without Kvasir.";
+        let message = format!("no engine on this host has a record of request {request}");
+        let advice = "Run this on the engine's host, as the engine's user, after the request has ended. Each engine keeps its last 8 MiB of \
+             records, and none if its log says that it runs without Kvasir.";
         return Err(CliError::new(Exit::Nothing, message, advice));
     }
     Ok(found)
 }
 
 fn record_of(line: &str, request: &str) -> Option<RequestRecord> {
-    // The line that is being written is not whole yet.
+    // The line that is being written is still incomplete.
     let record: RequestRecord = serde_json::from_str(line).ok()?;
     is_of(&record.request, request).then_some(record)
 }

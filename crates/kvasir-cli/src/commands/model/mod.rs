@@ -1,4 +1,4 @@
-//! `kvasir model`: what a model's KV cache looks like.
+//! `kvasir model`: specs of models' KV caches.
 
 mod spec;
 
@@ -9,7 +9,7 @@ use crate::error::CliResult;
 /// What to say about models.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ModelCommand {
-    /// Print the model spec that a Hugging Face config.json gives.
+    /// Print the model spec derived from a Hugging Face config.json.
     Spec(spec::SpecArguments),
 }
 

@@ -1,4 +1,4 @@
-//! `kvasir model spec`: the spec that a Hugging Face config.json gives.
+//! `kvasir model spec`: the model spec derived from a Hugging Face config.json.
 
 use std::path::{Path, PathBuf};
 
@@ -17,28 +17,29 @@ use crate::{
 /// Arguments of `kvasir model spec`.
 #[derive(Debug, Args)]
 pub(crate) struct SpecArguments {
-    /// A config.json of Hugging Face's, or the folder that has one.
+    /// A Hugging Face config.json, or the folder that holds it.
     #[arg(long, value_name = "FILE|FOLDER")]
     config: PathBuf,
-    /// The weights' name; without it, that of a folder in Hugging Face's cache.
+    /// Name of the weights. Default: taken from the path of a folder in Hugging Face's cache.
     #[arg(long, value_name = "ORGANISATION/MODEL")]
     weights: Option<String>,
-    /// The weights' revision, a commit and never a branch; without it, that of a folder in Hugging Face's cache.
+    /// Revision of the weights: a commit, never a branch. Default: taken from the path of a folder in Hugging
+    /// Face's cache.
     #[arg(long, value_name = "COMMIT")]
     revision: Option<String>,
     /// Adapter (LoRA) that changes the KV.
     #[arg(long)]
     adapter: Option<String>,
-    /// Type of the cached values, where it is not that of the weights.
+    /// Type of the cached values, if it differs from that of the weights.
     #[arg(long, value_name = "TYPE")]
     kv_dtype: Option<DtypeName>,
-    /// How rotary pairs lie in cached keys, where the engine has another order than the model.
+    /// Layout of rotary pairs in cached keys, if the engine's differs from the model's.
     #[arg(long)]
     pairing: Option<PairingName>,
-    /// Tokens of the longest context served, where the frequencies depend on it.
+    /// Tokens of the longest context served; needed if the rotary frequencies depend on it.
     #[arg(long, value_name = "TOKENS")]
     context: Option<u64>,
-    /// Print frequencies in place of the formulas that give them.
+    /// Print frequencies instead of the formulas that yield them.
     #[arg(long)]
     freqs: bool,
 }
@@ -54,7 +55,7 @@ enum DtypeName {
     Int8,
 }
 
-/// Orders of rotary pairs.
+/// Layouts of rotary pairs.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum PairingName {
     Half,
@@ -67,7 +68,7 @@ pub(crate) fn run(arguments: &SpecArguments) -> CliResult {
     let (weights, revision) = in_hub_cache(&path);
     let needed = |given: &Option<String>, found: Option<String>, flag: &str| {
         given.clone().or(found).ok_or_else(|| {
-            let message = format!("a config.json does not say {flag} of the weights");
+            let message = format!("the config.json does not name the {flag}");
             CliError::new(Exit::Usage, message, format!("Add --{flag}."))
         })
     };
@@ -96,11 +97,11 @@ pub(crate) fn run(arguments: &SpecArguments) -> CliResult {
 }
 
 fn refused(path: &Path, error: &HfError) -> CliError {
-    let advice = "What a config.json leaves open has a flag: --kv-dtype, --pairing, --context.";
+    let advice = "State what the config.json leaves open with --kv-dtype, --pairing or --context.";
     CliError::new(Exit::Data, format!("{}: {error}", path.display()), advice)
 }
 
-/// Name and commit of the weights whose file lies in a cache of Hugging Face's:
+/// Name and commit of weights in Hugging Face's cache, from the path:
 /// `models--ORGANISATION--MODEL/snapshots/COMMIT/config.json`.
 fn in_hub_cache(path: &Path) -> (Option<String>, Option<String>) {
     let names: Vec<_> = path.iter().rev().skip(1).take(3).map(|name| name.to_string_lossy()).collect();

@@ -1,4 +1,4 @@
-//! `kvasir object decode`: a chunk object as a KV dump, without a service.
+//! `kvasir object decode`: decodes a chunk object into a KV dump without a service.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -19,13 +19,13 @@ use crate::{
 pub(crate) struct DecodeArguments {
     /// The chunk object.
     file: PathBuf,
-    /// The profile it was encoded with.
+    /// The profile that encoded it.
     #[arg(long, value_name = "FILE")]
     profile: PathBuf,
-    /// Level to decode; by default the finest.
+    /// Level to decode. Default: the finest.
     #[arg(long, value_name = "N")]
     level: Option<u8>,
-    /// Model spec, as JSON or as any KV dump of the model; not needed for the shipped model.
+    /// Model spec, as JSON or as any KV dump of the model. Not needed for the shipped model.
     #[arg(long, value_name = "FILE")]
     spec: Option<PathBuf>,
     /// The dump to write.
@@ -33,7 +33,7 @@ pub(crate) struct DecodeArguments {
     output: PathBuf,
 }
 
-/// Decodes a chunk object, or the prefix of one that holds the level, into a dump.
+/// Decodes a chunk object, or a prefix that contains the level, into a dump.
 pub(crate) fn run(arguments: &DecodeArguments) -> CliResult {
     let data = |error: &dyn std::fmt::Display| CliError::data(&arguments.file, error);
     let object = read_file(&arguments.file)?;

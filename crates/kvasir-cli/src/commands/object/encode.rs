@@ -1,4 +1,4 @@
-//! `kvasir object encode`: a KV dump as one chunk object, without a service.
+//! `kvasir object encode`: encodes a KV dump into one chunk object without a service.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -29,18 +29,18 @@ pub(crate) struct EncodeArguments {
 
 /// Encodes a dump into one chunk object that starts a context.
 ///
-/// Its root is that of the namespace `local` of the tenant `local` without a salt: such an object is for
-/// looking at, measuring and exchanging; what a service stores gets its root from the service.
+/// The root hash is that of the namespace `local` of the tenant `local` without a salt. Such an object is for
+/// inspection, measurement and exchange; objects of a service take their root from the service.
 pub(crate) fn run(arguments: &EncodeArguments) -> CliResult {
     let profile = inputs::profile(Some(&arguments.profile))?;
     let dump = inputs::dump(&arguments.kv)?;
     if dump.tokens.len() > CHUNK_TOKENS_MAX {
         let message =
-            format!("the dump has {} tokens, a chunk at most {CHUNK_TOKENS_MAX}", dump.tokens.len());
+            format!("the dump has {} tokens; a chunk holds at most {CHUNK_TOKENS_MAX}", dump.tokens.len());
         return Err(CliError::new(
             Exit::Data,
             message,
-            "Use `kvasir context put`, which cuts contexts into chunks.",
+            "Use `kvasir context put`, which splits contexts into chunks.",
         ));
     }
     let step = Step::start("encoding");
@@ -60,7 +60,7 @@ pub(crate) fn run(arguments: &EncodeArguments) -> CliResult {
     write_file(&arguments.output, &object)?;
     let elements = (spec.elements_per_token() * dump.tokens.len()) as f64;
     step.done(&format!(
-        "{} tokens, {} → {}, {:.3} bits an element with all {} levels",
+        "{} tokens, {} → {}, {:.3} bits per element with all {} levels",
         dump.tokens.len(),
         bytes((spec.bytes_per_token() * dump.tokens.len()) as u64),
         bytes(object.len() as u64),

@@ -1,4 +1,4 @@
-//! `kvasir object inspect`: what is in a chunk object.
+//! `kvasir object inspect`: the contents of a chunk object.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -18,7 +18,7 @@ use crate::{
 pub(crate) struct InspectArguments {
     /// The chunk object.
     file: PathBuf,
-    /// Model spec, as JSON or as any KV dump of the model; not needed for the shipped model.
+    /// Model spec, as JSON or as any KV dump of the model. Not needed for the shipped model.
     #[arg(long, value_name = "FILE")]
     spec: Option<PathBuf>,
     /// Print as JSON.
@@ -30,8 +30,8 @@ pub(crate) struct InspectArguments {
 pub(crate) fn run(arguments: &InspectArguments) -> CliResult {
     let file = read_file(&arguments.file)?;
     if !file.starts_with(&MAGIC) {
-        let message = format!("{} is no chunk object", arguments.file.display());
-        return Err(CliError::new(Exit::Data, message, "For a profile: `kvasir profile inspect`."));
+        let message = format!("{} is not a chunk object", arguments.file.display());
+        return Err(CliError::new(Exit::Data, message, "If it is a profile, use `kvasir profile inspect`."));
     }
     let head = verify(&file).map_err(|e| CliError::data(&arguments.file, e))?;
     let elements = inputs::spec_of(head.header.model_id, arguments.spec.as_deref())?
@@ -40,7 +40,7 @@ pub(crate) fn run(arguments: &InspectArguments) -> CliResult {
     if arguments.json { print_json(&view) } else { print(&view.text()) }
 }
 
-/// Checks every byte of an object as the service does on upload.
+/// Checks every byte of an object, as the service does on upload.
 fn verify(object: &[u8]) -> Result<Head, ContainerError> {
     let mut verifier = ObjectVerifier::new();
     verifier.push(object)?;
@@ -58,14 +58,14 @@ struct ChunkView {
     spans: u16,
     exact_tokens: u8,
     kl_beneath: f32,
-    /// What the chunk was computed over, where its encoder measured.
+    /// The error of the KV that the chunk was computed over, if its encoder measured it.
     beneath: Option<BeneathView>,
     head_bytes: u64,
     object_bytes: u64,
     levels: Vec<LevelView>,
 }
 
-/// What a chunk was computed over.
+/// The KV that the chunk was computed over.
 #[derive(Debug, Serialize)]
 struct BeneathView {
     error: LevelError,
@@ -75,15 +75,15 @@ struct BeneathView {
 #[derive(Debug, Serialize)]
 struct LevelView {
     level: Level,
-    /// The best name that its error has; absent where nobody measured it, or it is above all bounds.
+    /// The best quality that its error allows; absent if it was not measured or exceeds all bounds.
     quality: Option<Quality>,
-    /// Error over what `transparent` allows, of the worst plane.
+    /// The worst plane's error, relative to the bound of `transparent`.
     error: LevelError,
-    /// The same of each layer's keys and values.
+    /// The same for each layer's keys and values.
     errors: Vec<[LevelError; 2]>,
     /// Length of the object's prefix that decodes to this level.
     prefix_bytes: u64,
-    /// Of the prefix; absent when the model's spec is not known.
+    /// Bits per element of the prefix; absent if the model's spec is not known.
     bits_per_element: Option<f64>,
     sections: Vec<SectionView>,
 }
@@ -144,7 +144,7 @@ impl ChunkView {
         }
     }
 
-    /// The tree of sections.
+    /// Renders the tree of sections.
     fn text(&self) -> String {
         let mut lines = vec![
             format!("chunk      {}", self.seq_hash),
@@ -172,11 +172,11 @@ impl ChunkView {
             let rate = level.bits_per_element.map_or_else(
                 || {
                     format!(
-                        "{:.0} bits a token (give --spec for bits an element)",
+                        "{:.0} bits per token (give --spec for bits per element)",
                         level.prefix_bytes as f64 * 8.0 / f64::from(self.tokens)
                     )
                 },
-                |bits| format!("{bits:.4} bits an element"),
+                |bits| format!("{bits:.4} bits per element"),
             );
             let quality = match level.quality {
                 Some(quality) => format!("{quality}, error {}", level.error),

@@ -1,4 +1,4 @@
-//! `kvasir object`: chunk objects, without a service.
+//! `kvasir object`: chunk objects without a service.
 
 mod decode;
 mod encode;
@@ -15,7 +15,7 @@ pub(crate) enum ObjectCommand {
     Encode(encode::EncodeArguments),
     /// Decode a chunk object into a KV dump.
     Decode(decode::DecodeArguments),
-    /// Show what is in a chunk object (.kvc).
+    /// Show the contents of a chunk object (.kvc).
     Inspect(inspect::InspectArguments),
 }
 

@@ -1,4 +1,4 @@
-//! `kvasir profile inspect`: what is in a profile, what its levels cost, what decoding it takes.
+//! `kvasir profile inspect`: the contents of a profile, the size of its levels, the cost of decoding.
 
 use std::path::PathBuf;
 
@@ -15,13 +15,13 @@ use crate::{
     output::{bytes, columns, print, print_json},
 };
 
-/// Multiply-adds a second of one CPU core with AVX2 in f32, for the estimate of what decoding takes.
+/// Multiply-adds per second of one CPU core with AVX2 in f32, for the estimate of the decoding time.
 const CORE_MACS: f64 = 5e10;
 
 /// Arguments of `kvasir profile inspect`.
 #[derive(Debug, Args)]
 pub(crate) struct InspectArguments {
-    /// The profile; the shipped one where none is given.
+    /// The profile. Default: the shipped one.
     file: Option<PathBuf>,
     /// Print JSON.
     #[arg(long)]
@@ -59,9 +59,9 @@ pub(crate) struct ProfileView {
 struct LevelView {
     bits_per_element: f32,
     nmse: f32,
-    /// Measured on the model, where it was.
+    /// Measured on the model, if it was.
     kl: Option<f32>,
-    /// From the error by layer and what it costs there.
+    /// Predicted from the error by layer and that layer's sensitivity.
     kl_predicted: Option<f32>,
 }
 
@@ -77,13 +77,13 @@ struct ScopeView {
     predictor: &'static str,
     parameter_bytes: u64,
     decode_macs: u64,
-    /// Rows of the basis by their bits an entry, from 1.
+    /// Number of basis rows by bits per entry, from 1.
     rows_by_bits: Vec<usize>,
-    /// Loss by level that the scope's error causes.
+    /// Loss by level caused by the scope's error.
     loss: Vec<f32>,
 }
 
-/// A profile in numbers.
+/// Summarises a profile in numbers.
 pub(crate) fn view(profile: &Profile) -> ProfileView {
     let summary = profile.summary();
     let level = |(index, note): (usize, &kvasir_codec::LevelNote)| LevelView {
@@ -162,7 +162,7 @@ fn text(profile: &Profile) -> String {
     }
     let product = view.decode_macs_per_token as f64 / CORE_MACS;
     format!(
-        "profile    {}\nmodel      {}\nsize       {}\nrecipe     {}, {} tokens, {} held out {}\ntables     {} stage, {} trit\nexact      first {} tokens of a context\nproduct    {} multiply-adds a token: about {:.2} ms for 256 tokens on one core\n\n{}\n\n{}",
+        "profile    {}\nmodel      {}\nsize       {}\nrecipe     {}, {} tokens, {} held out {}\ntables     {} stage, {} trit\nexact      first {} tokens of a context\nproduct    {} multiply-adds per token: about {:.2} ms for 256 tokens on one core\n\n{}\n\n{}",
         view.profile_hash,
         view.model_id,
         bytes(view.bytes),

@@ -1,11 +1,12 @@
-//! What training measured about each level, as a table.
+//! A table of training's measurements for each level.
 
 use kvasir_codec::Profile;
 use kvasir_types::Level;
 
 use crate::output::columns;
 
-/// What training measured about each level; predicted from the error by layer and its cost, and measured.
+/// Training's measurements for each level: the loss predicted from the error by layer and its cost, and the
+/// measured loss.
 pub(crate) fn levels_table(profile: &Profile) -> String {
     let header = ["level", "bits/element", "nmse", "KL predicted", "KL measured"];
     let mut rows = vec![header.map(str::to_owned).to_vec()];

@@ -16,13 +16,14 @@ use crate::error::CliResult;
 pub(crate) enum ProfileCommand {
     /// Train a profile from KV dumps of one model, or for the shipped model from texts.
     Train(train::TrainArguments),
-    /// Train a profile on a sample of what a service has stored of a model, and publish it where loads get smaller and no slower.
+    /// Train a profile on a sample of a model's stored chunks, and publish it if loads get smaller and no
+    /// slower.
     Retrain(retrain::RetrainArguments),
-    /// Show which profiles a service has of a model: which one new caches are encoded with, how it was made, what it achieves.
+    /// Show a model's profiles at a service: which one encodes new caches, how it was made, what it achieves.
     Status(status::StatusArguments),
-    /// Show a profile (.kvp): levels, scopes, ranks, tables, what decoding costs.
+    /// Show a profile (.kvp): levels, scopes, ranks, tables, decoding cost.
     Inspect(inspect::InspectArguments),
-    /// Pack a profile's bases and factors in few bits, so that it fits a budget.
+    /// Pack a profile's bases and factors into fewer bits, to fit a budget.
     Pack(pack::PackArguments),
 }
 

@@ -1,4 +1,4 @@
-//! `kvasir profile pack`: an existing profile in fewer bytes.
+//! `kvasir profile pack`: packs a profile into fewer bytes.
 
 use std::path::PathBuf;
 
@@ -23,10 +23,10 @@ use {
 };
 
 #[cfg(feature = "demo")]
-/// Windows that levels are measured on.
+/// Windows on which levels are measured.
 const WINDOWS: usize = 4;
 #[cfg(feature = "demo")]
-/// Tokens of a window, and how many of them go through the codec.
+/// Tokens of a window, and how many of them are encoded and decoded.
 const WINDOW: (usize, usize) = (768, 512);
 
 /// Arguments of `kvasir profile pack`.
@@ -34,19 +34,19 @@ const WINDOW: (usize, usize) = (768, 512);
 pub(crate) struct PackArguments {
     /// The profile.
     file: PathBuf,
-    /// Most bytes of the packed profile, as a share of the model's weights.
+    /// Maximum size of the packed profile, as a share of the model's weights.
     #[arg(long, value_name = "PERCENT", value_parser = percent, default_value = "10%")]
     budget_weights: f64,
-    /// Parameters of the model, at 2 bytes each; not needed for the shipped model.
+    /// Parameters of the model, at 2 bytes each. Not needed for the shipped model.
     #[arg(long, value_name = "N")]
     parameters: Option<u64>,
-    /// Bits of a factor of the token predictor.
+    /// Bits per factor of the token predictor.
     #[arg(long, value_name = "BITS", default_value_t = 4, value_parser = clap::value_parser!(u8).range(2..=8))]
     factor_bits: u8,
-    /// Tokens stored exactly at the start of a context, where not as many as before.
+    /// Tokens stored exactly at the start of a context. Default: as in the profile.
     #[arg(long, value_name = "N")]
     exact_tokens: Option<usize>,
-    /// A text on which the shipped model measures what the levels cost.
+    /// A text on which the shipped model measures the loss of the levels.
     #[cfg(feature = "demo")]
     #[arg(long, value_name = "FILE")]
     texts: Option<PathBuf>,
@@ -64,7 +64,7 @@ pub(crate) fn run(arguments: &PackArguments) -> CliResult {
         None => known()?,
     };
     let Some(parameters) = parameters.map(|count| count as f64) else {
-        let message = "a budget is a share of the model, whose size a profile does not tell";
+        let message = "the budget is a share of the model's size, which a profile does not contain";
         return Err(CliError::new(Exit::Data, message, "Give its number of parameters with --parameters."));
     };
     let budget = (arguments.budget_weights * parameters * 2.0) as usize;
@@ -92,13 +92,13 @@ pub(crate) fn run(arguments: &PackArguments) -> CliResult {
 }
 
 #[cfg(feature = "demo")]
-/// The profile with what its levels cost on windows of a text.
+/// The profile with its levels' loss measured on windows of a text.
 fn measured(model: &Model, profile: Profile, tokens: &[u32]) -> CliResult<Profile> {
     let stride = (tokens.len() / WINDOWS).max(WINDOW.0);
     let windows: Vec<&[u32]> =
         (0..WINDOWS).filter_map(|i| tokens.get(i * stride..i * stride + WINDOW.0)).collect();
     if windows.is_empty() {
-        let message = format!("the text has {} tokens, a window takes {}", tokens.len(), WINDOW.0);
+        let message = format!("the text has {} tokens; a window needs {}", tokens.len(), WINDOW.0);
         return Err(CliError::new(Exit::Data, message, "Give a longer text."));
     }
     let profile = Arc::new(profile);

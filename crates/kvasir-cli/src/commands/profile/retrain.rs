@@ -1,4 +1,4 @@
-//! `kvasir profile retrain`: a profile of what a service has stored, published where it pays.
+//! `kvasir profile retrain`: trains a profile on a sample of stored chunks, and publishes it if it pays.
 
 use std::{
     sync::Arc,
@@ -25,20 +25,21 @@ use crate::{
     units,
 };
 
-/// Fewest sampled tokens: a basis of fewer says nothing about the next text.
+/// Fewest sampled tokens: a basis trained on fewer does not generalise to new text.
 pub(super) const TOKENS_MIN: usize = 4_096;
-/// Most elements of a scope: its covariance is held, and decoding multiplies by all of them.
+/// Most elements of a scope: training holds its covariance, and decoding multiplies by all of it.
 const SCOPE_ELEMENTS_MAX: usize = 2_048;
-/// Contexts that a token occurs in before the profile says that it exists.
+/// Fewest contexts with a token before the profile has an entry for it.
 const TOKEN_TEXTS: usize = 8;
-/// Of so many sampled chunks one is not trained on, but judges.
+/// One sampled chunk in this many is held out for evaluation.
 const JUDGING: usize = 5;
-/// Share of the bytes that a new profile may need: one that saves less is not worth another download by every reader.
+/// Share of the bytes that a new profile may need: smaller savings do not justify another download by every
+/// reader.
 const BYTES_MAX: f64 = 0.95;
 
-/// Share of the weights' bytes that the profile may have.
+/// Maximum size of the profile, as a share of the weights' bytes.
 const WEIGHTS_SHARE: f64 = 0.1;
-/// Most bytes of the profile of a model whose size is not given: every reader and writer fetches it.
+/// Most bytes of the profile for a model of unknown size: every reader and writer downloads it.
 const PROFILE_BYTES_MAX: usize = 256 << 20;
 
 /// Arguments of `kvasir profile retrain`.
@@ -47,22 +48,24 @@ pub(crate) struct RetrainArguments {
     /// The model, by its id: 64 hex digits, as `kvasir model spec` prints it.
     #[arg(long, value_name = "ID")]
     model_id: ModelId,
-    /// Most chunks of the sample.
+    /// Maximum number of sampled chunks.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=1_024))]
     chunks: u16,
-    /// What readers receive, for instance 3gbit: a profile that saves bytes and costs more time to decode is not published.
+    /// Bandwidth of readers, for instance 3gbit. A profile whose decoding costs more time than its smaller
+    /// size saves is not published.
     #[arg(long, value_name = "RATE", default_value = "1gbit", value_parser = units::bandwidth)]
     bandwidth: f64,
-    /// Parameters of the model, at 2 bytes each: the profile has at most a tenth of their bytes. 256 MiB where it is not given.
+    /// Parameters of the model, at 2 bytes each: the profile may have a tenth of their bytes. Default: a
+    /// limit of 256 MiB.
     #[arg(long, value_name = "N")]
     parameters: Option<u64>,
-    /// Train and compare; publish nothing.
+    /// Train and compare, but publish nothing.
     #[arg(long)]
     dry_run: bool,
     /// Address of the service.
     #[arg(long, default_value = "http://127.0.0.1:7480")]
     url: Url,
-    /// Who we are; the role `admin` is needed, because a sample is of all namespaces.
+    /// The credential. It needs the role `admin`, because the sample covers all namespaces.
     #[command(flatten)]
     credential: CredentialArguments,
     /// Print the comparison as JSON.
@@ -70,17 +73,17 @@ pub(crate) struct RetrainArguments {
     json: bool,
 }
 
-/// What the chunks that judge need with a profile.
+/// The cost of the held-out chunks with a profile.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 struct Cost {
-    /// Tokens of the chunks that count: those that reach quality `transparent` with the profile in force.
+    /// Tokens of the counted chunks: those that reach quality `transparent` with the profile in force.
     tokens: usize,
     /// Bytes that decode to quality `transparent`.
     bytes: u64,
-    /// Chunks that do not reach it, and count with the bytes of the profile in force.
+    /// Chunks that do not reach it. They count with the bytes of the profile in force.
     chunks_missed: usize,
     decode_ms: f64,
-    /// Transfer and decoding.
+    /// Time to transfer and decode.
     load_ms: f64,
 }
 
@@ -114,13 +117,13 @@ pub(crate) fn run(arguments: &RetrainArguments) -> CliResult {
     let tokens: usize = sample.iter().map(|kv| kv.tokens.len()).sum();
     step.done(&format!("{} chunks, {tokens} tokens", sample.len()));
     if tokens < TOKENS_MIN {
-        let message = format!("the sample has {tokens} tokens of at least {TOKENS_MIN}");
+        let message = format!("the sample has {tokens} tokens; at least {TOKENS_MIN} are needed");
         let advice =
             "Store more of the model's caches in quality transparent, or sample more chunks with --chunks.";
         return Err(CliError::new(Exit::Nothing, message, advice));
     }
     let (mut judging, mut contexts) = (Vec::new(), Vec::new());
-    // Chunks come by their hashes, so each fifth is as good as any.
+    // Chunks arrive in the order of their hashes, so every fifth is an unbiased choice.
     for (index, StoredKv { tokens, first_position, kv }) in sample.into_iter().enumerate() {
         let context = TrainingContext { tokens, first_position, kv };
         if index % JUDGING == 0 { judging.push(context) } else { contexts.push(context) }
@@ -145,7 +148,9 @@ pub(crate) fn run(arguments: &RetrainArguments) -> CliResult {
     }
     let why = match (&refusal, published) {
         (Some(why), _) => format!("not published: {why}"),
-        (None, true) => "published: clients encode with it in five minutes, when readers have it".to_owned(),
+        (None, true) => {
+            "published: clients encode with it in five minutes, after readers have fetched it".to_owned()
+        }
         (None, false) => "not published: this was a dry run".to_owned(),
     };
     let comparison = Comparison {
@@ -167,24 +172,24 @@ pub(crate) fn run(arguments: &RetrainArguments) -> CliResult {
     print(&table(&comparison))
 }
 
-/// The connection, the profile in force, and KV to train and judge with.
+/// The connection, the profile in force, and KV for training and evaluation.
 async fn sampled(arguments: &RetrainArguments) -> CliResult<(Kvasir, Arc<Profile>, Vec<StoredKv>)> {
     let RetrainArguments { url, credential, model_id, .. } = arguments;
     let spec = client_at(url.clone(), credential)?.model(model_id).await.map_err(client_error)?;
-    // A sample is of all namespaces; this one is only where the connection's own chains would begin.
+    // The sample covers all namespaces. This one only determines the root of the connection's own chains.
     let namespace = "default".parse().map_err(CliError::internal)?;
     let service = ServiceArguments { url: url.clone(), namespace, credential: credential.clone() };
     let kvasir = connection(&service, &Arc::new(spec))?.connect().await.map_err(client_error)?;
     let in_force = kvasir.profile_in_force().await.map_err(client_error)?.ok_or_else(|| {
-        let advice = "Its first save makes its first profile; retrain when caches are stored.";
-        CliError::new(Exit::Nothing, "the model has no profile: nothing is stored of it", advice)
+        let advice = "The model's first save makes its first profile. Retrain after caches are stored.";
+        CliError::new(Exit::Nothing, "the model has no profile and no stored chunks", advice)
     })?;
     let sample = kvasir.sample(arguments.chunks.into()).await.map_err(client_error)?;
     Ok((kvasir, in_force, sample))
 }
 
-/// A basis of as many layers as a scope holds, of full rank where the budget allows it: then text unlike the sample costs bits, not
-/// quality.
+/// A basis over as many layers as a scope holds, of full rank if the budget allows it: then text unlike the
+/// sample costs bits, not quality.
 fn recipe(spec: &ModelSpec, parameters: Option<u64>) -> Recipe {
     let share = |parameters: u64| (WEIGHTS_SHARE * PARAMETER_BYTES * parameters as f64) as usize;
     let of_layer = spec.elements_per_token() / spec.layers.len().max(1);
@@ -197,7 +202,7 @@ fn recipe(spec: &ModelSpec, parameters: Option<u64>) -> Recipe {
     })
 }
 
-/// Why the trained profile is not worth having.
+/// The reason not to publish the trained profile, if there is one.
 fn refusal(before: Cost, after: Cost) -> Option<String> {
     if after.bytes as f64 > BYTES_MAX * before.bytes as f64 {
         let share = 100.0 * after.bytes as f64 / before.bytes.max(1) as f64;
@@ -205,13 +210,13 @@ fn refusal(before: Cost, after: Cost) -> Option<String> {
     }
     (after.load_ms > before.load_ms).then(|| {
         format!(
-            "loads would take {:.1} ms instead of {:.1}: what it saves on the link, decoding costs",
+            "loads would take {:.1} ms instead of {:.1}: decoding costs more than the link saves",
             after.load_ms, before.load_ms
         )
     })
 }
 
-/// What the judging chunks need with the profile in force and with the trained one.
+/// The cost of the held-out chunks with the profile in force and with the trained one.
 fn compare(
     spec: &Arc<ModelSpec>,
     [in_force, trained]: [&Arc<Profile>; 2],
@@ -221,7 +226,8 @@ fn compare(
     let (in_force, trained) = (Judge::new(spec, in_force)?, Judge::new(spec, trained)?);
     let (mut before, mut after) = (Cost::default(), Cost::default());
     for context in judging {
-        // Where the profile in force misses the bound, a chunk is stored with the model's first one, which is not compared here.
+        // A chunk that misses the bound with the profile in force is stored with the model's first one, which
+        // is not compared here.
         let (now, then) = (in_force.cost(context)?, trained.cost(context)?);
         before.chunks_missed += usize::from(now.is_none());
         after.chunks_missed += usize::from(then.is_none());
@@ -249,7 +255,7 @@ impl<'a> Judge<'a> {
         Ok(Self { spec, encoder, decoder })
     }
 
-    /// Bytes and decoding time of a chunk at the smallest level that is transparent; `None` where none is.
+    /// Bytes and decoding time of a chunk at the smallest transparent level; `None` if no level is.
     fn cost(&self, context: &TrainingContext) -> CliResult<Option<(u64, Duration)>> {
         let input = ChunkInput {
             tokens: &context.tokens,

@@ -1,4 +1,4 @@
-//! `kvasir profile status`: the profiles that a service has of a model.
+//! `kvasir profile status`: a model's profiles at a service.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -31,7 +31,7 @@ pub(crate) struct StatusArguments {
     /// Address of the service.
     #[arg(long, default_value = "http://127.0.0.1:7480")]
     url: Url,
-    /// Who we are. With the role `admin` it says how much there is to train on.
+    /// The credential. With the role `admin`, the command also shows how much data there is for training.
     #[command(flatten)]
     credential: CredentialArguments,
     /// Print JSON.
@@ -42,13 +42,13 @@ pub(crate) struct StatusArguments {
 #[derive(Debug, Serialize)]
 struct StatusView {
     model_id: ModelId,
-    /// What caches are encoded with now, by clients that are given no profile.
+    /// The profile of new caches, for clients that are given none.
     in_force: Option<ProfileHash>,
-    /// The one in force first.
+    /// The profile in force comes first.
     profiles: Vec<ProfileView>,
-    /// Stored chunks that `profile retrain` may sample, at most 1,024; absent without the role `admin`.
+    /// Stored chunks that `profile retrain` may sample, at most 1,024. Absent without the role `admin`.
     sample_chunks: Option<usize>,
-    /// What has to happen before another profile is in force.
+    /// The condition for the next profile to come into force.
     next: String,
 }
 
@@ -57,25 +57,25 @@ struct ProfileView {
     profile_hash: ProfileHash,
     state: &'static str,
     bytes: u64,
-    /// When it was stored, by the store's clock: milliseconds since 1970.
+    /// Time of storage by the store's clock, in milliseconds since 1970.
     stored_at_ms: Option<u64>,
-    /// What is in it; absent where this program cannot read it.
+    /// The profile's contents. Absent if this program cannot read it.
     #[serde(flatten)]
     made: Option<MadeView>,
 }
 
-/// What a profile says of itself.
+/// A profile's own description.
 #[derive(Debug, Serialize)]
 struct MadeView {
     made: &'static str,
     recipe: String,
     trained_tokens: u64,
     held_out_tokens: u64,
-    /// Of the finest level that is not exact, as measured when it was made.
+    /// Bits per element of the finest lossy level, as measured when the profile was made.
     bits_per_element: Option<f32>,
-    /// Error of that level over the power of the cache.
+    /// Error power of that level relative to the power of the cache.
     nmse: Option<f32>,
-    /// Bits an element at quality `transparent`, where the profile was made for that.
+    /// Bits per element at quality `transparent`, if the profile was made for that.
     transparent_bits: Option<f32>,
 }
 
@@ -138,7 +138,7 @@ fn profile_view(of: &StoredProfile) -> ProfileView {
     }
 }
 
-/// What has to happen before another profile is in force.
+/// The condition for the next profile to come into force.
 fn next(profiles: &[StoredProfile], sample_chunks: Option<usize>, now: Duration) -> String {
     if let Some(of) = profiles.iter().find(|of| of.state == ProfileState::Announced) {
         let stored = Duration::from_millis(of.info.stored_at_ms.unwrap_or(0));

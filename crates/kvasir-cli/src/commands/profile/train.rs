@@ -1,4 +1,4 @@
-//! `kvasir profile train`: a profile from KV dumps, or for the shipped model from texts.
+//! `kvasir profile train`: trains a profile from KV dumps, or for the shipped model from texts.
 
 use std::path::PathBuf;
 
@@ -27,15 +27,15 @@ use {
     kvasir_train::train_calibrated,
 };
 
-/// Bytes of a parameter in a checkpoint of 16-bit floats.
+/// Bytes per parameter in a checkpoint of 16-bit floats.
 pub(super) const PARAMETER_BYTES: f64 = 2.0;
 
-/// How a profile codes.
+/// Coding recipe of a profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum RecipeName {
-    /// A trained basis over all layers with a token predictor: the smallest.
+    /// A trained basis over all layers with a token predictor. Smallest.
     Basis,
-    /// Static mean, no basis: bit-exact and cheap to decode.
+    /// Static mean without a basis. Bit-exact and cheap to decode.
     Direct,
     /// The cache bit for bit, as the only level.
     ExactOnly,
@@ -48,61 +48,63 @@ enum RecipeName {
 /// Arguments of `kvasir profile train`.
 #[derive(Debug, Args)]
 pub(crate) struct TrainArguments {
-    /// KV dumps of contexts to train on, all of one model. Levels are then spaced by the error's power.
+    /// KV dumps of contexts to train on, all of one model. Levels are spaced by error power.
     #[arg(long, value_name = "FILE", num_args = 1.., required = cfg!(not(feature = "demo")))]
     #[cfg_attr(feature = "demo", arg(conflicts_with_all = ["texts", "self_generated"]))]
     kv: Vec<PathBuf>,
-    /// Texts for the shipped model, cut into contexts. The model judges: levels are spaced by logit KL.
+    /// Texts for the shipped model, split into contexts. Levels are spaced by the model's logit KL.
     #[cfg(feature = "demo")]
     #[arg(long, value_name = "FILE", num_args = 1..)]
     texts: Vec<PathBuf>,
-    /// Most contexts taken from the texts, evenly spaced over all of them. The caches of all are held: 8 MB each.
+    /// Maximum number of contexts taken from the texts, evenly spaced. All their caches are held in memory: 8
+    /// MB each.
     #[cfg(feature = "demo")]
     #[arg(long, value_name = "N", default_value_t = CONTEXTS_MAX, requires = "texts")]
     contexts: usize,
-    /// Contexts that the shipped model writes itself, beside the texts where those are given too.
+    /// Contexts that the shipped model generates itself, in addition to any texts.
     #[cfg(feature = "demo")]
     #[arg(long, value_name = "N", alias = "own-texts")]
     self_generated: Option<usize>,
-    /// Seed of the model's own texts.
+    /// Seed of the generated contexts.
     #[cfg(feature = "demo")]
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How the profile codes.
+    /// Coding recipe of the profile.
     #[arg(long, value_enum, default_value_t = RecipeName::Basis)]
     recipe: RecipeName,
-    /// Most bytes of the profile, as a share of the model's weights.
+    /// Maximum size of the profile, as a share of the model's weights.
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     budget_weights: Option<f64>,
-    /// Most multiply-adds of decoding a token, as a share of the model's in prefill.
+    /// Maximum multiply-adds to decode a token, as a share of the model's in prefill.
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     budget_flops: Option<f64>,
-    /// Parameters of the model the dumps are of, at 2 bytes each: what budgets are shares of.
+    /// Parameters of the model that made the dumps, at 2 bytes each. Budgets are shares of it.
     #[arg(long, value_name = "N")]
     parameters: Option<u64>,
-    /// Try scopes and predictors on a part of the data and take what needs the fewest bits.
+    /// Try several scopes and predictors on a part of the data, and use those that need the fewest bits.
     #[arg(long)]
     search: bool,
-    /// Layers of a scope; all where it is not given.
+    /// Layers per scope. Default: all.
     #[arg(long, value_name = "N", conflicts_with = "search")]
     scope_layers: Option<usize>,
-    /// Keys and values in scopes of their own.
+    /// Code keys and values in separate scopes.
     #[arg(long, conflicts_with = "search", alias = "planes-apart")]
     split_kv: bool,
-    /// Factors of the token predictor: of the current token, of the one before.
+    /// Factors of the token predictor: for the current token, for the previous one.
     #[arg(long, value_name = "N,N", value_delimiter = ',', num_args = 1..=2)]
     factors: Option<Vec<usize>>,
-    /// Bits of a factor.
+    /// Bits per factor.
     #[arg(long, value_name = "BITS", default_value_t = 8, value_parser = clap::value_parser!(u8).range(2..=8))]
     factor_bits: u8,
-    /// Tokens stored exactly at the start of a context; measured where it is not given.
+    /// Tokens stored exactly at the start of a context. Default: measured.
     #[arg(long, value_name = "N")]
     exact_tokens: Option<usize>,
-    /// Logit KL of the finest level, in nats a token; by the model that judges, so only of texts.
+    /// Logit KL of the finest level, in nats per token. Needs --texts, whose model measures it.
     #[cfg(feature = "demo")]
     #[arg(long, value_name = "NATS", default_value_t = 3e-4, conflicts_with = "kv")]
     finest_kl: f32,
-    /// Error of the finest level where no model judges: its power over that of the cache about its mean.
+    /// Error of the finest level if no model measures its loss: error power over the power of the cache about
+    /// its mean.
     #[arg(long, value_name = "SHARE", default_value_t = FINEST_NMSE)]
     #[cfg_attr(feature = "demo", arg(requires = "kv"))]
     finest_nmse: f64,
@@ -138,7 +140,7 @@ pub(crate) fn run(arguments: &TrainArguments) -> CliResult {
     if arguments.json { print_json(&super::inspect::view(&profile)) } else { print(&levels_table(&profile)) }
 }
 
-/// Trains on what other engines cached; nobody can tell what an error costs them.
+/// Trains on dumps of other engines. Without the model, the loss that an error causes is unknown.
 fn from_dumps(arguments: &TrainArguments) -> CliResult<Profile> {
     let mut spec: Option<std::sync::Arc<ModelSpec>> = None;
     let mut contexts = Vec::with_capacity(arguments.kv.len());
@@ -148,7 +150,7 @@ fn from_dumps(arguments: &TrainArguments) -> CliResult<Profile> {
         if spec.model_id() != dump.spec.model_id() {
             let message =
                 format!("{} is of another model than {}", path.display(), arguments.kv[0].display());
-            return Err(CliError::new(Exit::Data, message, "A profile is trained from dumps of one model."));
+            return Err(CliError::new(Exit::Data, message, "Train a profile from dumps of one model only."));
         }
         contexts.push(TrainingContext { first_position: 0, tokens: dump.tokens, kv: dump.kv });
     }
@@ -163,7 +165,7 @@ fn from_dumps(arguments: &TrainArguments) -> CliResult<Profile> {
     Ok(profile)
 }
 
-/// Trains for the shipped model, which judges.
+/// Trains for the shipped model, which measures the loss.
 #[cfg(feature = "demo")]
 fn from_texts(arguments: &TrainArguments) -> CliResult<Profile> {
     let model = shipped::model()?;
@@ -186,7 +188,7 @@ fn from_texts(arguments: &TrainArguments) -> CliResult<Profile> {
     let profile = train_calibrated(spec, &contexts, &recipe, &mut oracle, arguments.finest_kl, &mut tell)
         .map_err(training_error)?;
     if let Some(error) = oracle.error() {
-        return Err(CliError::internal(format!("the model could not judge: {error}")));
+        return Err(CliError::internal(format!("the model could not measure the loss: {error}")));
     }
     step.done("");
     Ok(profile)
@@ -196,14 +198,14 @@ fn training_error(error: TrainError) -> CliError {
     CliError::new(Exit::Data, error, "")
 }
 
-/// What the arguments say about a trained basis.
+/// The basis recipe that the arguments describe.
 fn basis_recipe(arguments: &TrainArguments, parameters: Option<f64>) -> CliResult<BasisRecipe> {
     let share = |share: Option<f64>, unit: f64| match (share, parameters) {
         (None, _) => Ok(None),
         (Some(share), Some(parameters)) => Ok(Some((share * parameters * unit) as usize)),
         (Some(_), None) => Err(CliError::new(
             Exit::Data,
-            "a budget is a share of the model, whose size the dumps do not tell",
+            "the budget is a share of the model's size, which the dumps do not contain",
             "Give its number of parameters with --parameters.",
         )),
     };
@@ -220,14 +222,14 @@ fn basis_recipe(arguments: &TrainArguments, parameters: Option<f64>) -> CliResul
         None => {}
         Some([current, previous]) => recipe.token_factors = [*current, *previous],
         Some(_) => {
-            let why = "--factors takes two numbers: of the current token, and of the one before";
-            return Err(CliError::new(Exit::Data, why, "For instance --factors 128,64."));
+            let why = "--factors takes two numbers: for the current token, and for the previous one";
+            return Err(CliError::new(Exit::Data, why, "For example: --factors 128,64."));
         }
     }
     Ok(recipe)
 }
 
-/// The recipe, after trials where they are wanted.
+/// The recipe, after trials if `--search` asks for them.
 fn recipe(
     arguments: &TrainArguments,
     base: BasisRecipe,
@@ -253,7 +255,7 @@ fn recipe(
         let layers = trial.recipe.scope_layers.map_or("all".to_owned(), |n| n.to_string());
         note(&format!(
             "  layers {layers}, {}, factors {:?}: {:.3} bits, {}",
-            if trial.recipe.joint { "joint" } else { "apart" },
+            if trial.recipe.joint { "joint" } else { "separate" },
             trial.recipe.token_factors,
             trial.bits_per_element,
             bytes(trial.profile_bytes as u64)

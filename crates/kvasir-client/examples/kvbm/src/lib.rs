@@ -15,12 +15,13 @@ use kvbm_engine::{
 };
 use kvbm_physical::transfer::PhysicalLayout;
 
-/// Most objects of a request.
+/// Most objects per request.
 const BATCH: usize = 256;
 
 type Outcomes = Vec<Result<SequenceHash, SequenceHash>>;
 
-/// Blocks in a namespace. The formatter puts into a key what makes blocks of equal hashes incompatible: the rank, at least.
+/// Blocks in a namespace. The formatter must put everything into a key that makes blocks of equal hashes
+/// incompatible: at least the rank.
 #[derive(Clone)]
 pub struct KvasirBlocks {
     client: Client,
@@ -28,7 +29,7 @@ pub struct KvasirBlocks {
     formatter: Arc<dyn KeyFormatter>,
 }
 
-/// One part of a block: bytes that lie together.
+/// One contiguous part of a block.
 struct Part {
     start: usize,
     bytes: usize,
@@ -69,7 +70,7 @@ impl KvasirBlocks {
             .collect())
     }
 
-    /// Loads the leading blocks with one request. Says of each whether it is there.
+    /// Loads the leading blocks with one request. Returns for each whether it was present.
     async fn get(&self, blocks: &[(SequenceHash, BlockId)], layout: &PhysicalLayout) -> Result<Vec<bool>, String> {
         let keys = blocks.iter().map(|(hash, _)| self.key(hash)).collect::<Result<Vec<_>, _>>()?;
         let into = blocks.iter().map(|(_, block)| parts(layout, *block)).collect::<Result<Vec<_>, _>>()?;
@@ -114,7 +115,7 @@ fn parts(layout: &PhysicalLayout, block: BlockId) -> Result<Vec<Part>, String> {
         .collect()
 }
 
-/// What became of blocks as KVBM hears it; a failure is one of all of them, and is logged.
+/// The results of blocks for KVBM; a failure applies to all of them, and is logged.
 fn outcomes(blocks: &[(SequenceHash, BlockId)], done: Result<Vec<bool>, String>) -> Outcomes {
     let done = done.unwrap_or_else(|error| {
         tracing::warn!(%error, blocks = blocks.len(), "blocks were not moved");

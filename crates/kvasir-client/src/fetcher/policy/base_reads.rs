@@ -1,4 +1,4 @@
-//! The order in which bases are read, and which reads are paused for others.
+//! The order in which bases are read, and which reads pause for others.
 
 use std::time::Duration;
 
@@ -6,23 +6,24 @@ use kvasir_types::Level;
 
 use super::{PolicyStep, forecast::Forecast, split::Split};
 
-/// Transfer time of bases that is kept in flight, as a share of the SLO.
+/// Transfer time of bases to keep in flight, as a share of the SLO.
 const LOOKAHEAD: f64 = 0.02;
-/// A transfer below this share of the best one's rate crawls for a reason of its own.
+/// A transfer below this share of the best one's rate is slow by itself.
 const OUTLIER: f64 = 1.0 / 3.0;
-/// Of chunks whose base is begun, the one with most of it goes on first, told apart in so many steps.
+/// Among chunks whose base has begun, the one with most of it continues first; shares are compared in this
+/// many steps.
 const HERE_STEPS: u64 = 16;
-/// Times that a chunk is stopped for another.
+/// Maximum number of times that a chunk is stopped for another.
 const PAUSES_MAX: u8 = 2;
 
 /// The state of base reads: slow transfers, pauses and probes.
 #[derive(Debug, Clone)]
 pub(super) struct BaseReads {
-    /// Chunks whose own transfer crawled.
+    /// Chunks whose own transfer was slow.
     slow: Vec<bool>,
     /// How often each chunk was stopped for another.
     pauses: Vec<u8>,
-    /// Transfers that were compared with another when they were slower than those before.
+    /// Slow transfers that were already compared with another one.
     probed: Vec<bool>,
 }
 
@@ -31,13 +32,13 @@ impl BaseReads {
         Self { slow: Vec::new(), pauses: Vec::new(), probed: Vec::new() }
     }
 
-    /// Whether a chunk's own transfer crawled.
+    /// Whether a chunk's own transfer was slow.
     pub(super) fn is_slow(&self, chunk: usize) -> bool {
         self.slow.get(chunk).copied().unwrap_or(false)
     }
 
-    /// A missing chunk in flight to be stopped while others wait: one that crawls beside the others, or one too
-    /// many on a link that is slow for all (half of two bases is worth nothing, one whole is).
+    /// A missing chunk in flight to stop while others wait: one that is slow compared with the others, or one
+    /// too many on a link that is slow for all (half of two bases is worth nothing, one whole base is).
     pub(super) fn stopped(&mut self, plan: &Forecast<'_>, split: &Split) -> Option<PolicyStep> {
         let (view, count) = (plan.view, plan.view.chunks.len());
         self.pauses.resize(count, 0);
@@ -56,20 +57,20 @@ impl BaseReads {
             self.slow[chunk] = true;
             return Some(PolicyStep::Pause { chunk });
         }
-        // Who has slack lets others go first.
+        // A load with slack lets others go first.
         if plan.yields()
             && let Some(chunk) = flowing().find(|&i| self.pauses[i] < PAUSES_MAX)
         {
             self.pauses[chunk] += 1;
             return Some(PolicyStep::Pause { chunk });
         }
-        // What comes too late and is the GPU's to do makes room for what is not.
+        // A chunk that arrives too late and that the GPU computes makes room for chunks that arrive in time.
         let others =
             plan.missing.iter().any(|&i| plan.is_idle(i) && !split.texts.contains(&i) && !self.is_slow(i));
         if others && let Some(chunk) = flowing().find(|&i| split.is_hopeless(plan, i)) {
             return Some(PolicyStep::Pause { chunk });
         }
-        // The one that is done last waits where those before it keep the pipe full.
+        // The chunk that will finish last waits while those before it keep the pipe full.
         let last = flowing().max_by_key(|&i| (plan.own_time(i), i)).filter(|_| flowing().count() > 1)?;
         if plan.bases_in_flight().saturating_sub(plan.base_time(last, 1.0)) <= Self::lookahead(plan) {
             return None;
@@ -86,8 +87,8 @@ impl BaseReads {
         (plan.view.first_byte * 2).max(plan.view.plan.slo.mul_f64(LOOKAHEAD))
     }
 
-    /// Whether another base may be begun: the pipe is not full, or one transfer alone is not enough to know whether
-    /// it is the link that is slow or just this one.
+    /// Whether another base may begin: the pipe is not full, or there is only one transfer, which cannot show
+    /// whether the link is slow or just the transfer.
     pub(super) fn may_begin(&mut self, plan: &Forecast<'_>) -> bool {
         let view = plan.view;
         let own = |i: usize| view.own_rates.get(i).copied().flatten();
@@ -103,9 +104,9 @@ impl BaseReads {
         view.in_flight == 0 || alone || plan.bases_in_flight() <= Self::lookahead(plan)
     }
 
-    /// The next missing chunk to read: what a text chunk waits for; the link's own, from the back; then the GPU's,
-    /// from the back too, for it may not get that far; those that crawl come last, the quickest first, unless
-    /// the GPU has them.
+    /// The next missing chunk to read: first a base that a text chunk waits for; then the link's own, from
+    /// the back; then the GPU's, also from the back, since the GPU may not get that far; slow ones last, the
+    /// fastest first, unless the GPU computes them.
     pub(super) fn next(&self, plan: &Forecast<'_>, split: &Split) -> Option<usize> {
         let last_text = split.texts.last().copied().unwrap_or(0);
         let texts = |i: &usize| split.texts.contains(i);
@@ -120,8 +121,9 @@ impl BaseReads {
             .or_else(|| slow().min_by_key(|&i| plan.base_time(i, 1.0)))
     }
 
-    /// The last of some chunks, for the GPU computes from the front. One that is begun goes before one that is not: half
-    /// of a base is worth nothing. A short one at the end comes after the whole ones, as it costs the GPU little, too.
+    /// The last of the given chunks, since the GPU computes from the front. A base that has begun precedes
+    /// one that has not: half a base is worth nothing. A short chunk at the end follows the whole ones, since
+    /// it costs the GPU little as well.
     pub(super) fn from_back(plan: &Forecast<'_>, chunks: impl Iterator<Item = usize>) -> Option<usize> {
         let bytes = |i: usize| plan.view.plan.chunks[i].bytes_at(Level::BASE);
         let whole = (0..plan.view.chunks.len()).map(bytes).max().unwrap_or(0).max(1);

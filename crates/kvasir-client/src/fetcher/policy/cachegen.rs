@@ -14,29 +14,30 @@ use super::{ChunkStatus, Policy, PolicyStep, PolicyView, TextMode, finish_held};
 /// else: send it at the best level with size(all remaining chunks, level) / throughput <= remaining
 /// ```
 ///
-/// Both estimates are over *all remaining* chunks (text loses nothing, so it wins whenever it fits; judged by
-/// one chunk alone it would always win first and leave the rest no time). Throughput is what the load's
-/// estimator says; [`EstimatorKind::LastChunk`](crate::fetcher::EstimatorKind::LastChunk) is the paper's.
-/// Before the first measurement: the prior throughput if there is one, else the medium level. Where the paper
-/// names no level because none fits, the coarsest is sent. One chunk is on the wire at a time.
+/// Both estimates cover *all remaining* chunks. (Text has no loss, so it wins whenever it fits; judged for
+/// one chunk alone it would always win first and leave no time for the rest.) Throughput comes from the
+/// load's estimator; [`EstimatorKind::LastChunk`](crate::fetcher::EstimatorKind::LastChunk) is the paper's.
+/// Before the first measurement, the policy uses the prior throughput if there is one, else the medium level.
+/// If no level fits, for which the paper names none, it sends the coarsest. One chunk is on the wire at a
+/// time.
 #[derive(Debug, Clone, Default)]
 pub struct CacheGen {
     /// `sharing[c]`: requests of the batch that contain chunk `c`; 1 past its end.
     sharing: Vec<u32>,
-    /// As published: nothing is ever given up.
+    /// As published: no load is given up.
     patient: bool,
     /// Requests in flight beyond the first.
     ahead: usize,
 }
 
 impl CacheGen {
-    /// Algorithm 1 for one request of a batch: with `N_c` requests that contain chunk index `c`, a configuration
-    /// of that chunk costs `N_c` times one request's.
+    /// Algorithm 1 for one request of a batch: with `N_c` requests that contain chunk index `c`, a
+    /// configuration of that chunk costs `N_c` times one request's.
     pub const fn batched(sharing: Vec<u32>) -> Self {
         Self { sharing, patient: false, ahead: 0 }
     }
 
-    /// As published: a load that cannot beat recompute goes on.
+    /// As published: a load that cannot beat recomputing continues.
     #[must_use]
     pub fn without_giving_up(mut self) -> Self {
         self.patient = true;
@@ -58,7 +59,8 @@ impl CacheGen {
         let top = view.open().map(|(_, _, plan)| plan.top_level()).max().unwrap_or(Level::BASE);
         let Some(rate) = view.rate else { return Level(top.0 / 2) };
         let remaining = view.deadline().saturating_sub(view.now);
-        // What was measured is this request's share of the link while as many requests had its last chunk.
+        // The measured rate is this request's share of the link while the same number of requests had its
+        // last chunk.
         let measured = view.chunks.iter().rposition(|c| c.have_bytes > 0).map_or(1, |i| self.requests(i));
         let size = |level: Level| -> f64 {
             let missing = view.open().map(|(i, state, plan)| {

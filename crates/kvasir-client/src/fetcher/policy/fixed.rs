@@ -4,7 +4,7 @@ use kvasir_types::Level;
 
 use super::{ChunkStatus, Policy, PolicyStep, PolicyView, TextMode, finish_held};
 
-/// Every chunk at the same level, in order, whatever the network does: uniform quantisation's behaviour.
+/// Every chunk at the same level, in order, regardless of the network: the behaviour of uniform quantisation.
 #[derive(Debug, Clone, Copy)]
 pub struct Fixed {
     level: Level,

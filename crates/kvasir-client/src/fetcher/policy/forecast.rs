@@ -7,11 +7,11 @@ use kvasir_types::Level;
 use super::{ChunkStatus, PolicyView};
 use crate::fetcher::byte_rate::ByteRate;
 
-/// Predictions over one view. The link is one resource: transfers take their time one after the other,
-/// whichever order they are in.
+/// Predictions over one view. The link is one resource: transfers take their time one after another, in any
+/// order.
 pub(super) struct Forecast<'a> {
     pub(super) view: &'a PolicyView<'a>,
-    /// Open chunks whose base is not here, in context order.
+    /// Open chunks whose base has not arrived, in context order.
     pub(super) missing: Vec<usize>,
     /// When everything must be handed to the decoder, from the start of the load.
     pub(super) stop: Duration,
@@ -44,8 +44,8 @@ impl<'a> Forecast<'a> {
         self.view.decode_time(&self.view.plan.chunks[chunk], self.held(chunk).unwrap_or(Level::BASE))
     }
 
-    /// Time that the rest of a chunk's base takes on the link, `caution` times longer where its own transfer was
-    /// not seen yet.
+    /// Time on the link for the rest of a chunk's base, multiplied by `caution` if its own transfer has not
+    /// been seen yet.
     pub(super) fn base_time(&self, chunk: usize, caution: f64) -> Duration {
         let own = self.own_time(chunk);
         let left = self.base_left(chunk);
@@ -53,7 +53,7 @@ impl<'a> Forecast<'a> {
             .unwrap_or_default()
     }
 
-    /// The same by its own transfer, if that was seen.
+    /// The same at the rate of its own transfer, if that was seen.
     pub(super) fn own_time(&self, chunk: usize) -> Option<Duration> {
         let own = self.view.own_rates.get(chunk).copied().flatten()?;
         Some(own.time_for(self.base_left(chunk)))
@@ -63,19 +63,20 @@ impl<'a> Forecast<'a> {
         self.view.plan.chunks[chunk].bytes_at(Level::BASE).saturating_sub(self.view.chunks[chunk].have_bytes)
     }
 
-    /// Time to compute a chunk from text on a GPU that the neighbours use as much, and that is as late as with what it computes now.
+    /// Time to compute a chunk from text on a GPU that neighbours use equally, with the same delay as the
+    /// present computation.
     pub(super) fn compute_time(&self, chunk: usize) -> Duration {
         let alone =
             self.view.recompute.predict(self.view.plan.chunks[chunk].tokens).mul_f64(self.view.overdue);
         alone * (1 + self.view.neighbours.loads)
     }
 
-    /// Time to compute all open chunks, after the text chunks decided before.
+    /// Time to compute all open chunks, after the text chunks already decided.
     pub(super) fn compute_all(&self) -> Duration {
         self.view.text_backlog + self.view.open().map(|(i, ..)| self.compute_time(i)).sum::<Duration>()
     }
 
-    /// Time on the link from a chunk's base, or what is here of it, to its finest level.
+    /// Time on the link from a chunk's base, or its bytes so far, to its finest level.
     pub(super) fn refine_time(&self, chunk: usize) -> Duration {
         let plan = &self.view.plan.chunks[chunk];
         let here = self.view.chunks[chunk].have_bytes.max(plan.bytes_at(Level::BASE));
@@ -85,14 +86,14 @@ impl<'a> Forecast<'a> {
         })
     }
 
-    /// Whether a chunk's base would be here in time if it had the link to itself.
+    /// Whether a chunk's base would arrive in time if it had the link to itself.
     pub(super) fn arrives(&self, chunk: usize) -> bool {
         let latency = if self.is_idle(chunk) { self.view.first_byte } else { Duration::ZERO };
         latency + self.base_time(chunk, 1.0) <= self.left_time()
     }
 
-    /// Whether loads with less slack come first: their bases and then this load's own are expected in time, cautiously,
-    /// even at what this load gets of the link beside them.
+    /// Whether loads with less slack come first: a cautious forecast says that their bases and then this
+    /// load's own arrive in time, even at this load's share of the link.
     pub(super) fn yields(&self) -> bool {
         let ahead = self.view.neighbours.urgent_bytes;
         let Some(rate) = self.view.chunk_rate.filter(|_| ahead > 0) else { return false };
@@ -100,7 +101,8 @@ impl<'a> Forecast<'a> {
         rate.time_for(ahead + own).mul_f64(self.view.caution) < self.left_time()
     }
 
-    /// Time until the bases of the missing chunks but for the first `skip` are here and the last is decoded.
+    /// Time until the bases of the missing chunks, except the first `skip`, have arrived and the last is
+    /// decoded.
     pub(super) fn bases_time(&self, skip: usize, caution: f64) -> Duration {
         let rest = self.missing.get(skip..).unwrap_or_default();
         let Some(&last) = rest.last() else { return Duration::ZERO };
@@ -108,7 +110,7 @@ impl<'a> Forecast<'a> {
         self.wait() + link + self.decode_time(last)
     }
 
-    /// Latency before the next new request's bytes: what the bases that flow do not cover.
+    /// Latency before the next new request's bytes that the bases in transfer do not hide.
     pub(super) fn wait(&self) -> Duration {
         if self.view.in_flight == 0 {
             return self.view.first_byte;
@@ -116,9 +118,8 @@ impl<'a> Forecast<'a> {
         self.view.first_byte.saturating_sub(self.bases_in_flight())
     }
 
-    /// For an engine that computes after the load: how many of the missing chunks, from the front, to leave to
-    /// it, so that fetching and computing one after the other meet the deadline with the least computing, or
-    /// come closest.
+    /// For an engine that computes after the load: the number of missing chunks, from the front, to leave to
+    /// it, so that fetching and then computing meets the deadline with the least computing, or comes closest.
     pub(super) fn deferred_texts(&self) -> usize {
         let remaining = self.view.remaining();
         if self.view.chunk_rate.is_none() {
@@ -134,7 +135,7 @@ impl<'a> Forecast<'a> {
             .unwrap_or_else(|| (0..=self.missing.len()).min_by_key(|&k| finish(k)).unwrap_or(0))
     }
 
-    /// Time that the bases in flight still take.
+    /// Remaining time of the bases in flight.
     pub(super) fn bases_in_flight(&self) -> Duration {
         self.missing.iter().filter(|&&i| !self.is_idle(i)).map(|&i| self.base_time(i, 1.0)).sum()
     }
@@ -150,8 +151,8 @@ impl<'a> Forecast<'a> {
         pending.sum()
     }
 
-    /// The refinement of an idle chunk (of `only`, if given) that removes most loss per second of the link among
-    /// those that arrive before the stop, after `ahead` bytes of other loads.
+    /// The refinement of an idle chunk (of `only`, if given) that removes the most loss per second of the
+    /// link, among those that arrive before the stop, after `ahead` bytes of other loads.
     pub(super) fn best_refinement(&self, only: Option<usize>, ahead: u64) -> Option<(usize, Level)> {
         let view = self.view;
         let mean = view.chunk_rate.or(view.rate)?;

@@ -1,4 +1,4 @@
-//! Which chunk to read next, at which level, or as text.
+//! Policies: which chunk to read next, at which level, or as text.
 
 mod base_reads;
 mod cachegen;
@@ -30,30 +30,32 @@ pub struct PolicyView<'a> {
     pub plan: &'a FetchPlan,
     /// One state per chunk of the plan.
     pub chunks: &'a [ChunkFetchState],
-    /// Throughput estimate; the plan's prior before the first sample; without one a lower bound, when all answers were
-    /// too short to measure: good for choosing a level, no reason to think the link slow.
+    /// Throughput estimate. Before the first sample: the plan's prior; without one, a lower bound if all
+    /// responses were too short to measure. That is good for choosing a level, but no evidence of a slow
+    /// link.
     pub rate: Option<ByteRate>,
-    /// What to expect of a chunk whose transfer was not seen yet; `rate` is the link's, whoever's bytes it carries.
+    /// Expected rate of a chunk whose transfer has not been seen; `rate` is the link's, regardless of whose
+    /// bytes it carries.
     pub chunk_rate: Option<ByteRate>,
-    /// How many times longer than at `chunk_rate` that may well take (at least 1): one standard deviation of what was
-    /// seen, and of what is assumed before.
+    /// Factor by which the time may exceed that at `chunk_rate` (at least 1): one standard deviation of the
+    /// observed rates, or an assumed one before that.
     pub caution: f64,
-    /// Per chunk: the rate its own transfer has, or, if it stopped, had when last seen times by how much the link has
-    /// become quicker since.
+    /// Per chunk: the rate of its own transfer; if that stopped, the last rate scaled by the link's change
+    /// since then.
     pub own_rates: &'a [Option<ByteRate>],
     /// Expected time to first byte of a request.
     pub first_byte: Duration,
     /// Requests in flight.
     pub in_flight: usize,
-    /// Bytes that they will still bring.
+    /// Bytes still to arrive from them.
     pub in_flight_bytes: u64,
     /// Predicted time until the text chunks decided so far are computed.
     pub text_backlog: Duration,
-    /// How many times longer than predicted the GPU takes already for what it computes now (at least 1).
+    /// Factor by which the GPU's present computation already exceeds its prediction (at least 1).
     pub overdue: f64,
-    /// How late this machine has been with timers.
+    /// Delay of this machine's timers so far.
     pub jitter: Duration,
-    /// Whether that happens beside the fetching or after it.
+    /// Whether computing happens during the fetching or after it.
     pub text_mode: TextMode,
     /// Loads that share the link and the GPU.
     pub neighbours: Neighbours,
@@ -64,13 +66,13 @@ pub struct PolicyView<'a> {
 }
 
 impl PolicyView<'_> {
-    /// Chunks whose fate is open, with their index.
+    /// Undecided chunks, with their index.
     pub fn open(&self) -> impl DoubleEndedIterator<Item = (usize, &ChunkFetchState, &PlannedChunk)> {
         let pairs = self.chunks.iter().zip(&self.plan.chunks).enumerate();
         pairs.map(|(i, (state, plan))| (i, state, plan)).filter(|(_, state, _)| !state.is_settled())
     }
 
-    /// When the last byte must be here and decoded: text that is computed afterwards comes off.
+    /// When the last byte must have arrived and been decoded: text that is computed afterwards is subtracted.
     pub fn deadline(&self) -> Duration {
         match self.text_mode {
             TextMode::Overlapped => self.plan.deadline(),
@@ -92,7 +94,7 @@ impl PolicyView<'_> {
 /// A policy's next step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PolicyStep {
-    /// Read what is missing of an idle chunk's prefix of `level`, or of a hedged one's.
+    /// Read the missing part of the prefix of `level`, for an idle or a hedged chunk.
     Fetch {
         /// The chunk.
         chunk: usize,
@@ -104,35 +106,35 @@ pub enum PolicyStep {
         /// The chunk.
         chunk: usize,
     },
-    /// Compute an open chunk from text that is predicted to be late so, and go on reading it; or read one, too, that is being
-    /// computed and late.
+    /// Compute an open chunk from text that is predicted to be late, and keep reading it; or start reading a
+    /// chunk whose computation is late.
     Hedge {
         /// The chunk.
         chunk: usize,
     },
-    /// Decode an open chunk, or a hedged one, at the best level its bytes suffice for. A request for it is cancelled, and the
-    /// GPU is not waited for.
+    /// Decode an open or hedged chunk at the best level that its bytes suffice for. A request for it is
+    /// cancelled, and the GPU is not waited for.
     Finish {
         /// The chunk.
         chunk: usize,
     },
-    /// Stop the request of a chunk; its bytes stay, and it may be asked for again.
+    /// Stop the request of a chunk; its bytes are kept, and it may be requested again.
     Pause {
         /// The chunk.
         chunk: usize,
     },
-    /// Nothing to do before the next event, or before `until`.
+    /// Do nothing before the next event, or before `until`.
     Wait {
-        /// When to be asked again at the latest.
+        /// Latest time of the next call.
         until: Option<Duration>,
     },
 }
 
-/// A streaming policy. Asked again and again until it waits, after every event.
+/// A streaming policy. After every event it is called repeatedly until it waits.
 ///
-/// The core, not the policy, guards what must always hold: every chunk is resolved exactly once, a step that
-/// is not possible in the chunk's state is refused, a policy that waits for nothing is overruled (what it left
-/// open is computed from text), and a load that cannot beat recompute is given up.
+/// The core, not the policy, enforces the invariants: every chunk is resolved exactly once, a step that the
+/// chunk's state does not allow is refused, a policy that waits for nothing is overruled (its open chunks are
+/// computed from text), and a load that cannot beat recomputing is given up.
 pub trait Policy: Send + fmt::Debug {
     /// Short name for reports.
     fn name(&self) -> &'static str;
@@ -147,8 +149,8 @@ pub trait Policy: Send + fmt::Debug {
     }
 }
 
-/// The first open chunk that holds a decodable prefix and waits for nothing: policies that fetch a chunk in one
-/// go finish it.
+/// The first open chunk with a decodable prefix and no request: policies that fetch a chunk in one request
+/// finish it.
 fn finish_held(view: &PolicyView<'_>) -> Option<PolicyStep> {
     view.open()
         .find(|(_, state, plan)| {

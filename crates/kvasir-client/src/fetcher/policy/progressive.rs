@@ -1,4 +1,5 @@
-//! Base of everything first, then what gains most per second of the link, until the deadline.
+//! Kvasir's policy: all bases first, then the refinements with the largest gain per second of the link, until
+//! the deadline.
 
 use std::time::Duration;
 
@@ -10,49 +11,54 @@ use super::{
 };
 use crate::fetcher::TextMode;
 
-/// Fewest and most requests in flight: enough that the next one's round trip hides behind the bytes of those before.
+/// Fewest and most requests in flight: the next one's round trip hides behind the bytes of the previous ones.
 const DEPTH: (usize, usize) = (3, 16);
-/// Least share of the SLO kept free before the deadline for timer and hand-over jitter, and the largest, whatever was measured.
+/// Least share of the SLO kept free before the deadline for timer and hand-over jitter, and the largest,
+/// whatever was measured.
 const MARGIN: (f64, f64) = (0.02, 0.25);
-/// Of the lateness that was measured, so much is kept free.
+/// Time kept free, in multiples of the measured timer delay.
 const MARGIN_JITTERS: u32 = 2;
-/// Where the GPU is for others, the link has this share of the SLO to say a word before the first chunk is computed.
+/// If the GPU serves others, the link has this share of the SLO to deliver before the first chunk is
+/// computed.
 const PATIENCE_SPARING: f64 = 0.05;
-/// Bounds of how long silence goes unnoticed, a sixteenth of the SLO between them.
+/// Bounds of the interval between checks of a silent link; a sixteenth of the SLO in between.
 const RELOOK: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
-/// The split is computed anew when a chunk changes, and otherwise this often in an SLO.
+/// The split is recomputed when a chunk changes, and otherwise this often per SLO.
 const RESPLIT: u32 = 200;
-/// What computing everything is worth, in shares of the loss that the bases alone would leave.
+/// The price of computing everything, in shares of the loss that the bases alone would leave.
 const GPU_PRICE: f64 = 0.05;
-/// The same where the GPU is for others: it computes only what the deadline needs.
+/// The same if the GPU serves others: it computes only what the deadline requires.
 const GPU_PRICE_SPARING: f64 = 1e3;
 
 /// Kvasir's policy, over nested levels (a level is a byte prefix, so refining costs only the difference):
 ///
-/// 1. Level 0 of every chunk the link is to bring. GPU and link are two resources: whenever the GPU is free, the
-///    best split of *all* that is still open is computed anew, on the cautious forecast of the link. Computing goes
-///    from the front, where it needs no loaded prefix, and reading from the back. A rate that falls later finds
-///    the front already computed, and nothing is given to the GPU before it is free for it.
+/// 1. Level 0 of every chunk that the link is to load. GPU and link are two resources. Whenever the GPU is
+///    free, the policy computes the best split of *all* open chunks again, from the cautious forecast of the
+///    link. The GPU computes from the front, where it needs no loaded prefix, and the link reads from the
+///    back. If the rate falls later, the front is already computed, and nothing is assigned to the GPU before
+///    it is free.
 /// 2. Refinements by predicted loss removed per second of the link, as long as they are predicted to arrive.
-/// 3. Bases come one after the other once the pipe is full. A chunk whose own transfer crawls while others are
-///    missing comes last: it goes to the GPU when it cannot arrive in time, as late as that allows. What the GPU is to
-///    do last is read all the same while the link has nothing else to do: an idle link would not tell that it
-///    recovered. A chunk that even the GPU would bring too late is computed *and* read, and so is one that the GPU is late
-///    with: what was read is decoded at the last moment that is in time.
-/// 4. A chunk is decoded as soon as none of its refinements fits any more; at the stop time (deadline less the
-///    decoding still to be done) refinements in flight are cancelled and everything is decoded as it is.
+/// 3. Bases are requested in sequence once the pipe is full. A chunk whose transfer is slow while others are
+///    missing is requested last: it is given to the GPU if it cannot arrive in time, as late as that allows.
+///    The last chunks of the GPU are also read while the link is otherwise idle, because an idle link would
+///    not show that it has recovered. A chunk that even the GPU would finish too late is computed *and* read,
+///    and so is a chunk for which the GPU is late: the read data is decoded at the last moment that is in
+///    time.
+/// 4. A chunk is decoded as soon as none of its refinements fits any more. At the stop time (the deadline
+///    minus the remaining decoding time), refinements in flight are cancelled and everything is decoded as it
+///    is.
 ///
-/// 5. Loads that share the link take turns by slack: nobody refines where another misses a base, and who can afford to
-///    begins no base while a load with an earlier deadline misses one.
+/// 5. Loads that share the link take turns by slack. No load refines while another lacks a base, and a load
+///    with slack starts no base while one with an earlier deadline lacks one.
 ///
 /// Refinements may be planned at the full estimated rate: a wrong guess costs the refinement, never the deadline.
 #[derive(Debug, Clone)]
 pub struct Progressive {
     base_reads: BaseReads,
     gpu_price: f64,
-    /// How long a silent link is waited for before the GPU begins, as a share of the SLO.
+    /// How long to wait for a silent link before the GPU begins, as a share of the SLO.
     patience: f64,
-    /// The split in force, when it was made, and for how many open and missing chunks.
+    /// The current split, the time it was made, and the number of open and missing chunks then.
     split: (Split, Option<(Duration, usize, usize)>),
 }
 
@@ -63,12 +69,13 @@ impl Default for Progressive {
 }
 
 impl Progressive {
-    /// The policy for an engine that waits for this load: idle GPU time is spent on quality, as text loses nothing.
+    /// The policy for an engine that waits for this load: idle GPU time is spent on quality, since text loses
+    /// nothing.
     pub const fn new() -> Self {
         Self::priced(GPU_PRICE, 0.0)
     }
 
-    /// The policy for a GPU that others wait for too: only what the deadline needs is computed.
+    /// The policy for a GPU that serves others as well: it computes only what the deadline requires.
     pub const fn sparing() -> Self {
         Self::priced(GPU_PRICE_SPARING, PATIENCE_SPARING)
     }
@@ -77,7 +84,7 @@ impl Progressive {
         Self { base_reads: BaseReads::new(), gpu_price, patience, split: (Split::given(Vec::new()), None) }
     }
 
-    /// What the GPU is to do now, or from when on it must be looked at again.
+    /// The GPU's next step, or the time of the next check.
     fn text(plan: &Forecast<'_>, split: &Split) -> Result<PolicyStep, Option<Duration>> {
         let view = plan.view;
         if view.text_mode == TextMode::Deferred {
@@ -92,7 +99,7 @@ impl Progressive {
         if before().any(|i| plan.held(i).is_none()) {
             return Err(None); // it waits for the link
         }
-        // Chunks before it would be decoded as they are: that can wait as long as the deadline allows.
+        // The chunks before it would be decoded as they are: that can wait as long as the deadline allows.
         let decodes: Duration = before().map(|i| plan.decode_time(i)).sum();
         let computes: Duration = split.texts.iter().map(|&i| plan.compute_time(i)).sum();
         let latest = plan.stop.saturating_sub(computes + decodes);
@@ -107,7 +114,7 @@ impl Progressive {
         })
     }
 
-    /// Requests in flight that cover a round trip.
+    /// Number of requests in flight that hides a round trip.
     fn depth(plan: &Forecast<'_>) -> usize {
         let view = plan.view;
         let base =
@@ -117,7 +124,8 @@ impl Progressive {
         (DEPTH.0 + covering as usize).min(DEPTH.1)
     }
 
-    /// What the GPU computes and is late with is read, too, and decoded at the last moment at which that is in time.
+    /// If the GPU is late with a chunk, the chunk is read as well, and decoded at the last moment that meets
+    /// the deadline.
     fn rescue(plan: &Forecast<'_>, link_is_free: bool) -> Result<PolicyStep, Option<Duration>> {
         let view = plan.view;
         let Some(chunk) = view.chunks.iter().position(ChunkFetchState::is_computing) else {
@@ -161,19 +169,19 @@ impl Progressive {
     }
 
     fn wait(view: &PolicyView<'_>, until: Option<Duration>) -> PolicyStep {
-        // Silence sends no events; the forecast worsens all the same.
+        // A silent link sends no events, but the forecast worsens.
         let again = view.now + (view.plan.slo / 16).clamp(RELOOK.0, RELOOK.1);
         let computing = view.chunks.iter().any(ChunkFetchState::is_computing);
         let waits = view.in_flight > 0 || until.is_some() || computing;
         PolicyStep::Wait { until: [until, Some(again)].into_iter().flatten().min().filter(|_| waits) }
     }
 
-    /// A held chunk that is to be decoded now.
+    /// A held chunk to decode now.
     fn finish(plan: &Forecast<'_>, link_is_free: bool) -> Option<PolicyStep> {
         let view = plan.view;
         let last_text = view.chunks.iter().rposition(ChunkFetchState::is_computing);
         let over = |i: usize| view.now >= plan.stop || last_text.is_some_and(|text| i < text);
-        // What only waits for the bases of others may be refined yet.
+        // A chunk that only waits for the bases of others may still be refined.
         let exhausted =
             |i: usize| plan.is_idle(i) && link_is_free && plan.best_refinement(Some(i), 0).is_none();
         let held = view.open().map(|(i, ..)| i).filter(|&i| plan.held(i).is_some());
@@ -186,7 +194,7 @@ impl Policy for Progressive {
         "progressive"
     }
 
-    /// With a GPU of its own the policy falls back to it chunk by chunk.
+    /// With its own GPU the policy falls back to it chunk by chunk.
     fn may_give_up(&self, text_mode: TextMode) -> bool {
         text_mode == TextMode::Deferred
     }
@@ -231,7 +239,7 @@ impl Policy for Progressive {
             {
                 return PolicyStep::Fetch { chunk, level };
             }
-            // Those first of which nothing is known.
+            // First those that no transfer is known of.
             let idle = || plan.missing.iter().copied().filter(|&i| plan.is_idle(i));
             let unknown = idle().filter(|&i| plan.own_time(i).is_none());
             if view.in_flight == 0
@@ -240,7 +248,7 @@ impl Policy for Progressive {
             {
                 return PolicyStep::Fetch { chunk, level: Level::BASE };
             }
-            // Nothing else is to be had: what the GPU will have late may yet come sooner.
+            // Nothing else can be read: a chunk that the GPU will finish late may still arrive earlier.
             let hedged = |&i: &usize| {
                 view.chunks[i].status == ChunkStatus::Hedged { reading: false } && plan.held(i).is_none()
             };

@@ -1,4 +1,4 @@
-//! Which chunks the GPU computes and which the link brings.
+//! The split of chunks between the GPU, which computes, and the link, which loads.
 
 use std::time::Duration;
 
@@ -6,15 +6,15 @@ use kvasir_types::Level;
 
 use super::forecast::Forecast;
 
-/// Up to this many open chunks, every split is tried; above it, those that compute a stretch from the front and
-/// what the link cannot bring.
+/// Up to this many open chunks, every split is tried; above it, those that compute a stretch from the front
+/// and the chunks that the link cannot bring.
 const EXHAUSTIVE: usize = 8;
 
-/// What it is worth that the GPU does not wait for the link: for each base that is missing before a text chunk, in shares
-/// of the loss that the bases alone would leave.
+/// The price of the GPU's waiting for the link: for each missing base before a text chunk, in shares of the
+/// loss that the bases alone would leave.
 const GATE_PRICE: f64 = 0.05;
 
-/// How many times longer than expected link and GPU are taken to need.
+/// Factors by which link and GPU are assumed to exceed the expected time.
 #[derive(Debug, Clone, Copy)]
 struct Caution {
     link: f64,
@@ -34,20 +34,20 @@ impl Caution {
 pub(super) struct Split {
     /// Chunks to compute, in context order.
     pub(super) texts: Vec<usize>,
-    /// Predicted time until everything is there.
+    /// Predicted time until everything is in place.
     pub(super) time: Duration,
     /// Predicted loss, as a share of the loss at level 0, plus the price of the GPU's time.
     cost: f64,
 }
 
 impl Split {
-    /// A split that was not weighed: these, and no others.
+    /// A split taken without comparison: exactly these chunks.
     pub(super) const fn given(texts: Vec<usize>) -> Self {
         Self { texts, time: Duration::ZERO, cost: 0.0 }
     }
 
-    /// The best split: of those that meet the stop by the cautious forecast the one that costs least. Where none
-    /// does, less caution is tried before the stop is given up; then the quickest.
+    /// The cheapest split that meets the stop by the cautious forecast. If none does, less caution is tried
+    /// before the stop is given up; then the fastest.
     pub(super) fn best(plan: &Forecast<'_>, gpu_price: f64) -> Self {
         let open: Vec<usize> = plan.view.open().map(|(i, ..)| i).collect();
         let left = plan.left_time();
@@ -71,8 +71,8 @@ impl Split {
         self.texts.contains(&chunk) && !plan.arrives(chunk)
     }
 
-    /// GPU and link side by side: a text chunk waits for every chunk before it; what it waits for comes first
-    /// on the link.
+    /// GPU and link in parallel: a text chunk waits for every chunk before it, and those come first on the
+    /// link.
     fn of(plan: &Forecast<'_>, open: &[usize], texts: &[usize], caution: Caution, gpu_price: f64) -> Self {
         let last_text = texts.last().copied();
         let (mut link, mut gpu, mut computing) = (plan.wait(), plan.view.text_backlog, Duration::ZERO);

@@ -130,7 +130,7 @@ unsafe fn set_of([a, b]: [__m256i; 2]) -> u32 {
 unsafe fn narrowed(x: [__m256i; REGISTERS]) -> [__m256i; 2] {
     // SAFETY: register operations only.
     unsafe {
-        // packing goes by halves of registers
+        // packing works within halves of registers
         let ordered = |a, b| _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(a, b));
         [ordered(x[0], x[1]), ordered(x[2], x[3])]
     }
@@ -179,7 +179,7 @@ unsafe fn trit_part(table: &TritTable, ranges: __m256i, x: __m256i, value: __m25
     }
 }
 
-/// Eight lanes of the escapes' first bits: new states, values, lanes with more to come.
+/// Eight lanes of the escapes' first bits: new states, values, and the lanes whose escape continues.
 ///
 /// # Safety
 /// AVX2.

@@ -103,7 +103,7 @@ unsafe fn narrowed([first, second]: [__m512i; 2]) -> __m512i {
     }
 }
 
-/// Signed halves of lanes in order, each in a lane of its own.
+/// Signed halves of lanes in order, each in a separate lane.
 ///
 /// # Safety
 /// AVX-512F.
@@ -142,14 +142,14 @@ pub(super) unsafe fn opaque(x: i16) -> __m512i {
     x
 }
 
-/// What steps found: scaled frequencies, and offsets from the starts of symbols' slots.
+/// The result of steps: scaled frequencies, and offsets from the starts of symbols' slots.
 #[derive(Clone, Copy)]
 struct Found<const N: usize> {
     frequency: [__m512i; N],
     offset: [__m512i; N],
 }
 
-/// The states behind symbols that were found.
+/// The states after the found symbols.
 ///
 /// # Safety
 /// AVX-512BW.
@@ -200,7 +200,7 @@ unsafe fn signs<const N: usize>(mut values: [__m512i; N]) -> [__m512i; N] {
     values
 }
 
-/// Trit steps of values with these signs: new states, and what is added to three times the values.
+/// Trit steps of values with these signs: new states, and the addends for three times the values.
 ///
 /// # Safety
 /// AVX-512BW.

@@ -34,7 +34,7 @@ struct States {
     high: __m512i,
 }
 
-/// What a step codes, of all lanes.
+/// The symbols that a step codes, for all lanes.
 struct Symbols {
     start: __m512i,
     frequency: __m512i,
@@ -42,8 +42,8 @@ struct Symbols {
     reciprocals: [__m512; 2],
 }
 
-/// Encodes two streams in turns, of which the second may be of nothing: a step waits for what it divides, and leaves room for
-/// another's. Partial rows and long escapes go through the scalar coders.
+/// Encodes two streams alternately; the second may be empty. A step waits for its division, and the waiting
+/// time is used for the other stream. The scalar coders process partial rows and long escapes.
 ///
 /// # Safety
 /// The CPU has the features.
@@ -52,7 +52,7 @@ pub(super) unsafe fn encode(
     [first, second]: [BlockJob<'_>; 2],
     [first_words, second_words]: &mut [ReverseWords; 2],
 ) -> Result<[EncodedStream; 2], Uncodable> {
-    // not in an array: what is indexed would be kept in memory
+    // not in an array: an indexed array would be kept in memory
     let (mut one, mut other) = (LaneEncoder::new(first_words), LaneEncoder::new(second_words));
     let full = first.blocks.tokens() / LANES;
     partial(&first, full, &mut one)?;
@@ -76,7 +76,7 @@ pub(super) unsafe fn encode(
     Ok([one.finish(), other.finish()])
 }
 
-/// Tokens behind whole blocks, by the scalar coders.
+/// Tokens after whole blocks, by the scalar coders.
 fn partial(job: &BlockJob<'_>, full: usize, lanes: &mut LaneEncoder<'_>) -> Result<(), Uncodable> {
     let tokens = job.blocks.tokens() % LANES;
     if tokens == 0 {
@@ -290,7 +290,7 @@ unsafe fn slot_of(table: &StageEncoding, index: __m512i) -> __m512i {
     let at = |piece: usize| table.piece_starts[piece].cast_signed();
     // SAFETY: register operations only.
     unsafe {
-        // two probes without a look-up, which would take as long as all of the rest of a probe
+        // two probes without a look-up, which would take as long as the rest of a probe
         let upper = _mm512_cmpge_epu16_mask(index, _mm512_set1_epi16(at(16)));
         let quarter = _mm512_mask_mov_epi16(_mm512_set1_epi16(at(8)), upper, _mm512_set1_epi16(at(24)));
         let behind = _mm512_cmpge_epu16_mask(index, quarter);
@@ -339,7 +339,7 @@ unsafe fn emit(words: &mut ReverseWords, states: States, full: u32) -> States {
     }
 }
 
-/// The payload of escapes: eight bits of a short one without a model. Where one is long, the scalar coders do it.
+/// The payload of escapes: eight bits of a short one without a model. The scalar coders process long ones.
 ///
 /// # Safety
 /// As [`spill`].
@@ -356,7 +356,7 @@ unsafe fn escaped(
         if _mm512_mask_cmpge_epi16_mask(escapes, magnitude, _mm512_set1_epi16(127)) != 0 {
             let mut row = Block([0; LANES]);
             _mm512_storeu_si512(row.0.as_mut_ptr().cast(), values);
-            // states by memory of their own: those of a call's arguments would never be in registers
+            // a separate copy of the states: those in a call's arguments would never be in registers
             lanes.states = join(states);
             long_escapes(lanes, escapes, &row)?;
             return Ok(split(&lanes.states));
@@ -382,7 +382,8 @@ fn long_escapes(lanes: &mut LaneEncoder<'_>, escapes: u32, Block(values): &Block
     lanes.escape(escapes, &values.map(i32::from))
 }
 
-/// What a table has for every index, by its low bits: starts, frequencies 16 further on, and reciprocals.
+/// The entries of a table for every index, by its low bits: starts, frequencies 16 further on, and
+/// reciprocals.
 ///
 /// # Safety
 /// AVX-512BW.

@@ -52,7 +52,7 @@ pub(super) unsafe fn scale_rows(scaling: &Scaling<'_>, tokens: usize, values: &[
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) fn transpose(m: [__m512; TILE]) -> [__m512; TILE] {
-    // Loops, not closures: a closure with a target feature is not inlined into what calls it.
+    // Loops, not closures: a closure with a target feature is not inlined into its caller.
     let mut pairs = m;
     for i in 0..TILE {
         let (a, b) = (m[i & !1], m[i | 1]);

@@ -1,4 +1,4 @@
-//! Rows from tables of their frequent values, where the registers are wide enough for such tables.
+//! Rows from tables of their frequent values, for registers that are wide enough for such tables.
 #![allow(
     clippy::multiple_unsafe_ops_per_block,
     reason = "register intrinsics share one proof: the CPU feature"
@@ -16,13 +16,13 @@ use crate::direct_rows::{
     bf16_tiles::{Lane, RotationTable},
 };
 
-/// Registers that may look frequent values up.
+/// Registers that can look up frequent values.
 ///
 /// # Safety
 /// As [`Registers`].
 pub(super) trait LookupRows: Registers {
-    /// bf16 rows of tokens that fill registers, of elements whose frequent values are looked up; returns how many, 0 where
-    /// nothing is looked up.
+    /// bf16 rows of tokens that fill registers, for elements whose frequent values are looked up. Returns
+    /// their number; 0 if nothing is looked up.
     unsafe fn lookup_rows(
         _scaling: (&Scaling<'_>, &[f32]),
         _rotation: Option<&RotationTable>,

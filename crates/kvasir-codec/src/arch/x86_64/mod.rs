@@ -34,7 +34,7 @@ use crate::{
     },
 };
 
-/// A token that can only be had on a CPU with the features, and the entry points compiled for them.
+/// Defines a proof that the CPU has the features, with the entry points compiled for them.
 macro_rules! decoder {
     ($(#[$doc:meta])* $name:ident, $kernel:ty, $($feature:tt),+) => {
         $(#[$doc])*
@@ -42,12 +42,12 @@ macro_rules! decoder {
         pub(crate) struct $name(());
 
         impl $name {
-            /// `None` where the CPU lacks a feature.
+            /// `None` if the CPU lacks a feature.
             pub(crate) fn new() -> Option<Self> {
                 ($(std::arch::is_x86_feature_detected!($feature))&&+).then_some(Self(()))
             }
 
-            /// Streams that are best decoded at once.
+            /// Number of streams to decode in parallel for the best speed.
             pub(crate) const STREAMS: usize = <$kernel as Kernel>::STREAMS;
 
             /// Decodes streams in lockstep.

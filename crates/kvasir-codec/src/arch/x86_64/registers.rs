@@ -35,7 +35,7 @@ pub(super) trait Registers: Copy {
     unsafe fn add(a: Self::Float, b: Self::Float) -> Self::Float;
     unsafe fn sub(a: Self::Float, b: Self::Float) -> Self::Float;
     unsafe fn mul(a: Self::Float, b: Self::Float) -> Self::Float;
-    /// `x` less `off` where `sign` is positive, and `off` more where it is negative.
+    /// `x - off` if `sign` is positive, and `x + off` if it is negative.
     unsafe fn towards_zero(x: Self::Float, off: Self::Float, sign: Self::Int) -> Self::Float;
     unsafe fn to_float(a: Self::Int) -> Self::Float;
     /// To the nearest, ties to even.
@@ -48,9 +48,9 @@ pub(super) trait Registers: Copy {
     unsafe fn nought() -> Self::Int;
     /// The larger of `most` and the bits of a magnitude, lane by lane; NaN is larger than all numbers.
     unsafe fn largest(most: Self::Int, x: Self::Float) -> Self::Int;
-    /// Whether all of what [`largest`](Self::largest) gave is at most the bits of `most`.
+    /// Whether everything that [`largest`](Self::largest) returned is at most the bits of `most`.
     unsafe fn all_within(largest: Self::Int, most: f32) -> bool;
-    /// Rows of 16 tokens from words of two neighbouring elements; whole lines past the cache, where that can be.
+    /// Rows of 16 tokens from words of two neighbouring elements; whole lines bypass the cache if possible.
     unsafe fn transpose<const PAST_CACHE: bool>(words: &[Lane<u32>], elements: usize, rows: &mut [bf16]);
     /// Lanes of 16 tokens from their rows.
     unsafe fn lanes(rows: &[f32], lanes: &mut [Lane<f32>]);

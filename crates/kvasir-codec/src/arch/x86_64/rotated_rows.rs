@@ -1,9 +1,10 @@
-//! Rows of heads that are rotated, 32 tokens at once: numbers of frequent values are looked up before they are rotated, and the CPU's own
-//! conversion rounds them.
+//! Rows of rotated heads, 32 tokens at once: the numbers of frequent values are looked up before the
+//! rotation, and the CPU's conversion rounds them.
 //!
-//! That conversion takes numbers below the normal ones for zero, and FORMAT.md does not. So it is for heads where there cannot be
-//! any: a number of at least [`LEAST`] times a sine or cosine, at least [`LEAST_TURN`], is a multiple of 2^-113, and so are sums
-//! of such products; a factor of at least [`LEAST_FACTOR`] leaves them normal. Zeros are zeros in either.
+//! That conversion flushes denormals to zero, while FORMAT.md keeps them. So it is used only for heads that
+//! cannot have any: a number of at least [`LEAST`] times a sine or cosine of at least [`LEAST_TURN`] is a
+//! multiple of 2^-113, and so are sums of such products; a factor of at least [`LEAST_FACTOR`] leaves them
+//! normal. Zeros stay zeros in both.
 #![allow(
     clippy::multiple_unsafe_ops_per_block,
     reason = "register intrinsics share one proof: the CPU feature"
@@ -32,11 +33,11 @@ const LEAST_FACTOR: f32 = f32::from_bits((127 - 8) << 23);
 
 const _: () = assert!(LEAST * LEAST_TURN * f32::EPSILON * LEAST_FACTOR >= f32::MIN_POSITIVE);
 
-/// Proof of AVX512-BF16, beside what [`Sixteen`] needs.
+/// Proof of AVX512-BF16, in addition to the requirements of [`Sixteen`].
 #[derive(Clone, Copy)]
 pub(super) struct Bf16Conversion(());
 
-/// A head at some tokens, and what makes numbers of its values.
+/// A head at some tokens, and the data to convert its values to numbers.
 struct RotatedHead<'a> {
     scaling: &'a Scaling<'a>,
     offs: &'a [f32],
@@ -47,13 +48,13 @@ struct RotatedHead<'a> {
 }
 
 impl Bf16Conversion {
-    /// `None` where the CPU lacks it.
+    /// `None` if the CPU lacks it.
     pub(super) fn new() -> Option<Self> {
         std::arch::is_x86_feature_detected!("avx512bf16").then_some(Self(()))
     }
 
-    /// bf16 rows of as many tokens as fill registers; returns how many, 0 where a number may not be normal. Elements are whole
-    /// tiles of 32.
+    /// bf16 rows of as many tokens as fill registers. Returns their number; 0 if a number may not be normal.
+    /// Elements are whole tiles of 32.
     ///
     /// # Safety
     /// AVX-512F, BW, VL; `values` hold `stride`, `rows` `tokens` of each of `scaling.elements()`, which 32 divides; there are as
@@ -107,7 +108,7 @@ impl Bf16Conversion {
     }
 }
 
-/// Fills the numbers of an element's frequent values; `false` where one is neither zero nor at least [`LEAST`].
+/// Fills the numbers of an element's frequent values; `false` if one is neither zero nor at least [`LEAST`].
 ///
 /// # Safety
 /// AVX-512F; the element is one.
@@ -166,7 +167,7 @@ impl RotatedHead<'_> {
                 let x = [number(self.scaling, off, element, low), number(self.scaling, off, element, high)];
                 return (x, !(tiny(x[0]) || tiny(x[1])));
             }
-            // five bits of a value tell which
+            // five bits of a value select the entry
             let [positive, negative] = self.numbers.get_unchecked(element);
             let (positive, negative) =
                 (_mm512_loadu_ps(positive.as_ptr().cast()), _mm512_loadu_ps(negative.as_ptr().cast()));

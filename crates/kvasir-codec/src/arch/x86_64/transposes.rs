@@ -79,8 +79,8 @@ pub(super) unsafe fn lanes_256(rows: &[f32], lanes: &mut [Lane<f32>]) {
     lanes_portable(rows, whole, lanes);
 }
 
-/// 16 words × 16 tokens at once: a cache line of every token's row, past the cache where it is aligned like one. The caller
-/// orders such stores with an `sfence`.
+/// 16 words × 16 tokens at once: a cache line of every token's row, bypassing the cache if aligned to a line.
+/// The caller orders such stores with an `sfence`.
 ///
 /// # Safety
 /// AVX-512F.

@@ -1,5 +1,5 @@
-//! Rows of heads that are not rotated: a value of an element is always the same number, so the few that are frequent are looked up,
-//! rounded as they are, 32 tokens at once.
+//! Rows of heads that are not rotated: a value of an element always gives the same number, so the few
+//! frequent values are looked up, already rounded, 32 tokens at once.
 #![allow(
     clippy::multiple_unsafe_ops_per_block,
     reason = "register intrinsics share one proof: the CPU feature"

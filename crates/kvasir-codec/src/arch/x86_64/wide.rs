@@ -1,6 +1,7 @@
-//! Rows of direct scopes, tokens as lanes, over registers of either width: what is done to an element is done in registers,
-//! from its quantised values to its half of a word. Written with plain loops and no closures: a closure with a target feature
-//! is not inlined into what calls it, and iterators over arrays were left scalar.
+//! Rows of direct scopes, with tokens as lanes, over registers of either width. All operations on an element
+//! are done in registers, from its quantised values to its half of a word. Written with plain loops and no
+//! closures: a closure with a target feature is not inlined into its caller, and iterators over arrays were
+//! left scalar.
 #![allow(
     clippy::multiple_unsafe_ops_per_block,
     reason = "register operations share one proof: the CPU feature"
@@ -20,19 +21,19 @@ use crate::{
     rans::{LANES, blocks::Blocks},
 };
 
-/// How the elements of a head lie in words of two neighbours, and which of them rotate together.
+/// The arrangement of a head's elements in words of two neighbours, and the elements that rotate together.
 #[derive(Clone, Copy)]
 enum PairLayout<'a> {
     /// None does.
     None,
     /// Both elements of a word.
     Neighbours(&'a RotationTable),
-    /// Those of words half a rope apart, one by one.
+    /// Pairs in words half a rope apart, one by one.
     Halves(&'a RotationTable),
 }
 
 impl<'a> PairLayout<'a> {
-    /// `None` where pairs begin within words: no known model's do.
+    /// `None` if pairs begin within words: no known model has such pairs.
     fn of(rotation: Option<&'a RotationTable>, elements: usize) -> Option<Self> {
         let Some(rotation) = rotation else { return elements.is_multiple_of(2).then_some(Self::None) };
         let whole = elements.is_multiple_of(2)
@@ -102,16 +103,17 @@ pub(super) unsafe fn bf16_rows<R: LookupRows>(
         bf16_tile(scaling, rotation, (values, whole + tile), rows, scratch);
     }
     if past_cache {
-        // Such stores are ordered with nothing: whoever is handed the rows, on this core or another, must find them.
+        // No other instruction orders such stores, but any reader of the rows, on this core or another, must
+        // see them.
         // SAFETY: every x86-64 has SSE.
         unsafe { _mm_sfence() };
     }
 }
 
-/// Sixteen tokens of a head's quantised values, and what makes numbers of them.
+/// Sixteen tokens of a head's quantised values, and the data to convert them to numbers.
 struct Tile<'a, R: Registers, const SHIFTED: bool> {
     scaling: &'a Scaling<'a>,
-    /// What is taken off the magnitude of every element.
+    /// The amount subtracted from the magnitude of every element.
     offs: &'a [f32],
     /// The first token's value of element 0; the next element's is `stride` further on.
     values: *const i16,
@@ -221,7 +223,7 @@ impl<'a, R: Registers, const SHIFTED: bool> Tile<'a, R, SHIFTED> {
     }
 }
 
-/// A pair rotated, back where `BACK`.
+/// A pair rotated, in reverse if `BACK`.
 ///
 /// # Safety
 /// As [`Registers`]; `at + R::LANES ≤ 16`.
@@ -349,7 +351,7 @@ unsafe fn quantise<R: Registers, P: StoreQuantised>(
     }
 }
 
-/// Quantises values of an element; the larger of what was largest and their magnitudes' bits.
+/// Quantises values of an element; returns the larger of the previous largest and their magnitudes' bits.
 ///
 /// # Safety
 /// As [`Registers`]; `element < steps.mean.len()`, `at + R::LANES ≤ 16`, and `put` has room for them.
@@ -370,7 +372,7 @@ unsafe fn fine<R: Registers, P: StoreQuantised>(
     }
 }
 
-/// Where quantised values of a tile go.
+/// The destination of a tile's quantised values.
 trait StoreQuantised {
     /// # Safety
     /// As [`Registers`]; there is room for `R::LANES` values of the element from `at` on.
@@ -381,7 +383,7 @@ trait StoreQuantised {
 struct StoreWide {
     /// Element 0 at the tile's first token.
     to: *mut i32,
-    /// From an element to the next.
+    /// From one element to the next.
     tokens: usize,
 }
 

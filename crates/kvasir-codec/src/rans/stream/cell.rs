@@ -1,14 +1,14 @@
-//! What decoded values are kept in.
+//! The memory types of decoded values.
 
 use super::super::constants::ESCAPE_MAX;
 
-/// A value in memory. Narrow cells take half the memory and half the work, and hold nearly every value there is: a stream that
-/// has another one says so, and is decoded again into wide ones.
+/// A value in memory. Narrow cells need half the memory and half the work, and hold nearly every value that
+/// occurs. A stream with a larger value reports this and is decoded again into wide ones.
 pub(crate) trait Cell: Copy + Default + std::fmt::Debug + Send {
     /// The cell of `value`, if it is of magnitude `most` at the most.
     fn of(value: i32, most: i32) -> Option<Self>;
 
-    /// The cell of a value that it is known to hold.
+    /// The cell of a value that is known to fit.
     fn truncated(value: i32) -> Self;
 
     /// The value.
@@ -65,8 +65,8 @@ impl Cell for i16 {
     }
 }
 
-/// Largest magnitude of a stage value that `trits` trits leave within a narrow cell; `None` where even short escapes are too
-/// much, and streams should be decoded into wide ones at once.
+/// Largest magnitude of a stage value that stays within a narrow cell after `trits` trits; `None` if even
+/// short escapes are too much, and streams should be decoded directly into wide cells.
 pub(crate) fn narrow_most(trits: u32) -> Option<i32> {
     // a trit makes 3 v ± 1 of v, so |v| + 1/2 grows threefold
     let most = (i32::from(i16::MAX) / 3i32.checked_pow(trits)?).saturating_sub(1);
@@ -81,7 +81,7 @@ const SHORT_ESCAPE_MAX: i32 = 126;
 pub(crate) enum Fit {
     /// They did.
     Held,
-    /// One was too large: the values are unspecified.
+    /// One value was too large: the values are unspecified.
     TooWide,
 }
 

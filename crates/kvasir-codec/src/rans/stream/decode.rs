@@ -48,7 +48,7 @@ pub(crate) fn decode_stream<V: Cell>(
 }
 
 impl<'a> LaneDecoder<'a> {
-    /// Coders at the stored states; lanes without tokens stand where they end.
+    /// Coders at the stored states; lanes without tokens are in their final state.
     pub(crate) fn new(bytes: StreamBytes<'a>) -> Result<Self, StreamFault> {
         let mut states = [STATE_MIN; LANES];
         for (lane, (state, stored)) in states.iter_mut().zip(bytes.states.as_chunks().0).enumerate() {
@@ -65,7 +65,7 @@ impl<'a> LaneDecoder<'a> {
         Self { states: [STATE_MIN; LANES], words: &[], cursor: 0 }
     }
 
-    /// The words of the next step, one a lane at the most: in place, or what is left with zeros behind.
+    /// The words of the next step, at most one per lane: in place, or the rest padded with zeros.
     #[inline(always)]
     fn coming<'w>(&self, end: &'w mut [[u8; 2]; LANES]) -> Words<'w>
     where
@@ -79,7 +79,7 @@ impl<'a> LaneDecoder<'a> {
         Words { next, taken: 0 }
     }
 
-    /// Goes on behind the words that a step took.
+    /// Advances past the words that a step used.
     #[inline(always)]
     fn took(&mut self, taken: usize) -> Result<(), StreamFault> {
         self.cursor += 2 * taken;
@@ -110,7 +110,7 @@ impl<'a> LaneDecoder<'a> {
         Ok(Fit::Held)
     }
 
-    /// The rest of a stage's coefficient where there are escapes, which only wide cells are known to hold.
+    /// The rest of a stage's coefficient if there are escapes, which only wide cells can always hold.
     #[cold]
     fn escaped<V: Cell>(
         &mut self,
@@ -147,7 +147,7 @@ impl<'a> LaneDecoder<'a> {
             let slot = table.slot(*state);
             *state = words.refilled(slot.frequency * (*state >> PROBABILITY_BITS) + slot.offset);
             let value = slot.symbol as i32 - 7;
-            // all of them at once, before any is asked for; none is larger
+            // all of them at once, before any is read; none is larger
             most = most.max(value);
             *cell = V::truncated(value);
         });
@@ -156,7 +156,7 @@ impl<'a> LaneDecoder<'a> {
         Ok(most == ESCAPED)
     }
 
-    /// Payloads of the lanes in `escapes`: 8 bits each, then 16 more for those that ask.
+    /// Payloads of the lanes in `escapes`: 8 bits each, then 16 more for long ones.
     pub(crate) fn escape(&mut self, escapes: u32, out: &mut [i32]) -> Result<(), StreamFault> {
         let mut short = [0; LANES];
         self.bypass(escapes, &mut short)?;
@@ -202,7 +202,7 @@ impl<'a> LaneDecoder<'a> {
         self.took(taken)
     }
 
-    /// Every coder has to end where its encoder began, and the words have to be used up.
+    /// Every coder must end at its encoder's initial state, and the words must be used up.
     pub(crate) fn finish(self) -> Result<(), StreamFault> {
         let left = self.words.len().checked_sub(self.cursor).ok_or(StreamFault::Underrun)? / 2;
         let lanes = self.states.iter().filter(|&&state| state != STATE_MIN).count();
@@ -223,14 +223,16 @@ fn each_lane<V>(cells: &mut [V], states: &mut [u32; LANES], mut step: impl FnMut
     rest.iter_mut().zip(states.iter_mut().skip(done)).for_each(|(cell, state)| step(cell, state));
 }
 
-/// Words of a step, for the lanes that need one: which these are is as good as random, so nothing is asked in branches.
+/// Words of a step, for the lanes that need one. Which lanes these are is practically random, so there are no
+/// branches.
 struct Words<'w> {
     next: &'w [[u8; 2]; LANES],
     taken: usize,
 }
 
 impl Words<'_> {
-    /// A lane's state, refilled where it fell below the minimum. One word suffices: states are at least 8 before.
+    /// A lane's state, refilled if it fell below the minimum. One word suffices: states are at least 8
+    /// before.
     #[inline(always)]
     fn refilled(&mut self, state: u32) -> u32 {
         let word = u16::from_le_bytes(self.next[self.taken % LANES]);

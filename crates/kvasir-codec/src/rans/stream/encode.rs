@@ -19,7 +19,7 @@ pub(crate) const ROW_WORDS_MAX: usize = LANES * (4 + TRITS_MAX as usize);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Uncodable;
 
-/// An encoded stream: what the decoder starts from.
+/// An encoded stream: the decoder's initial data.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EncodedStream {
     pub(crate) states: [u32; LANES],
@@ -33,7 +33,7 @@ pub(crate) struct EncodeJob<'a> {
     pub(crate) bank: &'a TableBank,
     /// Its coefficients.
     pub(crate) codings: &'a [Coding],
-    /// Tokens of a row of `values`.
+    /// Tokens per row of `values`.
     pub(crate) tokens: usize,
     /// `codings.len() × tokens` values at the piece's level.
     pub(crate) values: &'a [i32],
@@ -49,7 +49,7 @@ pub(crate) struct BlockJob<'a> {
     pub(crate) codings: &'a [Coding],
     /// Their rows.
     pub(crate) rows: &'a [usize],
-    /// What values are made of.
+    /// The source of values.
     pub(crate) blocks: &'a Blocks,
     /// Levels from the blocks' to the piece's.
     pub(crate) up: u32,
@@ -134,7 +134,7 @@ impl<'w> LaneEncoder<'w> {
         Ok(())
     }
 
-    /// Emits a word where coding a symbol of `frequency` would push the state to `2^31`.
+    /// Emits a word if coding a symbol of `frequency` would push the state to `2^31`.
     #[inline]
     fn spill(&mut self, lane: usize, frequency: u32) -> u32 {
         let state = self.states[lane];

@@ -5,7 +5,7 @@ use crate::rans::{
     constants::{ALPHABET, ESCAPE, PROBABILITY_ONE},
 };
 
-/// An alias table, inverted: where the slot of (symbol, offset) is.
+/// An alias table, inverted: the slot of (symbol, offset).
 #[derive(Debug, Clone)]
 pub(crate) struct InvertedStage {
     pub(crate) starts: [u32; ALPHABET],

@@ -22,7 +22,7 @@ pub(super) fn stream_count(active: usize) -> usize {
     active.div_ceil(STREAM_COEFFICIENTS_MAX)
 }
 
-/// Coefficients of stream `index`: as even a split as there is, so that streams decode in lockstep.
+/// Coefficients of stream `index`: split as evenly as possible, so that streams decode in lockstep.
 pub(super) fn stream_range(active: usize, index: usize) -> Range<usize> {
     let count = stream_count(active);
     index * active / count..(index + 1) * active / count
@@ -33,27 +33,27 @@ pub(super) fn lane_count(tokens: usize) -> usize {
     tokens.min(LANES)
 }
 
-/// What a decoder is given of one stream: little-endian states and words, cut to length.
+/// A decoder's input for one stream: little-endian states and words, cut to length.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StreamBytes<'a> {
     /// `lane_count × u32`.
     pub(crate) states: &'a [u8],
     /// `word count × u16`.
     pub(crate) words: &'a [u8],
-    /// `words` and what follows it in the piece: lets SIMD decoders load whole registers near the end.
+    /// `words` and the following bytes of the piece: lets SIMD decoders load whole registers near the end.
     pub(crate) readable: &'a [u8],
 }
 
 /// Which rows of some values belong to consecutive coefficients of a plan.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum RowsAt<'a> {
-    /// One behind the other.
+    /// In sequence.
     Consecutive,
     /// Row `rows[c] - first`; increasing.
     Listed {
         /// One a coefficient.
         rows: &'a [usize],
-        /// Where the values begin.
+        /// The position of the first value.
         first: usize,
     },
 }
@@ -94,7 +94,7 @@ impl<'a> RowsAt<'a> {
     }
 }
 
-/// A stream to decode, and where to.
+/// A stream to decode, and its destination.
 #[derive(Debug)]
 pub(crate) struct StreamJob<'a, V> {
     /// Its coefficients.
@@ -121,9 +121,9 @@ pub(crate) enum StreamFault {
         /// Its value.
         state: u32,
     },
-    /// A word was needed behind the last one.
+    /// A word was needed after the last one.
     Underrun,
-    /// The end is not where the encoder began.
+    /// The end state is not the encoder's initial state.
     Final {
         /// Words left.
         left: usize,

@@ -1,4 +1,5 @@
-//! What SIMD encoders look up, in registers: no table of slots, which with 8 KiB a stage table would not stay in a core's cache.
+//! Look-up tables of SIMD encoders, in registers. There is no table of slots, because 8 KiB per stage table
+//! would not stay in a core's cache.
 
 use super::inverted_stage::InvertedStage;
 use crate::rans::{
@@ -7,19 +8,19 @@ use crate::rans::{
     trit::TritTable,
 };
 
-/// Consecutive slots that are consecutive in their symbol, too: at most two a bucket of the alias table.
+/// Consecutive slots that are also consecutive in their symbol: at most two per bucket of the alias table.
 const PIECES: usize = 2 * ALPHABET;
 
-/// A stage table inverted: by index of a symbol, which is coded as an escape where its frequency is 0, and by piece. In cache
-/// lines of its own, and few: a bank of them fills a core's nearest cache.
+/// A stage table inverted: by index of a symbol, which is coded as an escape if its frequency is 0, and by
+/// piece. In separate cache lines, and few of them: a bank of these fills a core's nearest cache.
 #[derive(Debug, Clone)]
 #[repr(C, align(64))]
 pub(crate) struct StageEncoding {
-    /// Where an index's slots begin in the order of symbols, then frequencies.
+    /// The start of an index's slots in the order of symbols, then frequencies.
     pub(crate) symbols: [u16; 2 * ALPHABET],
     /// See [`reciprocal`].
     pub(crate) reciprocals: [f32; ALPHABET],
-    /// Where pieces begin in the order of symbols, increasing.
+    /// The starts of pieces in the order of symbols, increasing.
     pub(crate) piece_starts: [u16; PIECES],
     /// From an index in the order of symbols to its slot, modulo 2^16.
     pub(crate) piece_shifts: [u16; PIECES],
@@ -45,7 +46,7 @@ impl StageEncoding {
         }
     }
 
-    /// Where the escape's slots begin: of all symbols that are coded its alone do.
+    /// The start of the escape's slots: all symbols coded as an escape share it.
     #[inline(always)]
     pub(crate) fn escape_start(&self) -> u16 {
         self.symbols[ESCAPE]
@@ -58,7 +59,7 @@ impl StageEncoding {
     }
 }
 
-/// A trit table by values from -4 to 4: what the digit and the context of a refined value are.
+/// A trit table by values from -4 to 4: the digit and the context of a refined value.
 #[derive(Debug, Clone)]
 #[repr(C, align(64))]
 pub(crate) struct TritEncoding {

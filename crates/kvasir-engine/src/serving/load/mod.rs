@@ -46,14 +46,15 @@ pub struct RemoteUse {
     pub slo: Duration,
     /// Which bytes they load.
     pub policy: LoadPolicy,
-    /// Whether what was computed is stored.
+    /// Whether to store the computed KV.
     pub store: bool,
-    /// Loaded tokens whose predicted KL is above this many nats a token are not shared with other requests in memory.
+    /// Loaded tokens whose predicted KL is above this many nats per token are not shared with other requests
+    /// in memory.
     pub kl_shared_max: f64,
 }
 
 impl Default for RemoteUse {
-    /// 1 s, adaptive, storing, sharing up to 0.01 nats a token.
+    /// 1 s, adaptive, with storing, sharing up to 0.01 nats per token.
     fn default() -> Self {
         Self { slo: Duration::from_secs(1), policy: LoadPolicy::default(), store: true, kl_shared_max: 0.01 }
     }
@@ -71,17 +72,17 @@ impl RemoteUse {
     }
 }
 
-/// The outcome of a load for a request.
+/// The result of a request's load.
 #[derive(Debug, Default)]
 pub(super) struct LoadOutcome {
-    /// The cache, if anything came.
+    /// The cache, if anything was delivered.
     pub(super) prefix: Option<LoadedPrefix>,
-    /// Tokens that came, and their bytes.
+    /// Delivered tokens, and their bytes.
     pub(super) loaded_tokens: usize,
     pub(super) bytes: u64,
-    /// Level of every chunk; none for those that are to be computed.
+    /// Level of every chunk; `None` for chunks to be computed.
     pub(super) levels: Vec<Option<u8>>,
-    /// Worst predicted KL of what came, nats a token.
+    /// Largest predicted KL of the delivered KV, in nats per token.
     pub(super) kl: f64,
     /// Whether the suffix was computed while the prefix was still being decoded.
     pub(super) layer_wise: bool,
@@ -90,11 +91,12 @@ pub(super) struct LoadOutcome {
     pub(super) fetch: Duration,
     /// From the last byte until everything is in its pages.
     pub(super) decode: Duration,
-    /// From then until the suffix that was begun meanwhile is computed.
+    /// From then until the suffix, whose computation started during the load, is complete.
     pub(super) recompute: Duration,
 }
 
-/// Loads what a session matches into `kv`, whose pages are reserved for the whole prompt. A load that fails delivers nothing.
+/// Loads what a session matches into `kv`, whose pages are reserved for the whole prompt. A failed load
+/// delivers nothing.
 pub(super) async fn load(
     (model, session): (&Arc<Model>, &Session),
     kv: PagedKv,
@@ -148,7 +150,7 @@ pub(super) async fn load(
     }
 }
 
-/// A load whose suffix may be begun before it is done.
+/// A load whose suffix may be started before the load is complete.
 struct LayerWiseStart {
     model: Arc<Model>,
     prompt: Arc<[u32]>,
@@ -162,7 +164,7 @@ struct LayerWiseStart {
 enum SuffixState {
     /// The suffix is not begun.
     Waiting(PagedKv),
-    /// The suffix is computed behind the gate.
+    /// The suffix is being computed behind the gate.
     UnderWay(JoinHandle<(PagedKv, Result<(), EngineError>)>),
     Over,
 }
@@ -229,7 +231,8 @@ impl LayerWiseStart {
     }
 }
 
-/// Computes `suffix` behind `matched` tokens that are still on their way; `gate` holds every layer up until it is there.
+/// Computes `suffix` behind `matched` tokens that are still loading; `gate` blocks each layer until its KV is
+/// present.
 fn ahead(
     model: &Model,
     kv: &mut PagedKv,

@@ -7,7 +7,7 @@ const WIDTH_MAX: u8 = 8;
 /// Steps tried for a width, as shares of the component's root mean square.
 const STEP_SHARES: [f32; 7] = [0.02, 0.05, 0.12, 0.3, 0.6, 1.0, 1.6];
 
-/// What every width costs a component: mean squared error and the step that reaches it.
+/// The cost of every width for a component: mean squared error and the step that reaches it.
 #[derive(Debug)]
 pub(super) struct Curve {
     errors: [f64; WIDTH_MAX as usize + 1],
@@ -38,7 +38,7 @@ impl Curve {
     }
 }
 
-/// Widths with the least sum of errors for at most `budget` bits a token.
+/// Widths with the smallest sum of errors for at most `budget` bits per token.
 pub(super) fn allocate(curves: &[Curve], budget: usize) -> Rung {
     // best[b]: least error of the components so far with b bits; choice[c][b]: width of component c there
     let mut best = vec![0f64; budget + 1];

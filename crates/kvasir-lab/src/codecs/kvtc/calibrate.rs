@@ -13,7 +13,7 @@ use super::{
 };
 use crate::BenchError;
 
-/// What a KVTC-like codec is calibrated on; several ranks share the statistics.
+/// Calibration statistics of a KVTC-like codec; several ranks share them.
 #[derive(Debug)]
 pub struct Calibration {
     planes: Vec<PlaneStatistics>,
@@ -44,13 +44,13 @@ impl Calibration {
         Ok(Self { planes: Plane::ALL.into_iter().map(of_plane).collect::<Result<_, _>>()? })
     }
 
-    /// The codec with the leading `rank` components of either plane; `variant` tells several apart.
+    /// The codec with the leading `rank` components of each plane; `variant` distinguishes several codecs.
     pub fn codec(&self, rank: usize, variant: impl Into<String>) -> KvtcLike {
         let planes = self.planes.iter().map(|plane| plane.codec(rank)).collect();
         KvtcLike { variant: variant.into(), planes }
     }
 
-    /// The rank whose profile is at most `bytes` large.
+    /// The rank whose profile has at most `bytes` bytes.
     pub fn rank_within(&self, bytes: u64) -> usize {
         let elements: usize = self.planes.iter().map(|plane| plane.elements).sum();
         let a_rank = 2 * elements + 4 * self.planes.len();

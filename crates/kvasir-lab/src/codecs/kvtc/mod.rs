@@ -21,7 +21,7 @@ use crate::BenchError;
 
 /// Tokens at the start of a context that stay exact.
 pub(super) const SINKS: usize = 4;
-/// Bits an element spent before Deflate, one rung each.
+/// Bits per element spent before Deflate, one rung each.
 const RUNGS: [f64; 8] = [0.04, 0.08, 0.16, 0.3, 0.55, 1.0, 1.7, 2.6];
 
 /// Bits and step of every component.
@@ -189,7 +189,7 @@ pub(super) fn half_levels(width: u8) -> f32 {
     ((1u32 << width >> 1) - u32::from(width > 1)).max(1) as f32
 }
 
-/// The smaller of packed bits and a byte a value, both deflated; a byte in front tells which.
+/// The smaller of packed bits and one byte per value, both deflated; the first byte says which.
 fn entropy_coded(planes: &[(&Rung, Vec<u8>)], tokens: usize) -> Result<Vec<u8>, BenchError> {
     let bytes: Vec<u8> = planes.iter().flat_map(|(_, symbols)| symbols).copied().collect();
     let mut packed = Vec::new();
@@ -251,7 +251,7 @@ impl KvtcLike {
             sink_bytes += 2 * skip * plane.elements;
         }
         if back.next().is_some() {
-            return Err(BenchError::OwnBytes { codec: "kvtc_like", what: "there are symbols left" });
+            return Err(BenchError::OwnBytes { codec: "kvtc_like", what: "symbols remain after the end" });
         }
         exact_sinks(chunk, skip, &mut kv);
         Ok(Coded { bytes: (stored.len() + sink_bytes) as u64, kv })

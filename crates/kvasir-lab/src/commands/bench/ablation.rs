@@ -1,4 +1,4 @@
-//! `kvasir-lab bench ablation`: what every feature of a profile is worth.
+//! `kvasir-lab bench ablation`: the value of every feature of a profile.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,8 @@ use kvasir_cli::{
 
 /// Contexts that query moments are taken from: a diagonal needs few.
 const METRIC_TEXTS: usize = 8;
-/// What the shipped profile is made with: factors of the two tokens, their bits, shares of weights and multiply-adds.
+/// Settings of the shipped profile: factors of the two tokens, their bits, shares of weights and
+/// multiply-adds.
 const FACTORS: ([usize; 2], u8) = ([128, 64], 4);
 const BUDGETS: (f64, f64) = (0.10, 0.25);
 
@@ -31,7 +32,7 @@ pub(crate) struct AblationArguments {
     /// Text to measure on.
     #[arg(long, value_name = "FILE")]
     text: PathBuf,
-    /// Texts to train on, beside the model's own.
+    /// Texts to train on, in addition to the model's own.
     #[arg(long, value_name = "FILE")]
     train_text: Vec<PathBuf>,
     /// Most contexts taken from those texts.
@@ -46,10 +47,10 @@ pub(crate) struct AblationArguments {
     /// Windows to measure on: each has 768 tokens through the codec and 256 that judge.
     #[arg(long, value_name = "N", default_value_t = 16)]
     windows: usize,
-    /// Only features whose name has this in it; the base always runs.
+    /// Only features whose name contains this text; the base always runs.
     #[arg(long, value_name = "TEXT")]
     feature: Vec<String>,
-    /// The JSON of an earlier run made alike: its rows join this one's.
+    /// The JSON of an earlier run with the same settings: its rows join this run's.
     #[arg(long, value_name = "FILE")]
     rows: Vec<PathBuf>,
     /// Folder for ablation.json.
@@ -115,7 +116,7 @@ fn measured(arguments: &AblationArguments) -> CliResult<Report> {
         Some(folder) => write_report(folder, "ablation", &report(ablations), &[]),
         None => Ok(()),
     };
-    // A folder that cannot be written to is told before the hours of work, not behind them.
+    // Report a folder that is not writable before the hours of work, not after them.
     write(&[])?;
     let mut written = Ok(());
     let (mut tell, mut found) =

@@ -1,4 +1,4 @@
-//! `kvasir-lab bench`: the codec measured, beside its peers.
+//! `kvasir-lab bench`: measurements of the codec, compared with other systems.
 
 mod ablation;
 mod budgets;
@@ -11,20 +11,21 @@ mod turns;
 use clap::Subcommand;
 use kvasir_cli::error::CliResult;
 
-/// What is measured.
+/// The measurement to run.
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
     /// Size against quality: every codec, level and chunk length, on a model's own KV.
     Quality(quality::QualityArguments),
-    /// What every feature of a profile is worth: one left out or changed at a time, at equal quality.
+    /// The value of every feature of a profile: one omitted or changed at a time, at equal quality.
     Ablation(ablation::AblationArguments),
-    /// Loss by turn of load, extend, store, with and without the rule that bounds the loss beneath what is stored.
+    /// Loss per turn of load, extend, store, with and without the rule that bounds the loss beneath stored
+    /// KV.
     Turns(turns::TurnArguments),
     /// Token and layer budgets (H2O, StreamingLLM, SqueezeAttention…), alone and beneath the codec, through a service.
     Budgets(budgets::BudgetArguments),
     /// Time to first token on the real engine: text, raw, 8-bit, CacheGen's policy, progressive, over shaped links.
     Ttft(ttft::TtftArguments),
-    /// Speed of every decoder and encoder on one core, beside other entropy coders.
+    /// Speed of every decoder and encoder on one core, compared with other entropy coders.
     Codec(codec::CodecArguments),
 }
 

@@ -8,7 +8,8 @@ use kvasir_plot::{Axis, Figure, Guide, Mark, Page, Place, Plot, Series, Side, Ta
 /// Codecs that lose next to nothing: their points would stretch the plot.
 const KL_MIN: f64 = 1e-5;
 
-/// CacheGen's Figure 9, ours: bits an element over KL, one line a codec, at the longest chunk of the first text.
+/// CacheGen's Figure 9 with our codecs: bits per element over KL, one line per codec, at the longest chunk of
+/// the first text.
 pub(super) fn size_against_quality(report: &QualityReport) -> Plot {
     let longest = report.rows.iter().map(|row| row.chunk_tokens).max();
     let domain = report.rows.first().map(|row| &row.domain);
@@ -38,9 +39,9 @@ pub(super) fn size_against_quality(report: &QualityReport) -> Plot {
         })
     });
     Plot {
-        description: "Logit KL over bits an element, by codec".to_owned(),
-        x: Axis::log("bits an element, container included"),
-        left: Axis::log("KL, nats a token"),
+        description: "Logit KL over bits per element, by codec".to_owned(),
+        x: Axis::log("bits per element, container included"),
+        left: Axis::log("KL, nats per token"),
         right: None,
         series: series.collect(),
         guides: QUALITIES.map(|kl| Guide { at: Place::Y(kl), label: kl.to_string() }).into(),
@@ -55,7 +56,7 @@ pub(super) fn table(rows: Vec<Vec<String>>) -> Table {
 /// The page.
 pub(super) fn render(report: &QualityReport) -> String {
     let lede = format!(
-        "{}: {} tokens of every window through the codec, the next {} teacher forced over them, exactly. Equal quality is a KL of {} and of {} nats a token.",
+        "{}: {} tokens of every window pass through the codec; the next {} are computed over them exactly, teacher forced. Equal quality is a KL of {} and of {} nats per token.",
         report.model, report.prefix, report.suffix, QUALITIES[0], QUALITIES[1]
     );
     let mut page = Page::new("Size against quality", &lede);
@@ -71,11 +72,11 @@ pub(super) fn render(report: &QualityReport) -> String {
     ]);
     page.drawing(
         &size_against_quality(report).to_svg(),
-        "Each line is a codec's ladder at the longest chunk; left and below is better. What loses next to nothing is left out.",
+        "Each line is a codec's ladder at the longest chunk; left and below is better. Codecs with almost no loss are omitted.",
     );
     page.heading("Targets");
     page.table(&table(verdict_table(report)));
-    page.heading("Bits an element at equal quality");
+    page.heading("Bits per element at equal quality");
     let mut sizes = vec![
         ["codec", "text", "chunk", "KL", "bits, levels mixed", "least", "most", "one level"]
             .map(str::to_owned)

@@ -21,7 +21,7 @@ use kvasir_plot::{Axis, Mark, Page, Plot, Series, Side};
 
 /// Tokens of the first turn.
 const FIRST_TOKENS: usize = 128;
-/// Tokens behind a turn that judge it.
+/// Tokens after a turn that measure its quality.
 const SUFFIX: usize = 96;
 
 /// Arguments of `kvasir-lab bench turns`.
@@ -42,7 +42,7 @@ pub(crate) struct TurnArguments {
     /// Turns.
     #[arg(long, value_name = "N", default_value_t = 10)]
     turns: usize,
-    /// Levels that loads come at, separated by commas [default: 1 and the finest].
+    /// Levels at which to load, separated by commas [default: 1 and the finest].
     #[arg(long, value_name = "N", value_delimiter = ',')]
     levels: Vec<u8>,
     /// Folder for turns.json and the report turns.html.
@@ -79,7 +79,7 @@ fn report(arguments: &TurnArguments) -> CliResult<Report> {
     let Some(profile) = profiles.first() else {
         return Err(CliError::new(
             Exit::Data,
-            "there is no profile of this model",
+            "there is no profile for this model",
             "Give one with --profile.",
         ));
     };
@@ -166,20 +166,20 @@ fn turn_plot(turns: &[Turn], what: &str, value: Value) -> Plot {
     }
 }
 
-/// What a turn has of something.
+/// One figure of a turn.
 type Value = fn(&Turn) -> f64;
 
 fn render(report: &Report) -> String {
     let lede = format!(
-        "{}, {} conversations: {} tokens, then turns of {} over what was loaded; {} tokens judge every turn.",
+        "{}, {} conversations: {} tokens, then turns of {} over the loaded cache; {} tokens measure the quality of every turn.",
         report.model, report.windows, report.first_tokens, report.turn_tokens, report.suffix
     );
     let mut page = Page::new("Turns of load, extend, store", &lede);
-    page.paragraph("The rule keeps out of the store what was computed over a prefix with too much predicted loss; it is computed again in the next turn.");
+    page.paragraph("The rule: KV that was computed over a prefix with too much predicted loss is not stored; the next turn computes it again.");
     let plots: [(&str, &str, Value); 3] = [
-        ("KL, nats a token", "Loss of the loaded and extended cache.", |t| t.kl),
+        ("KL, nats per token", "Loss of the loaded and extended cache.", |t| t.kl),
         ("retrieval", "Share of a repeated passage that is predicted right.", |t| t.retrieval),
-        ("share loaded", "How much of the context came out of the store.", |t| t.loaded),
+        ("share loaded", "Share of the context loaded from the store.", |t| t.loaded),
     ];
     for (what, caption, value) in plots {
         page.drawing(&turn_plot(&report.turns, what, value).to_svg(), caption);

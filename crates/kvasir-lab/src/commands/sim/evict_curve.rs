@@ -1,4 +1,4 @@
-//! `kvasir-lab sim evict-curve`: how well the service estimates what more memory would find.
+//! `kvasir-lab sim evict-curve`: how well the service estimates the hit ratio with more memory.
 
 use std::path::PathBuf;
 

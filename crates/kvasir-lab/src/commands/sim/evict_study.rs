@@ -17,10 +17,10 @@ use crate::eviction::{
 /// Arguments of `kvasir-lab sim evict-study`.
 #[derive(Debug, Args)]
 pub(crate) struct StudyArguments {
-    /// Mooncake's conversation trace; left out of the study where it is not given.
+    /// Mooncake's conversation trace; without it, the study omits this trace.
     #[arg(long, value_name = "FILE")]
     conversation: Option<PathBuf>,
-    /// A trace in the Bailian format with 64-token blocks; left out where it is not given.
+    /// A trace in the Bailian format with 64-token blocks; without it, the study omits this trace.
     #[arg(long, value_name = "FILE")]
     agentic: Option<PathBuf>,
     /// Seeds of the generated traces, separated by commas.

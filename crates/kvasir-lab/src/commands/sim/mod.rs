@@ -9,7 +9,7 @@ mod stream;
 use clap::Subcommand;
 use kvasir_cli::error::CliResult;
 
-/// What is simulated.
+/// The simulation to run.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SimCommand {
     /// Replay a request trace through the eviction policies.

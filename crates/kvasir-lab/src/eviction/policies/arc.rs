@@ -1,4 +1,5 @@
-//! ARC (Megiddo and Modha, FAST'03): recency and frequency share the room, and what comes back says who gets more.
+//! ARC (Megiddo and Modha, FAST'03): recency and frequency share the capacity, and returning keys move the
+//! split.
 
 use kvasir_eviction::{
     Access, EntryKey, EvictionPolicy, Moment,
@@ -6,8 +7,9 @@ use kvasir_eviction::{
     table::{List, Slot, Table},
 };
 
-/// Keeps what was used once in one list (T1) and what was used again in another (T2), each with a history of as many keys
-/// as there is room for (B1, B2). A return from a history moves the target size of T1 in its favour.
+/// Keeps entries used once in one list (T1) and entries used again in another (T2). Each list has a history
+/// of as many keys as the capacity (B1, B2). A return from a history moves the target size of T1 in favour of
+/// its list.
 #[derive(Debug)]
 pub struct Arc<K> {
     /// Whether the entry is in T2.
@@ -18,7 +20,7 @@ pub struct Arc<K> {
     /// Entries that T1 should have.
     target: usize,
     entries_max: usize,
-    /// The last to come in makes room for itself first, in the paper: its list, and whether it came from B2.
+    /// The last admitted entry, for which the paper makes room first: its list, and whether it came from B2.
     newcomer: Option<(usize, bool)>,
 }
 
@@ -48,7 +50,7 @@ impl<K: EntryKey> Arc<K> {
         self.lens[list] -= 1;
     }
 
-    /// Which list a key comes into, by the history that has it; moves the target.
+    /// The list that a key enters, by the history that has it; moves the target.
     fn recall(&mut self, key: &K) -> (usize, bool) {
         let [once, again] = self.histories.each_ref().map(|history| history.len().max(1));
         if self.histories[0].remove(key) {

@@ -17,8 +17,8 @@ struct Worth {
     rank: (u64, u64),
 }
 
-/// Evicts the lowest `inflation + uses × cost ÷ bytes`; the inflation is the priority of the last victim, so
-/// that what was popular long ago ages out. Cost is the recompute time (1 where it is not given).
+/// Evicts the lowest `inflation + uses × cost ÷ bytes`. The inflation is the priority of the last victim, so
+/// that formerly popular entries age out. Cost is the recompute time (1 if not given).
 #[derive(Debug)]
 pub struct Gdsf<K> {
     table: Table<K, Worth>,
@@ -106,7 +106,7 @@ impl<K: EntryKey> EvictionPolicy<K> for Gdsf<K> {
         self.newcomer.leaves(slot);
         self.inflation = f64::from_bits(priority_bits);
         if let Some(newcomer) = self.newcomer.slot() {
-            // It comes in after the victim went.
+            // It is admitted after the victim was evicted.
             self.unrank(newcomer);
             self.rank(newcomer);
         }

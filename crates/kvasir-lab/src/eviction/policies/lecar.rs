@@ -17,14 +17,15 @@ struct Use {
     last: u64,
 }
 
-/// Each eviction is LRU's or LFU's by a draw. A miss on what one of them evicted lately lowers its weight, the more the
-/// later that was. Draws are those of a fixed seed.
+/// A random draw selects LRU or LFU for each eviction. A miss on an entry that one of them evicted recently
+/// lowers the weight of that policy, the more so the more recent the eviction. The draws come from a fixed
+/// seed.
 #[derive(Debug)]
 pub struct LeCar<K> {
     table: Table<K, Use>,
     by_last_use: BTreeSet<(u64, Slot)>,
     by_uses: BTreeSet<(u64, u64, Slot)>,
-    /// What LRU and LFU evicted, with the moment in accesses.
+    /// The entries that LRU and LFU evicted, with the time in accesses.
     histories: [IntrusiveQueue<K>; 2],
     weights: [f64; 2],
     capacity: u64,
@@ -62,7 +63,7 @@ impl<K: EntryKey> LeCar<K> {
         self.by_uses.remove(&(uses, last, slot));
     }
 
-    /// Regret: whoever evicted what is asked for now loses weight.
+    /// Regret: the policy that evicted the requested key loses weight.
     fn regret(&mut self, key: &K) {
         for expert in 0..2 {
             let Some(evicted) = self.histories[expert].since(key) else { continue };
@@ -119,7 +120,7 @@ impl<K: EntryKey> EvictionPolicy<K> for LeCar<K> {
         let slot = victims[expert];
         self.unrank(slot);
         let key = self.table.drop_slot(slot);
-        // Where both agree nobody is to blame.
+        // If both agree, neither is to blame.
         if victims[0] != victims[1] {
             self.histories[expert].put(key, 1, Moment::from_micros(self.clock));
             if self.histories[expert].len() as u64 > self.capacity {

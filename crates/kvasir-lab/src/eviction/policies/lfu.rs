@@ -9,7 +9,7 @@ use kvasir_eviction::{
 
 use super::newcomer::Newcomer;
 
-/// Evicts the entry with the fewest uses since it came in; among equals, the least recently used.
+/// Evicts the entry with the fewest uses since its admission; among equals, the least recently used.
 #[derive(Debug)]
 pub struct Lfu<K> {
     table: Table<K, u64>,

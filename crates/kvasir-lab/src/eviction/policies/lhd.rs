@@ -22,7 +22,7 @@ fn width_of(bin: usize) -> f64 {
     ((bin / 4) as f64).exp2()
 }
 
-/// Ends of lives by age, and the densities that they give.
+/// Ends of lives by age, and the densities that follow from them.
 #[derive(Debug, Clone)]
 struct Class {
     hits: [f64; BINS],
@@ -31,13 +31,13 @@ struct Class {
 }
 
 impl Class {
-    /// Before anything is known: younger is worth more, as in LRU.
+    /// Before any observation: younger entries are worth more, as in LRU.
     fn new() -> Self {
         let density = std::array::from_fn(|bin| 1.0 / ((bin + 1) as f64));
         Self { hits: [0.0; BINS], evictions: [0.0; BINS], density }
     }
 
-    /// §4.2: hits to come over the time until the end of the life, from the oldest age to the youngest.
+    /// §4.2: expected hits over the time until the end of the life, from the oldest age to the youngest.
     fn learn(&mut self) {
         let (mut hits, mut ends, mut life) = (0.0, 0.0, 0.0);
         for bin in (0..BINS).rev() {
@@ -59,7 +59,7 @@ struct Entry<K> {
     class: usize,
 }
 
-/// The policy; entries lie densely, to be drawn. Draws are those of a fixed seed.
+/// The policy; entries are stored densely so that it can sample them. The draws come from a fixed seed.
 #[derive(Debug)]
 pub struct Lhd<K> {
     places: HashMap<K, usize, RandomState>,
@@ -131,7 +131,7 @@ impl<K: EntryKey> EvictionPolicy<K> for Lhd<K> {
         let entry = &mut self.entries[place];
         let age = self.clock - entry.last;
         self.classes[entry.class].hits[bin_of(age)] += 1.0;
-        // Class 0 is for what was not used again; a short wait tells more than a long one.
+        // Class 0 is for entries that were not used again; a short wait is more informative than a long one.
         (entry.last, entry.class) = (self.clock, 1 + (age.max(1).ilog2() as usize).min(CLASSES - 2));
         true
     }

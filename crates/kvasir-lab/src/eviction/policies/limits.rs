@@ -1,20 +1,22 @@
 //! Named limits of the compared policies, each with its reason. None is fitted to a trace.
 
-/// S3-FIFO's small queue is a tenth of the capacity (SOSP'23 §4.2; the paper finds 5–20 % alike).
+/// S3-FIFO's small queue is a tenth of the capacity (SOSP'23 §4.2; the paper finds no difference from 5 to 20
+/// %).
 pub const S3FIFO_SMALL_DIVISOR: u64 = 10;
 /// S3-FIFO counts uses in two bits.
 pub const S3FIFO_USES_MAX: u8 = 3;
-/// Ghosts kept even when the tier holds fewer entries than this: a tiny tier learns from some history too.
+/// Ghosts kept even if the tier holds fewer entries than this, so that a tiny tier also learns from some
+/// history.
 pub const GHOST_ENTRIES_MIN: usize = 1024;
 /// Idle time after which [`Ttl`](super::Ttl) drops an entry by default: five minutes, as hosted prompt caches do.
 pub const TTL_SECONDS_DEFAULT: f64 = 300.0;
 /// Accesses of a class between two fits of its exponential: 24 additions each.
 pub const REFIT_CLASS_ACCESSES: usize = 64;
-/// Shortest reuse time told apart: keeps rates finite when a clock stands still.
+/// Shortest distinguishable reuse time: keeps rates finite when a clock stands still.
 pub const REUSE_SECONDS_MIN: f64 = 1e-3;
 /// How strongly [`LeCar`](super::LeCar) learns from a regret (HotStorage'18 §4).
 pub const LECAR_LEARNING_RATE: f64 = 0.45;
-/// What a regret is worth after as many accesses as there are entries (HotStorage'18 §4).
+/// Weight of a regret after as many accesses as there are entries (HotStorage'18 §4).
 pub const LECAR_DISCOUNT_BASE: f64 = 0.005;
 /// Entries that [`Lhd`](super::Lhd) draws for an eviction (NSDI'18 §5 finds 64 enough).
 pub const LHD_DRAWN: usize = 64;

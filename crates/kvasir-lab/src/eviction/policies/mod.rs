@@ -1,5 +1,5 @@
-//! All eviction policies that a replay compares: those that a tier can be told to use, and those that exist only to be
-//! compared with.
+//! All eviction policies that a replay compares: those that a tier can use, and those that exist only for
+//! comparison.
 
 mod arc;
 mod draws;
@@ -54,7 +54,7 @@ pub enum ComparedPolicy {
     LeafFirst(Baseline),
 }
 
-/// Policies that know nothing of prefixes, so that the order in which a request uses its blocks decides.
+/// Policies without knowledge of prefixes: the order in which a request uses its blocks decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Baseline {
     /// [`Lru`].
@@ -91,7 +91,7 @@ impl Baseline {
 }
 
 impl ComparedPolicy {
-    /// What the gap to Belady's MIN is measured from.
+    /// The lower end of the gap to Belady's MIN.
     pub const REFERENCE: Self = Self::LeafFirst(Baseline::Lru);
 
     /// Every policy, in the order of the tables.
@@ -149,8 +149,8 @@ impl ComparedPolicy {
         }
     }
 
-    /// A new policy for a tier of `capacity` bytes. That of [`Self::Ttl`] does not expire entries by itself:
-    /// [`Ttl::expire`] does.
+    /// A new policy for a tier of `capacity` bytes. The policy of [`Self::Ttl`] does not expire entries
+    /// automatically; call [`Ttl::expire`].
     pub fn build<K: EntryKey>(self, capacity: u64) -> Box<dyn EvictionPolicy<K>> {
         let distribution = WorkloadTerms { life: false, offset: false };
         let life = WorkloadTerms { life: true, offset: false };
@@ -177,7 +177,7 @@ impl fmt::Display for ComparedPolicy {
     }
 }
 
-/// A name that is no policy's.
+/// The name is not that of a policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("no policy is called {found:?}; there are {}", ComparedPolicy::ALL.map(ComparedPolicy::name).join(", "))]
 pub struct ParseComparedPolicyError {

@@ -2,11 +2,12 @@
 
 use kvasir_eviction::table::{NONE, Slot};
 
-/// The entry that came in last, until another is used.
+/// The most recently admitted entry, until another is used.
 ///
-/// A tier takes an entry in and then asks what goes for it; LFU, GDSF, SIEVE and S3-FIFO were published as making room
-/// first, so that the newcomer is no candidate. If it were, SIEVE and LFU would get stuck once everything else was used:
-/// each newcomer would be the only unused entry, and go at once, for ever.
+/// A tier admits an entry and then asks the policy for a victim. LFU, GDSF, SIEVE and S3-FIFO were published
+/// as making room first, so that the newcomer is not a candidate. If it were, SIEVE and LFU would get stuck
+/// once everything else was used: each newcomer would be the only unused entry and would be evicted
+/// immediately, forever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Newcomer(Slot);
 

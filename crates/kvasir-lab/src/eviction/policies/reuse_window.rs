@@ -1,4 +1,5 @@
-//! A sliding window of reuse times and the exponential that fits it: what [`Workload`](super::Workload) learns of a class.
+//! A sliding window of reuse times and an exponential fitted to it: [`Workload`](super::Workload)'s data per
+//! class.
 
 use kvasir_eviction::{Moment, limits::REUSE_WINDOW_SECONDS};
 
@@ -12,7 +13,7 @@ const PARTS: usize = 12;
 pub struct ExponentialFit {
     /// Reuses per second of waiting: the inverse of the mean reuse time.
     pub rate: f64,
-    /// Samples behind the fit.
+    /// Number of samples in the fit.
     pub samples: u64,
 }
 

@@ -45,8 +45,8 @@ impl<K: EntryKey> Ghosts<K> {
     }
 }
 
-/// New entries enter a small FIFO (10 % of the capacity); those used again there, or remembered as ghosts, go
-/// to the main FIFO, where up to three uses buy another round each.
+/// New entries enter a small FIFO (10 % of the capacity). Those used again there, or remembered as ghosts,
+/// move to the main FIFO, where each of up to three uses gains another round.
 #[derive(Debug)]
 pub struct S3Fifo<K> {
     table: Table<K, Place>,

@@ -7,14 +7,15 @@ use kvasir_eviction::{
 
 use super::newcomer::Newcomer;
 
-/// Walks a hand from the oldest to the newest entry and then from the oldest again; visited entries are spared once, in
-/// place. New entries come in at the newest end, and are no candidates for the room that they need themselves.
+/// Moves a hand from the oldest to the newest entry and then from the oldest again; visited entries are
+/// spared once, in place. New entries are added at the newest end, and are not candidates for the space that
+/// they need themselves.
 #[derive(Debug)]
 pub struct Sieve<K> {
     /// Whether the entry was used since the hand last passed.
     table: Table<K, bool>,
     queue: List,
-    /// Where the next walk starts; [`NONE`] is the front (the oldest).
+    /// Start of the next walk; [`NONE`] is the front (the oldest).
     hand: Slot,
     newcomer: Newcomer,
 }
@@ -73,7 +74,7 @@ impl<K: EntryKey> EvictionPolicy<K> for Sieve<K> {
             } else {
                 self.hand = slot;
                 let victim = self.take(slot);
-                // Behind the newest of before the newcomer comes the oldest.
+                // The oldest entry follows the newest one from before the newcomer.
                 if self.newcomer.is(self.hand) {
                     self.hand = NONE;
                 }

@@ -2,8 +2,8 @@
 
 use kvasir_eviction::{Access, EntryKey, EvictionPolicy, Moment, intrusive_queue::IntrusiveQueue};
 
-/// Entries expire a fixed time after their last use, as prompt caches of hosted LLMs do; when space is short
-/// the one that would expire first goes.
+/// Entries expire a fixed time after their last use, as in the prompt caches of hosted LLMs. When space is
+/// short, the entry that would expire first is evicted.
 #[derive(Debug)]
 pub struct Ttl<K> {
     line: IntrusiveQueue<K>,

@@ -14,7 +14,7 @@ use super::{limits, reuse_window::ReuseWindow};
 pub struct WorkloadTerms {
     /// Reuse only counts within the class's expected life.
     pub life: bool,
-    /// Later blocks of a request go first.
+    /// Evicts later blocks of a request first.
     pub offset: bool,
 }
 
@@ -131,7 +131,8 @@ impl<K: EntryKey> Workload<K> {
         let index = self.class_index(self.table.meta(slot).class);
         let class = &mut self.classes[index];
         if class.newest == slot {
-            // The request's later blocks go in front of what is left of it, also when its own blocks had to go for them.
+            // The request's later blocks are placed before its remaining ones, also if some of its own blocks
+            // were evicted for them.
             class.newest = self.table.slab.next(slot);
         }
         class.queue.unlink(&mut self.table.slab, slot);

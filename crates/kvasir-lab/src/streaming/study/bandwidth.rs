@@ -7,7 +7,7 @@ use kvasir_replay::link::BandwidthSeries;
 
 use crate::streaming::LinkRate;
 
-/// Where the links come from.
+/// Source of the links.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Bandwidth {
     /// The rate of every chunk's transfer is drawn uniformly from this range in Gb/s (the paper's setting).
@@ -17,11 +17,11 @@ pub enum Bandwidth {
     Series(Vec<BandwidthSeries>, Option<(f64, f64)>),
 }
 
-/// A bandwidth argument that is no range.
+/// The bandwidth argument is not a range.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no bandwidth range: write random:LO-HI in Gb/s, e.g. random:0.1-10, with 0 < LO <= HI")]
+#[error("{text:?} is not a bandwidth range; use random:LO-HI in Gb/s with 0 < LO <= HI, e.g. random:0.1-10")]
 pub struct BadRange {
-    /// What was given.
+    /// The argument.
     pub text: String,
 }
 

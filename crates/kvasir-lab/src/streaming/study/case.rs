@@ -1,4 +1,4 @@
-//! One context of a study, and what each policy makes of it.
+//! One context of a study, and the result of each policy on it.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::streaming::{
     published_rule,
 };
 
-/// What was seen before a load is drawn apart from what it will see.
+/// Seed offset, so that the prefills observed before a load differ from those during it.
 const PREFILLS_SEED: u64 = 0x5eed;
 
 /// A link, and the contexts that are loaded over it at the same time. Drawn once, and the same for every policy,
@@ -24,7 +24,7 @@ pub struct Case {
     pub simulation: SimulationConfig,
     /// Tokens of each context.
     pub lengths: Vec<u64>,
-    /// When each is asked for, in order.
+    /// When each is requested, in order.
     pub arrivals: Vec<Duration>,
 }
 
@@ -51,13 +51,13 @@ impl StreamStudy {
         Case { simulation, lengths, arrivals }
     }
 
-    /// What has to be loaded of a context.
+    /// The load of a context.
     pub fn plan(&self, ladder: &Ladder, tokens: u64, slo: Duration) -> FetchPlan {
         self.engine.plan(ladder, tokens, CHUNK_TOKENS_DEFAULT as u64, slo)
     }
 
-    /// What the oracle makes of each context. With several: as if each had its fair share of the link and the
-    /// GPU, which all of them can have.
+    /// The oracle's result for each context. With several contexts, each is treated as if it had its fair
+    /// share of the link and the GPU, which all of them can have.
     pub fn possible(&self, case: &Case, ladder: &Ladder, slo: Duration) -> Vec<Outcome> {
         let mut simulation = case.simulation.clone();
         if self.concurrent > 1 {
@@ -69,7 +69,7 @@ impl StreamStudy {
         requests.map(|(&tokens, &at)| oracle(&self.plan(ladder, tokens, slo), &simulation, at)).collect()
     }
 
-    /// What a policy makes of them, and what it decided.
+    /// A policy's results, and its decisions.
     pub fn simulate(
         &self,
         policy: StudyPolicy,
@@ -110,7 +110,8 @@ impl StreamStudy {
         (outcomes, trace)
     }
 
-    /// What the client believes of the GPU after the prefills that it saw: chunks of one context, from the front, again and again.
+    /// The client's estimate of the GPU after the prefills that it observed: chunks of one context, from the
+    /// start, repeatedly.
     fn believed(&self, case: &Case) -> RecomputeModel {
         let (truth, noise) = (&case.simulation.recompute, case.simulation.noise);
         let mut model = self.engine.recompute.clone();
@@ -124,7 +125,7 @@ impl StreamStudy {
         model
     }
 
-    /// When each request is begun: at once, or, by CacheGen's policies, with its batch.
+    /// When each request starts: immediately or, with CacheGen's policies, with its batch.
     fn starts(&self, policy: StudyPolicy, case: &Case) -> Vec<Start> {
         if !policy.is_batched() {
             return case.arrivals.iter().map(|&at| Start { at, sharing: Vec::new() }).collect();
@@ -142,7 +143,7 @@ impl StreamStudy {
             let chunks = tokens.div_ceil(CHUNK_TOKENS_DEFAULT as u64) as usize;
             begin(batcher.arrive((), chunks, at), at);
         }
-        // Where nobody else will come, nobody is waited for.
+        // If no further request can arrive, the last batch does not wait.
         let last = case.arrivals.last().copied().unwrap_or_default();
         let closes = batcher.closes_at().unwrap_or(last);
         begin(batcher.due(closes), if self.spread.is_zero() { last } else { closes });
@@ -150,7 +151,7 @@ impl StreamStudy {
     }
 }
 
-/// When a request is begun, and with whom.
+/// When a request starts, and with which others.
 struct Start {
     at: Duration,
     /// N_c of its batch.

@@ -38,7 +38,7 @@ const LINK_GBPS: f64 = 3.0;
 pub struct Curve {
     /// The technique.
     pub policy: String,
-    /// The variable, and what was found there.
+    /// The variable, and the result for it.
     pub points: Vec<(f64, StreamRow)>,
 }
 
@@ -56,7 +56,7 @@ pub struct HeatCell {
 /// Storing against recomputing.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Cost {
-    /// Storing one context of 9.4 K tokens, all levels of the ladder nested, US$ a month.
+    /// Storing one context of 9.4 K tokens, all levels of the ladder nested, US$ per month.
     pub store_month: f64,
     /// The same as separate versions, one a level (CacheGen's).
     pub store_versions_month: f64,
@@ -88,7 +88,7 @@ impl Cost {
         }
     }
 
-    /// Reuses a month from which storing is cheaper.
+    /// Reuses per month from which storing is cheaper.
     pub fn break_even(&self) -> f64 {
         self.store_month / self.recompute
     }
@@ -101,7 +101,7 @@ pub struct SweepRow {
     pub figure: &'static str,
     /// The variable: Gb/s, tokens, requests or milliseconds.
     pub x: f64,
-    /// What was found there.
+    /// The result.
     #[serde(flatten)]
     pub row: StreamRow,
 }
@@ -124,7 +124,7 @@ pub struct Figures {
 }
 
 impl Figures {
-    /// The curves, a row for each point.
+    /// The curves, one row per point.
     pub fn rows(&self) -> Vec<SweepRow> {
         let figures = [
             ("bandwidth", &self.bandwidth),
@@ -138,7 +138,7 @@ impl Figures {
         points.map(|(figure, (x, row))| SweepRow { figure, x: *x, row: row.clone() }).collect()
     }
 
-    /// Runs them beside `study`, with its engine, seed and first ladder.
+    /// Runs them in addition to `study`, with its engine, seed and first ladder.
     pub fn run(study: &StreamStudy) -> Self {
         let constant = |gbps: f64| {
             let series = BandwidthSeries::constant(gbps * 1e3).into_iter().collect();

@@ -21,7 +21,8 @@ pub const LONGCHAT_TOKENS: (u64, u64) = (9_200, 9_600);
 /// Means that recorded series are scaled to, in Gb/s.
 pub const SERIES_MEAN_GBPS: (f64, f64) = (0.2, 10.0);
 
-/// CacheGen's T and B where nothing else is asked for: a fiftieth of a second, and what one GPU server runs at once.
+/// Defaults of CacheGen's T and B: a fiftieth of a second, and the number of requests that one GPU server
+/// runs at the same time.
 pub const BATCH: (Duration, usize) = (Duration::from_millis(20), 8);
 
 /// A study's settings.
@@ -49,17 +50,18 @@ pub struct StreamStudy {
     pub batch: (Duration, usize),
     /// From request to first byte.
     pub first_byte: Duration,
-    /// True speed of the GPU as a share of what the loads believe at first.
+    /// True speed of the GPU as a share of the speed that the loads assume at first.
     pub gpu_truth: f64,
     /// See [`Noise::gpu`](super::Noise::gpu).
     pub gpu_jitter: f64,
-    /// Prefills of a chunk that the client saw before, as it sees those of its engine: 0 is its first load.
+    /// Prefills of a chunk that the client observed before, as it observes those of its engine; 0 for its
+    /// first load.
     pub prefills: usize,
     /// See [`Noise::late`](super::Noise::late).
     pub late: Duration,
     /// How they share the link.
     pub sharing: Sharing,
-    /// One seed gives one result.
+    /// Seed; the same seed gives the same result.
     pub seed: u64,
 }
 

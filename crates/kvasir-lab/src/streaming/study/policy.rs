@@ -25,7 +25,7 @@ pub enum StudyPolicy {
     Fixed,
     /// Algorithm 1 with the last chunk's throughput (A).
     CacheGen,
-    /// Algorithm 1 with as many requests in flight as Kvasir's policy has, where round trips are long.
+    /// Algorithm 1 with as many requests in flight as Kvasir's policy uses when round trips are long.
     CacheGenPipelined,
     /// Algorithm 1 with the harmonic mean of 20 samples (B).
     CacheGenHarmonic,
@@ -34,10 +34,10 @@ pub enum StudyPolicy {
     CacheGenPublished,
     /// Kvasir's.
     Progressive,
-    /// Kvasir's where the GPU is for others too: computes only what the deadline needs.
+    /// Kvasir's policy for a GPU shared with others: computes only what the deadline requires.
     ProgressiveSparing,
-    /// Kvasir's, told the mean rate of the link over the next 100 ms before each decision: what a perfect estimator
-    /// of the near future would be worth.
+    /// Kvasir's policy with the true mean rate of the link over the next 100 ms before each decision: the
+    /// value of a perfect short-term estimator.
     ProgressiveForesight,
     /// Knows the future.
     Oracle,
@@ -89,8 +89,8 @@ impl StudyPolicy {
         text.split(',').map(|name| Self::ALL.into_iter().find(|p| p.name() == name.trim())).collect()
     }
 
-    /// The policy and its estimator. `sharing` is the batch's N_c per chunk index. The published ones never give up.
-    /// `link` is for those that look at it.
+    /// The policy and its estimator. `sharing` is the batch's N_c per chunk index. The published policies
+    /// never give up. `link` is for policies that look at it.
     pub(super) fn build(
         self,
         ladder: &Ladder,

@@ -1,4 +1,4 @@
-//! What a study finds.
+//! The results of a study.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use serde::Serialize;
 
 use crate::streaming::Outcome;
 
-/// A set counts where `cachegen` violates the SLO more often than this.
+/// A set counts if `cachegen` violates the SLO more often than this.
 pub const COUNTED_VIOLATIONS: f64 = 0.02;
 
-/// What `--json` prints.
+/// The document that `--json` prints.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StreamReport {
     /// One row per policy, set, ladder and SLO.
@@ -18,7 +18,7 @@ pub struct StreamReport {
     pub summary: Vec<Summary>,
 }
 
-/// Means over the cells (sets and SLOs) of one ladder where `cachegen` violates more than 2 %.
+/// Means over the cells (sets and SLOs) of one ladder in which `cachegen` violates more than 2 %.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Summary {
     /// The ladder.
@@ -29,9 +29,9 @@ pub struct Summary {
     pub cells: usize,
     /// Requests in them.
     pub requests: usize,
-    /// Mean share of requests that missed an SLO which the oracle meets.
+    /// Mean share of requests that missed an SLO that the oracle meets.
     pub avoidable_violation_rate: f64,
-    /// Where that share lies with 95 % confidence, given so many requests.
+    /// 95 % confidence interval of that share.
     pub avoidable_interval: [f64; 2],
     /// The largest share of a cell.
     pub avoidable_violation_rate_max: f64,
@@ -42,7 +42,7 @@ pub struct Summary {
 }
 
 impl StreamReport {
-    /// Rows and what follows from them.
+    /// Rows and the figures derived from them.
     pub fn new(rows: Vec<StreamRow>) -> Self {
         let reference = |row: &StreamRow| rows.iter().find(|r| r.policy == "cachegen" && r.is_beside(row));
         let counted =
@@ -101,7 +101,7 @@ pub struct StreamRow {
     pub violation_rate: f64,
     /// Share that missed it although the oracle meets it.
     pub avoidable_violation_rate: f64,
-    /// Where that share lies with 95 % confidence, given so many requests.
+    /// 95 % confidence interval of that share.
     pub avoidable_interval: [f64; 2],
     /// Median TTFT in milliseconds.
     pub ttft_ms_p50: f64,
@@ -111,11 +111,11 @@ pub struct StreamRow {
     pub ttft_ms_max: f64,
     /// Mean over requests of the token mean of 1 − loss.
     pub quality: f64,
-    /// Mean bytes on the wire a request.
+    /// Mean bytes on the wire per request.
     pub bytes: f64,
 }
 
-/// Wilson's 95 % interval of a share: of `of` requests, `count` had it.
+/// Wilson's 95 % interval of the share `count` / `of`.
 fn interval(count: usize, of: usize) -> [f64; 2] {
     const Z: f64 = 1.96;
     let (n, p) = (of.max(1) as f64, count as f64 / of.max(1) as f64);
@@ -125,7 +125,7 @@ fn interval(count: usize, of: usize) -> [f64; 2] {
 }
 
 impl StreamRow {
-    /// Requests that missed an SLO which the oracle meets.
+    /// Requests that missed an SLO that the oracle meets.
     fn avoidable(&self) -> usize {
         (self.avoidable_violation_rate * self.requests as f64).round() as usize
     }

@@ -1,12 +1,12 @@
-"""Kvasir under vLLM: prefixes that another request, engine or day has computed are loaded instead of computed again.
+"""Kvasir for vLLM: prefixes that were computed before, also by other engines, are loaded instead of recomputed.
 
 ``` sh
 vllm serve MODEL --kv-transfer-config '{"kv_connector": "KvasirConnector", "kv_connector_module_path": "kvasir.vllm",
     "kv_role": "kv_both", "kv_load_failure_policy": "recompute", "kv_connector_extra_config": {"url": "http://kvasir:7480"}}'
 ```
 
-vLLM makes the connector twice: in the scheduler, which looks prompts up and plans (`_scheduler`), and in each worker, which moves
-keys and values between vLLM's blocks and the service (`_worker`). `StepPlan` is what one sends the other at each step.
+vLLM creates the connector in the scheduler, which looks prompts up and plans (`_scheduler`), and in each worker, which moves
+keys and values between vLLM's blocks and the service (`_worker`). The scheduler sends a `StepPlan` to the workers at each step.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ __all__ = ["KvasirConnector"]
 
 _SINCE = (0, 30)
 if tuple(int(part) for part in vllm.__version__.split(".")[:2] if part.isdigit()) < _SINCE:
-    raise KvasirError(f"vLLM {vllm.__version__} is not known here", "wrong_version", "install vllm>=0.30")
+    raise KvasirError(f"vLLM {vllm.__version__} is not supported", "wrong_version", "install vllm>=0.30")
 
 
 class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
     """Loads and saves the caches of prompts, for ``--kv-transfer-config``.
 
-    Nothing waits for the service: lookups run aside, loads are asynchronous, saves are copied out and sent in the background. A
-    service that is slow or away costs a request at most its deadline.
+    No step waits for the service: lookups run in the background, loads are asynchronous, saves are copied and sent in the
+    background. A slow or unavailable service delays a request by at most its deadline.
 
     Raises
     ------
     InputError
-        ``invalid_setting`` for a key of ``kv_connector_extra_config`` that is not known, or has no usable value.
+        ``invalid_setting`` for an unknown key of ``kv_connector_extra_config``, or an invalid value.
     """
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
@@ -59,17 +59,17 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A save that is dropped is a miss later, and no request waits for one."""
+        """A dropped save is only a later miss, and no request waits for saves."""
         return False
 
     # In the scheduler.
 
     def on_new_request(self, request: Any) -> None:
-        """Look a prompt up, aside."""
+        """Look a prompt up in the background."""
         self._planner.begin(request, time.monotonic())
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """Tokens that can be loaded behind those that vLLM has; None while the lookup runs."""
+        """Return the tokens that can be loaded after those that vLLM has; None while the lookup runs."""
         return self._planner.loadable(request, num_computed_tokens, time.monotonic())
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -78,68 +78,68 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
             self._planner.allocated(request, blocks.get_block_ids(), num_external_tokens, time.monotonic())
 
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
-        """Give the loads and saves of a step."""
+        """Return the loads and saves of a step."""
         return self._planner.plan(scheduler_output, time.monotonic())
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """Take note of what the workers report."""
+        """Process the workers' reports."""
         if isinstance(connector_output.kv_connector_worker_meta, WorkerReport):
             self._planner.reported(connector_output.kv_connector_worker_meta)
 
     def request_finished_all_groups(self, request: Any, block_ids: tuple[list[int], ...]) -> tuple[bool, dict[str, Any] | None]:
-        """Save what was generated; its blocks stay until they are copied."""
+        """Save the generated tokens; their blocks are kept until they are copied."""
         return self._planner.finished(request, block_ids), None
 
     def take_events(self) -> list[Any]:
-        """Give what is stored since the last call."""
+        """Return the events since the last call."""
         return self._planner.events.take()
 
     # In a worker.
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        """Learn where the blocks are, and check that they are understood."""
+        """Register the blocks, and check that their layout is supported."""
         self._mover.register(kv_caches)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Begin the loads of a step, aside."""
+        """Start the loads of a step in the background."""
         plan = self._get_connector_metadata()
         assert isinstance(plan, StepPlan)
         self._mover.load(plan)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing: a request is scheduled when all its layers are there."""
+        """Do nothing: a request is scheduled once all its layers are loaded."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nothing: blocks are copied when a step is over."""
+        """Do nothing: blocks are copied at the end of a step."""
 
     def wait_for_save(self) -> None:
-        """Copy what the step's plan saves."""
+        """Copy the blocks that the step's plan saves."""
         plan = self._get_connector_metadata()
         assert isinstance(plan, StepPlan)
         self._mover.save(plan)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        """Requests whose blocks were copied, and requests whose loads are over."""
+        """Return requests whose blocks were copied, and requests whose loads have ended."""
         return self._mover.finished(finished_req_ids, time.monotonic())
 
     def get_block_ids_with_load_errors(self) -> set[int]:
-        """Blocks that a load left as they were."""
+        """Return blocks that a load did not write."""
         return self._mover.take_failed_blocks()
 
     def build_connector_worker_meta(self) -> WorkerReport | None:
-        """What the scheduler has to know."""
+        """Return the worker's report for the scheduler."""
         return self._mover.take_report()
 
     # In both, and in the process that serves metrics.
 
     def get_kv_connector_stats(self) -> Stats | None:
-        """Give what was counted since the last call."""
+        """Return the counts since the last call."""
         side = self._scheduler or self._worker
         return None if side is None else side.metrics.take()
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
-        """Give stats as they were sent."""
+        """Return stats from their serialised form."""
         return Stats(data=data or {})
 
     @classmethod
@@ -150,7 +150,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         return PromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
-        """End the threads; what was copied is sent first, for a while."""
+        """Stop the threads, after sending copied blocks for a limited time."""
         if self._scheduler is not None:
             self._scheduler.close()
         if self._worker is not None:

@@ -1,4 +1,4 @@
-"""Events of vLLM's stream: prompts whose blocks are in the store, so that routers send a request to an engine that reads it."""
+"""Events for vLLM's stream: blocks that are in the store, so that routers can send requests to an engine that loads them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 from vllm.distributed.kv_events import MEDIUM_STORAGE, BlockStored
 from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys, maybe_convert_block_hash, to_event_extra_keys
 
-# Saves whose end no worker has told yet; the oldest are forgotten.
+# Saves that no worker has reported yet; the oldest are dropped.
 _WAITING_MAX = 10_000
 
 
 class StoredEvents:
-    """Events of saves, given when the workers report that they are durable.
+    """Events of saves, emitted once the workers report them as durable.
 
-    What the service removes is not told: a block that an event names may be gone.
+    Removals by the service are not reported: a block in an event may be gone.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -24,7 +24,7 @@ class StoredEvents:
         self._ready: list[BlockStored] = []
 
     def begin(self, number: int, request: Any, first: int, end: int, size: int) -> None:
-        """A save of tokens ``first`` to ``end`` is planned, in blocks of ``size``. Whole ones have hashes."""
+        """Record a planned save of tokens ``first`` to ``end``, in blocks of ``size``. Only whole blocks have hashes."""
         begin, end = first // size, end // size
         hashes = [maybe_convert_block_hash(key) for key in request.block_hashes[:end]] if self._is_wanted else []
         if not hashes[begin:]:
@@ -49,10 +49,10 @@ class StoredEvents:
             del self._waiting[next(iter(self._waiting))]
 
     def stored(self, numbers: set[int]) -> None:
-        """These saves are durable."""
+        """Record that these saves are durable."""
         self._ready += [self._waiting.pop(number) for number in sorted(numbers) if number in self._waiting]
 
     def take(self) -> list[BlockStored]:
-        """Give the events since the last call."""
+        """Return the events since the last call."""
         ready, self._ready = self._ready, []
         return ready

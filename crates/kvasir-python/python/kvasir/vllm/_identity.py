@@ -1,4 +1,4 @@
-"""Whose cache it is: the model by its files, the adapter by its files, and what else than tokens went into a prompt."""
+"""Identity of a cache: the model by its files, the adapter by its files, and the non-token inputs of a prompt."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ._plan import Prompt
 from ._settings import Settings
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
-# A file up to this many bytes is read whole; of a longer one the beginning, which names its tensors, and samples.
+# A file up to this size is read whole; of a longer one, the beginning, which names its tensors, and samples.
 _WHOLE_BYTES = 64 << 20
 _BEGIN_BYTES = 8 << 20
 _SAMPLES = 128
 _SAMPLE_BYTES = 64 << 10
-# Types of caches by vLLM's names. Scales of fp8 are of the weights, and the same wherever these are.
+# Types of caches by vLLM's names. fp8 scales belong to the weights, and are equal wherever the weights are.
 _DTYPES = {
     "float32": "float32",
     "float16": "float16",
@@ -27,28 +27,28 @@ _DTYPES = {
     "fp8": "float8_e4m3fn",
     "fp8_e4m3": "float8_e4m3fn",
 }
-# Whose digests are remembered.
+# Number of cached digests.
 _ADAPTERS_MAX = 256
-# No byte of UTF-8, which a salt of a request is: the two kinds of salts are never equal.
+# Not a byte of UTF-8, unlike a request's salt: the two kinds of salts are never equal.
 _COMPOSED = b"\xff"
 
 
 def model_spec(settings: Settings, vllm_config: Any) -> ModelSpec:
-    """Give the spec of the cache that vLLM makes of its model.
+    """Return the spec of the model's cache in vLLM.
 
     The revision is the commit of a model from the Hugging Face Hub, and a digest of the files of a model in a folder: another
-    training of the same architecture never matches, whatever it is called.
+    training of the same architecture never matches, whatever its name.
 
     Raises
     ------
     InputError
-        ``invalid_config`` for a model whose cache is not known.
+        ``invalid_config`` for a model whose cache is not supported.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     kv_dtype = str(model.dtype) if cache.cache_dtype == "auto" else _DTYPES.get(cache.cache_dtype)
     if kv_dtype is None:
         remedy = f"serve with --kv-cache-dtype {', '.join(_DTYPES)}, or without Kvasir"
-        raise InputError(f"a cache of {cache.cache_dtype} is not known here", "invalid_config", remedy)
+        raise InputError(f"a cache of {cache.cache_dtype} is not supported", "invalid_config", remedy)
     weights, revision = settings.weights, settings.revision
     folder = Path(model.model)
     if folder.is_dir():
@@ -61,11 +61,11 @@ def model_spec(settings: Settings, vllm_config: Any) -> ModelSpec:
 
 
 def files_digest(folder: Path) -> str:
-    """Digest names, sizes and contents of the files of weights in a folder; of long ones samples, at most 16 MiB each."""
+    """Digest names, sizes and contents of the weights' files in a folder; of long ones only samples, at most 16 MiB each."""
     digest = hashlib.sha256()
     files = sorted({file for pattern in _WEIGHTS for file in folder.glob(pattern)})
     if not files:
-        raise InputError(f"{folder} holds no weights", "invalid_config", 'give "weights" and "revision"')
+        raise InputError(f"{folder} contains no weights", "invalid_config", 'give "weights" and "revision"')
     for file in files:
         size = file.stat().st_size
         digest.update(f"{file.name}\0{size}\0".encode())
@@ -86,19 +86,19 @@ def _parts(size: int) -> Iterator[tuple[int, int]]:
 
 
 class Adapters:
-    """Names and digests of LoRAs. Their files are read aside, the first time that a request runs with one."""
+    """Names and digests of LoRAs. Their files are read in the background when a request first uses one."""
 
     def __init__(self) -> None:
         self._readers = ThreadPoolExecutor(1, "kvasir-adapter")
         self._read: dict[tuple[str, str, int], Future[str]] = {}
 
     def identity(self, lora: Any) -> str | None:
-        """Name and digest of an adapter, none while its files are read.
+        """Return name and digest of an adapter; None while its files are being read.
 
         Raises
         ------
         InputError, OSError
-            Where the files are not there.
+            If the files do not exist.
         """
         key = lora.lora_name, lora.lora_path, lora.lora_int_id
         read = self._read.get(key)
@@ -109,7 +109,7 @@ class Adapters:
         return read.result() if read.done() else None
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._readers.shutdown(wait=False, cancel_futures=True)
 
 
@@ -118,17 +118,17 @@ def _identity(name: str, path: str) -> str:
 
 
 def is_known_by_tokens(request: Any) -> bool:
-    """Whether a prompt is its tokens and what `prompt_of` makes a salt of."""
+    """Whether a prompt consists of its tokens and the inputs that `prompt_of` turns into a salt."""
     return request.prompt_token_ids is not None and request.prompt_embeds is None
 
 
 def prompt_of(request: Any, adapters: Adapters) -> Prompt | None:
-    """Give the tokens that a request has come with as a prompt, none while the files of its adapter are read.
+    """Return the tokens of a new request as a prompt; None while the files of its adapter are being read.
 
     Raises
     ------
     InputError, OSError
-        Where the files of its adapter are not there.
+        If the files of its adapter do not exist.
     """
     adapter = None
     if request.lora_request is not None:
@@ -139,7 +139,7 @@ def prompt_of(request: Any, adapters: Adapters) -> Prompt | None:
 
 
 def _salt(cache_salt: str | None, features: list[Any]) -> bytes | None:
-    """Give the request's own salt, or where images or sounds stand among the tokens, a digest of it and of what they are."""
+    """Return the request's own salt; if the prompt has images or audio, a digest of the salt and of those."""
     own = None if cache_salt is None else cache_salt.encode()
     if not features:
         return own

@@ -1,7 +1,7 @@
-"""Where the rows of tokens lie in vLLM's blocks: a table, and a check of it by vLLM's own writer.
+"""The layout of rows in vLLM's blocks: a table, verified with vLLM's own writer.
 
-NumPy moves them, and not torch: what torch computes in a thread of ours makes OpenMP threads there, and as soon as the process
-has more of these than cores, those of vLLM sleep between operators instead of waiting awake.
+Rows are copied with NumPy rather than torch: computing with torch in one of our threads creates OpenMP threads for it, and once
+the process has more of those than cores, vLLM's own sleep between operators instead of spinning.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ Planes = tuple[Array, Array]
 Rows = list[Planes]
 """Keys and values of each layer, ``[kv_heads, tokens, head_dim]``."""
 Taken = list[Array | None]
-"""Of each group of layers copies of blocks as they lie, ``[layers, blocks, elements]``; none of a group that is left out."""
+"""For each group of layers, raw copies of blocks, ``[layers, blocks, elements]``; None for an omitted group."""
 BlockTables = tuple[list[int], ...]
-"""Of each group of layers the blocks of consecutive tokens."""
+"""For each group of layers, the blocks of consecutive tokens."""
 NULL_BLOCK = 0
-"""What stands in a table for blocks that vLLM does not keep, because they lie behind a window."""
-# What layers of a kind are called, and what to do about them.
+"""Placeholder in a table for blocks that vLLM has dropped because they are outside a sliding window."""
+# Unsupported layers, and what to do about them.
 _DECLINED = {
-    MambaSpec: ("the model has Mamba layers, which keep one state and no rows of tokens", "serve this model without Kvasir"),
+    MambaSpec: ("the model has Mamba layers, whose cache is a state and not rows of tokens", "serve this model without Kvasir"),
     ChunkedLocalAttentionSpec: (
-        "vLLM gives up blocks of chunked local attention",
-        "serve with --disable-hybrid-kv-cache-manager: vLLM keeps them then",
+        "vLLM drops blocks of chunked local attention",
+        "serve with --disable-hybrid-kv-cache-manager: then vLLM keeps them",
     ),
 }
 
 
 def check_groups(vllm_config: Any, kv_cache_config: Any) -> None:
-    """Refuse what this connector does not know how to move.
+    """Reject caches that this connector does not support.
 
     Raises
     ------
@@ -62,48 +62,48 @@ def check_groups(vllm_config: Any, kv_cache_config: Any) -> None:
     parallel = vllm_config.parallel_config
     for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size", "nnodes"):
         if getattr(parallel, name, 1) > 1:
-            refuse(f"{name} is {getattr(parallel, name)}", "Kvasir knows tensor parallelism on one host only so far")
+            refuse(f"{name} is {getattr(parallel, name)}", "Kvasir only supports tensor parallelism on one host so far")
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     for spec in specs:
         if type(spec) in _DECLINED:
             refuse(*_DECLINED[type(spec)])
-        # Where vLLM gives all layers the same blocks, a FullAttentionSpec may have a window, or chunks (Llama 4): all rows are
-        # kept all the same.
+        # If vLLM uses the same blocks for all layers, a FullAttentionSpec may have a window, or chunks (Llama 4): all rows are
+        # kept nevertheless.
         if type(spec) not in (FullAttentionSpec, SlidingWindowSpec, MLAAttentionSpec):
-            remedy = "Kvasir moves caches of full, latent and sliding window attention only so far"
-            refuse(f"a cache is of {type(spec).__name__}", remedy)
+            remedy = "Kvasir only supports caches of full, latent and sliding window attention so far"
+            refuse(f"a layer's cache has the type {type(spec).__name__}", remedy)
         if isinstance(spec, MLAAttentionSpec):
             if parallel.tensor_parallel_size > 1:
-                refuse(f"latent attention on {parallel.tensor_parallel_size} ranks", "Kvasir knows it on one rank only so far")
+                refuse(f"latent attention on {parallel.tensor_parallel_size} ranks", "Kvasir only supports it on one rank so far")
             if not vllm_config.cache_config.enable_prefix_caching:
-                # The reference kernels of vLLM's CPU build cannot begin behind a prefix.
+                # The reference kernels of vLLM's CPU build cannot start after a prefix.
                 refuse("vLLM runs latent attention without prefix caching", "use a CPU with AMX, and --enable-prefix-caching")
             if spec.model_version is not None or spec.state_content_bytes is not None or spec.tokens_per_state != 1:
-                refuse("the cache of latent attention is packed", "Kvasir moves latents of one token each, as the model has them")
+                refuse("the cache of latent attention is packed", "Kvasir only supports latents of one token each, as in the model")
         if spec.kv_quant_mode not in (KVQuantMode.NONE, KVQuantMode.FP8_PER_TENSOR):
-            refuse(f"a cache is quantized as {spec.kv_quant_mode.name}", "use --kv-cache-dtype auto or fp8")
+            refuse(f"the cache is quantised as {spec.kv_quant_mode.name}", "use --kv-cache-dtype auto or fp8")
     if len({spec.block_size for spec in specs}) != 1:
         sizes = sorted({spec.block_size for spec in specs})
-        refuse(f"blocks have {sizes} tokens", "Kvasir moves caches whose blocks have all the same number of tokens so far")
+        refuse(f"blocks have {sizes} tokens", "Kvasir only supports caches whose blocks all have the same number of tokens so far")
 
 
 def window_of(kv_cache_config: Any) -> int | None:
-    """Give the shortest window behind which vLLM gives blocks up, in tokens; none where it keeps all."""
+    """Return the shortest window, in tokens, outside which vLLM drops blocks; None if it keeps all."""
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     return min((spec.sliding_window for spec in specs if isinstance(spec, SlidingWindowSpec)), default=None)
 
 
 class _Group:
-    """Layers that vLLM gives the same blocks."""
+    """Layers that share vLLM's blocks."""
 
     def __init__(self, vllm_config: Any, group: Any, caches: dict[str, torch.Tensor]) -> None:
         self.spec = group.kv_cache_spec
         self.is_windowed = isinstance(self.spec, SlidingWindowSpec)
         self.block_tokens: int = self.spec.block_size
-        # Elements of a row of keys and of values; of latent attention, of the latent and of the rotary key.
+        # Elements of a row of keys and of values; for latent attention, of the latent and of the rotary key.
         self.dims: tuple[int, int] = (self.spec.head_size, self.spec.head_size)
         self.is_latent = isinstance(self.spec, MLAAttentionSpec)
-        # Bits of two bytes are moved as they are.
+        # Two-byte values are copied as raw bits.
         self._dtype = "uint16" if self.spec.dtype.itemsize == 2 else str(self.spec.dtype).removeprefix("torch.")
         if self.is_latent:
             text = vllm_config.model_config.hf_text_config
@@ -111,12 +111,12 @@ class _Group:
         cache_dtype = vllm_config.cache_config.cache_dtype
         self._kernels = _kernels(self.spec, vllm_config.model_config.dtype, cache_dtype)
         self._check(vllm_config.model_config.dtype, cache_dtype)
-        # Numbers of layers, and in the same order what is in their blocks.
+        # Layer numbers, and in the same order the contents of their blocks.
         self.layers = [_number(name) for name in group.layer_names]
         self._caches = [self._flat(caches[name]) for name in group.layer_names]
 
     def empty(self, tokens: int) -> Planes:
-        """Memory for the rows of whole blocks that hold so many tokens."""
+        """Allocate memory for the rows of whole blocks with this many tokens."""
         return self._empty_rows(len(self._caches), -(-tokens // self.block_tokens) * self.block_tokens)
 
     def _empty_rows(self, layers: int, tokens: int) -> Planes:
@@ -124,15 +124,15 @@ class _Group:
         return keys, values
 
     def take(self, blocks: Sequence[int]) -> Array:
-        """Copy blocks as they lie: ``[layers, blocks, elements]``."""
+        """Copy blocks in vLLM's layout: ``[layers, blocks, elements]``."""
         taken = self._empty_blocks(len(self._caches), len(blocks))
         for cache, out in zip(self._caches, taken, strict=True):
-            # Where it checks indices, NumPy fills a copy first.
+            # If it checks indices, NumPy fills a copy first.
             np.take(cache, blocks, axis=0, out=out, mode="clip")
         return taken
 
     def put(self, taken: Array, blocks: Sequence[int]) -> None:
-        """Write blocks as they are to lie, but those that vLLM left out behind a window."""
+        """Write blocks in vLLM's layout, except those that vLLM dropped outside a window."""
         wanted = [n for n, block in enumerate(blocks) if block != NULL_BLOCK]
         if len(wanted) < len(blocks):
             taken = taken[:, wanted]
@@ -141,12 +141,12 @@ class _Group:
             cache[index] = of
 
     def to_rows(self, taken: Array, rows: Planes, first: int) -> None:
-        """Write what blocks hold into rows from token ``first`` on."""
+        """Write the contents of blocks into rows, starting at token ``first``."""
         for plane, of in self._pairs(taken, rows, first):
             np.copyto(of, plane)
 
     def from_rows(self, rows: Planes, first: int, count: int) -> Array:
-        """Give ``count`` blocks of rows from token ``first`` on, as they are to lie."""
+        """Return ``count`` blocks from rows starting at token ``first``, in vLLM's layout."""
         taken = self._empty_blocks(len(rows[0]), count)
         for plane, of in self._pairs(taken, rows, first):
             np.copyto(plane, of)
@@ -156,18 +156,18 @@ class _Group:
         return np.empty((layers, count, self.spec.num_kv_heads * self.block_tokens * sum(self.dims)), self._dtype)
 
     def _pairs(self, taken: Array, rows: Planes, first: int) -> Iterator[Planes]:
-        """Give views of one shape, of keys and of values: of blocks as they lie, and of the same tokens among rows."""
+        """Return views of equal shape, of keys and of values: of raw blocks, and of the same tokens in rows."""
         end = first + taken.shape[1] * self.block_tokens
         for plane, of in zip(self._planes(taken), rows, strict=True):
             by_block = _split(of[:, :, first:end], 2, (-1, self.block_tokens)).swapaxes(1, 2)
-            # Splits axes, which never takes a copy.
+            # Splits axes, which never copies.
             yield plane, by_block.reshape(plane.shape)
 
     def _planes(self, blocks: Array) -> Planes:
-        """Give keys and values of blocks ``[…, elements]`` as views ``[…, kv_heads, block_tokens…, head_dim…]``.
+        """Return keys and values of blocks ``[…, elements]`` as views ``[…, kv_heads, block_tokens…, head_dim…]``.
 
-        A block says that it is ``[kv_heads, block_tokens, 2 * head_dim]``. vLLM's CPU kernels keep in it for each head the keys,
-        and behind them the values, both in an order of their own. A block of latents is what it says: ``[1, block_tokens,
+        A block is declared as ``[kv_heads, block_tokens, 2 * head_dim]``. vLLM's CPU kernels store in it, for each head, the
+        keys followed by the values, both in a private order. A block of latents is as declared: ``[1, block_tokens,
         latent + rotary key]``.
         """
         heads, tokens, dim = self.spec.num_kv_heads, self.block_tokens, self.spec.head_size
@@ -179,16 +179,16 @@ class _Group:
         return order.keys(halves[..., 0, :], tokens, dim), order.values(halves[..., 1, :], tokens, dim)
 
     def _flat(self, cache: torch.Tensor) -> Array:
-        """Give a layer's blocks as ``[blocks, elements]``, where they are what `_planes` knows."""
+        """Return a layer's blocks as ``[blocks, elements]``, if `_planes` supports their layout."""
         heads, tokens = self.spec.num_kv_heads, self.block_tokens
         if cache.shape[1:] != (heads, tokens, sum(self.dims)) or not cache[0].is_contiguous():
             what = f"vLLM's blocks have the shape {list(cache.shape[1:])} and strides {list(cache.stride()[1:])}"
-            raise InputError(what, "unknown_layout", "report this with vLLM's version; vLLM goes on without Kvasir")
+            raise InputError(what, "unknown_layout", "report this with vLLM's version; vLLM continues without Kvasir")
         blocks: Array = cache.view(len(cache), -1).view(getattr(torch, self._dtype)).numpy()
         return blocks
 
     def _check(self, computed: torch.dtype, cache_dtype: str) -> None:
-        """Let vLLM write two blocks of rows that it has computed, and read them by the table."""
+        """Let vLLM write two blocks of known rows, and read them back with the table."""
         from vllm import _custom_ops as ops
 
         spec, tokens = self.spec, self.block_tokens
@@ -196,7 +196,7 @@ class _Group:
         keys, values = (torch.randn(2 * tokens, heads, dim).to(computed) for _ in range(2))
         is_fp8 = spec.dtype == torch.uint8
         if is_fp8:
-            # Without what vLLM's writer rounds.
+            # Without values that vLLM's writer rounds.
             keys, values = (rows.to(torch.float8_e4m3fn).to(computed) for rows in (keys, values))
         slots = torch.arange(2 * tokens)
         if self.is_latent:
@@ -212,16 +212,16 @@ class _Group:
         is_known = np.array_equal(self.from_rows(rows, 0, 2), blocks)
         for wrote, plane in zip((keys, values), rows, strict=True):
             found = torch.from_numpy(plane[0]).view(spec.dtype).transpose(0, 1)
-            # As numbers: the writer does not keep the sign of 0.
+            # Compare as numbers: the writer does not preserve the sign of 0.
             is_known &= torch.equal(found.view(torch.float8_e4m3fn).to(computed) if is_fp8 else found, wrote)
         if not is_known:
-            what = f"vLLM's kernels {self._kernels} lay blocks out in a way that is not known"
-            raise InputError(what, "unknown_layout", "report this with vLLM's version and the CPU; vLLM goes on without Kvasir")
+            what = f"vLLM's kernels {self._kernels} use an unknown block layout"
+            raise InputError(what, "unknown_layout", "report this with vLLM's version and the CPU; vLLM continues without Kvasir")
 
 
 @dataclass(frozen=True)
 class BlockRows:
-    """Rows that blocks are read into, or written from: of each group of layers, and the same memory of each layer."""
+    """Rows that blocks are read into or written from: by group of layers, and the same memory by layer."""
 
     groups: list[Planes]
     layers: Rows
@@ -233,7 +233,7 @@ class Blocks:
     Raises
     ------
     InputError
-        ``unknown_layout`` where the table has no entry for the platform, or vLLM's writer puts rows elsewhere than it says.
+        ``unknown_layout`` if the table has no entry for the platform, or vLLM's writer disagrees with it.
     """
 
     def __init__(self, vllm_config: Any, kv_cache_config: Any, caches: dict[str, torch.Tensor]) -> None:
@@ -241,49 +241,49 @@ class Blocks:
         self._groups = [_Group(vllm_config, group, caches) for group in kv_cache_config.kv_cache_groups]
         self.block_tokens = self._groups[0].block_tokens
         self.has_windows = any(group.is_windowed for group in self._groups)
-        # vLLM asks for whole loads where it has more than one table, and behind a part of a load there is no window.
+        # vLLM requires whole loads if it has more than one table, and a partial load has no valid window after it.
         self.can_load_in_part = len(self._groups) == 1 and not self.has_windows
         groups = {layer: group for group in self._groups for layer in group.layers}
         names = [name for group in kv_cache_config.kv_cache_groups for name in group.layer_names]
         if sorted(groups) != list(range(len(names))):
-            raise InputError(f"the cache is of layers {sorted(names)}", "unknown_layout", "vLLM goes on without Kvasir")
+            raise InputError(f"the cache has the layers {sorted(names)}", "unknown_layout", "vLLM continues without Kvasir")
         self._group_of = [groups[layer] for layer in range(len(names))]
         self._windowed_layers = [layer for group in self._groups if group.is_windowed for layer in group.layers]
 
     def take(self, blocks: BlockTables, *, windowed: bool) -> Taken:
-        """Copy blocks of layers with a window, or of those without one: quickly, a step waits for it."""
+        """Copy blocks of layers with a window, or of those without one. Must be fast: a step waits for it."""
         groups = zip(self._groups, blocks, strict=True)
         return [group.take(ids) if ids and group.is_windowed == windowed else None for group, ids in groups]
 
     def put(self, taken: Taken, blocks: BlockTables) -> None:
-        """Write blocks that `from_rows` gave."""
+        """Write blocks that `from_rows` returned."""
         for group, of_group, ids in zip(self._groups, taken, blocks, strict=True):
             if of_group is not None:
                 group.put(of_group, ids)
 
     def to_rows(self, taken: Taken, rows: BlockRows, first: int) -> None:
-        """Write what whole blocks hold into rows, from token ``first`` on, with which a block begins."""
+        """Write the contents of whole blocks into rows, starting at token ``first``, which begins a block."""
         for group, of_group, planes in zip(self._groups, taken, rows.groups, strict=True):
             if of_group is not None:
                 group.to_rows(of_group, planes, first)
 
     def from_rows(self, rows: BlockRows, first: int, count: int) -> Taken:
-        """Give ``count`` whole blocks of rows from token ``first`` on, as they are to lie."""
+        """Return ``count`` whole blocks from rows starting at token ``first``, in vLLM's layout."""
         return [group.from_rows(planes, first, count) for group, planes in zip(self._groups, rows.groups, strict=True)]
 
     def begin_of(self, token: int) -> int:
-        """Give the token that the block of a token begins with."""
+        """Return the first token of a token's block."""
         return token - token % self.block_tokens
 
     def copy_windowed(self, of: tuple[Rows, int], to: tuple[Rows, int], first: int, end: int) -> None:
-        """Copy the rows of tokens ``first`` to ``end`` in layers with a window. Both come with the token that they begin with."""
+        """Copy the rows of tokens ``first`` to ``end`` in layers with a window. Each side has the token that it begins with."""
         (of_rows, of_origin), (to_rows, to_origin) = of, to
         for layer in self._windowed_layers:
             for plane, copy in zip(of_rows[layer], to_rows[layer], strict=True):
                 copy[:, first - to_origin : end - to_origin] = plane[:, first - of_origin : end - of_origin]
 
     def empty(self, tokens: int) -> BlockRows:
-        """Memory for the rows of so many tokens. What is not written of it, the machine need not have."""
+        """Allocate memory for the rows of this many tokens. Pages that are never written use no physical memory."""
         groups = [group.empty(tokens) for group in self._groups]
         by_layer = {
             layer: planes
@@ -293,18 +293,18 @@ class Blocks:
         return BlockRows(groups, [by_layer[layer] for layer in range(len(by_layer))])
 
     def bytes_of(self, tokens: int, *, windowed: bool | None = None) -> int:
-        """Bytes of the rows of so many tokens, in layers with a window, without one, or in all."""
+        """Return the size of the rows of this many tokens, in layers with a window, without one, or in all."""
         groups = [group for group in self._group_of if windowed in (None, group.is_windowed)]
         return int(tokens * sum(group.spec.num_kv_heads * sum(group.dims) * group.spec.dtype.itemsize for group in groups))
 
 
 def _kernels(spec: Any, computed: torch.dtype, cache_dtype: str) -> str:
-    """Give the kernels that vLLM chooses for this CPU, which decide where rows lie."""
+    """Return the kernels that vLLM selects for this CPU; they determine the layout of rows."""
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
-        what = f"caches in the memory of {current_platform.device_type} devices are not known yet"
-        raise InputError(what, "unknown_layout", "vLLM goes on without Kvasir")
+        what = f"caches in the memory of {current_platform.device_type} devices are not supported yet"
+        raise InputError(what, "unknown_layout", "vLLM continues without Kvasir")
     if isinstance(spec, MLAAttentionSpec):
         return "amx_mla"
     from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
@@ -312,19 +312,19 @@ def _kernels(spec: Any, computed: torch.dtype, cache_dtype: str) -> str:
     kernels = str(_get_attn_isa(computed, spec.block_size, spec.head_size, cache_dtype))
     if kernels not in _ORDERS:
         raise InputError(
-            f"where vLLM's kernels {kernels} keep rows is not known yet", "unknown_layout", "vLLM goes on without Kvasir"
+            f"the layout of vLLM's kernels {kernels} is not supported yet", "unknown_layout", "vLLM continues without Kvasir"
         )
     return kernels
 
 
 def _split(array: Array, axis: int, into: tuple[int, ...]) -> Array:
-    """Give a view with one axis split."""
+    """Return a view with one axis split."""
     axis %= array.ndim
     return array.reshape(*array.shape[:axis], *into, *array.shape[axis + 1 :])
 
 
 class _Vector:
-    """Keys transposed, values as they are."""
+    """Keys transposed, values unchanged."""
 
     @staticmethod
     def keys(half: Array, tokens: int, dim: int) -> Array:
@@ -353,8 +353,8 @@ _ORDERS: dict[str, type[_Vector] | type[_Tiles]] = {"vec": _Vector, "vec16": _Ve
 
 
 def _number(layer_name: str) -> int:
-    """Give the number of a layer, which its name holds."""
+    """Return the number of a layer from its name."""
     numbers = [int(part) for part in layer_name.split(".") if part.isdigit()]
     if len(numbers) != 1:
-        raise InputError(f"the layer {layer_name} has no number", "unknown_layout", "report this; vLLM goes on without Kvasir")
+        raise InputError(f"the layer {layer_name} has no number", "unknown_layout", "report this; vLLM continues without Kvasir")
     return numbers[0]

@@ -1,4 +1,4 @@
-"""What a worker has loaded with loss: vLLM's own cache may give these blocks to other requests, too."""
+"""Blocks that a worker loaded with a loss: vLLM's own cache may reuse them for other requests."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from collections.abc import Iterable, Iterator
 from .._reports import Loss
 from ._plan import Prompt
 
-# Tokens of the smallest part of what is loaded that two prompts can share.
+# Tokens of the smallest loaded part that two prompts can share.
 _BLOCK = 16
 _PREFIXES_MAX = 1 << 16
 
 
 class LossyPrefixes:
-    """Remembers where rows with a loss begin, by the tokens that all prompts that share them begin with."""
+    """Records where rows with a loss begin, by the leading tokens common to all prompts that share them."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, Loss] = OrderedDict()
         self._lock = threading.Lock()
 
     def note(self, prompt: Prompt, losses: list[tuple[range, Loss]]) -> None:
-        """Rows of a prompt were loaded with these losses."""
+        """Record that rows of a prompt were loaded with these losses."""
         losses = sorted(losses, key=lambda found: found[0].start)
         keys = list(_keys(prompt, [tokens.start for tokens, _ in losses]))
         with self._lock:
@@ -35,7 +35,7 @@ class LossyPrefixes:
                 self._known.popitem(last=False)
 
     def beneath(self, prompt: Prompt) -> Loss | None:
-        """Give the worst loss over which rows of the prompt may have been computed."""
+        """Return the largest loss over which rows of the prompt may have been computed."""
         keys = list(_keys(prompt, range(0, len(prompt.tokens), _BLOCK)))
         worst: Loss | None = None
         with self._lock:
@@ -45,7 +45,7 @@ class LossyPrefixes:
 
 
 def _keys(prompt: Prompt, starts: Iterable[int]) -> Iterator[bytes]:
-    """Digests of the tokens up to the first block behind each start, and of all that tells caches of equal tokens apart."""
+    """Return digests of the tokens up to the first block after each start, including salt and adapter."""
     salt, adapter = prompt.salt or b"", (prompt.adapter or "").encode()
     digest = hashlib.sha256(b"%d %d %d " % (prompt.salt is not None, len(salt), len(adapter)) + salt + adapter)
     at = 0

@@ -1,7 +1,7 @@
-"""What vLLM's metrics and its log say of the connector: counts and times of lookups, loads and saves.
+"""The connector's part of vLLM's metrics and log: counts and times of lookups, loads and saves.
 
-Scheduler and workers each collect a `Stats`, which vLLM takes at every step, adds up, and gives to `PromMetrics` where it serves
-``/metrics``. Each interval its log has a line of them.
+Scheduler and workers each collect a `Stats`. vLLM takes it at every step, sums it up, and passes it to `PromMetrics` where it
+serves ``/metrics``. It also logs a line of them at each interval.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorProm
 
 
 class _Counted(NamedTuple):
-    """A counter: what it counts, and its label where it has one."""
+    """A counter: its description, and its label if it has one."""
 
     text: str
     label: str | None = None
 
 
 COUNTERS = {
-    "lookups": _Counted("Lookups of prompts: hit, miss, late (not answered by the deadline), failed.", "result"),
-    "loads": _Counted("Loads: whole, partial, failed, late (not over by the deadline).", "result"),
-    "load_tokens": _Counted("Tokens that were loaded and are in vLLM's blocks."),
-    "load_bytes": _Counted("Bytes that loads brought over the network."),
+    "lookups": _Counted("Lookups of prompts: hit, miss, late (no response by the deadline), failed.", "result"),
+    "loads": _Counted("Loads: whole, partial, failed, late (not complete by the deadline).", "result"),
+    "load_tokens": _Counted("Tokens loaded into vLLM's blocks."),
+    "load_bytes": _Counted("Bytes received by loads."),
     "saves": _Counted(
-        "Saves: stored, present (stored already), lossy (too far from exact), dropped (the queue was full), "
-        "orphaned (what they build on is not stored), failed.",
+        "Saves: stored, present (already stored), lossy (error too large), dropped (the queue was full), "
+        "orphaned (their prefix is not stored), failed.",
         "result",
     ),
-    "save_bytes": _Counted("Bytes that saves sent."),
+    "save_bytes": _Counted("Bytes sent by saves."),
 }
 HISTOGRAMS = {
-    "lookup_seconds": "How long lookups took.",
-    "load_seconds": "From the step that planned a load to its end.",
-    "save_seconds": "How long saves took, without their time in the queue.",
+    "lookup_seconds": "Duration of lookups.",
+    "load_seconds": "Duration of loads, from the step that planned them.",
+    "save_seconds": "Duration of saves, without their time in the queue.",
 }
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
-# Times of one kind that are kept between two steps.
+# Maximum number of times of one kind between two steps.
 _TIMES_MAX = 1_000
 
 
@@ -47,21 +47,21 @@ class Stats(KVConnectorStats):
     data: dict[str, Any]
 
     def count(self, name: str, amount: float = 1) -> None:
-        """Add to a counter of `COUNTERS`, named with its result where it has one."""
+        """Add to a counter of `COUNTERS`, named with its result if it has one."""
         self.data[name] = self.data.get(name, 0) + amount
 
     def took(self, name: str, seconds: float) -> None:
-        """Take note of a time of `HISTOGRAMS`."""
+        """Record a time of `HISTOGRAMS`."""
         times = self.data.setdefault(name, [])
         if len(times) < _TIMES_MAX:
             times.append(seconds)
 
     def reset(self) -> None:
-        """Begin anew."""
+        """Reset."""
         self.data = {}
 
     def aggregate(self, other: KVConnectorStats) -> Stats:
-        """Add what another process, or another moment, has counted."""
+        """Add the counts of another process or interval."""
         for name, value in other.data.items():
             if isinstance(value, list):
                 for seconds in value:
@@ -71,19 +71,19 @@ class Stats(KVConnectorStats):
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        """Give counts and median times, for the log."""
+        """Return counts and median times, for the log."""
         return {
             name: round(sorted(value)[len(value) // 2], 4) if isinstance(value, list) else value
             for name, value in sorted(self.data.items())
         }
 
     def is_empty(self) -> bool:
-        """Whether nothing was counted."""
+        """Whether it is empty."""
         return not self.data
 
 
 class Collector:
-    """The stats since vLLM took them last, for threads."""
+    """Thread-safe stats since vLLM last took them."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -100,7 +100,7 @@ class Collector:
             self._stats.took(name, seconds)
 
     def take(self) -> Stats | None:
-        """Give what was collected, and begin anew."""
+        """Return the collected stats, and reset."""
         with self._lock:
             stats, self._stats = self._stats, Stats()
         return None if stats.is_empty() else stats

@@ -1,4 +1,4 @@
-"""What the scheduler and the workers tell each other. Sent between processes, without objects of the extension."""
+"""Messages between the scheduler and the workers. Sent between processes, so without objects of the extension."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .._session import Session
 
 @dataclass(frozen=True)
 class Prompt:
-    """Tokens, and who may share their cache.
+    """Tokens, and what restricts the sharing of their cache.
 
     Attributes
     ----------
     tokens : list of int
         Token ids.
     salt : bytes or None
-        A secret of those who may share it, and whatever else than tokens went into it.
+        A secret of the users who may share it, combined with the prompt's non-token inputs.
     adapter : str or None
         Name and digest of a LoRA.
     """
@@ -31,10 +31,10 @@ class Prompt:
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """A load of tokens ``start`` to ``end``, both ends of blocks, into ``blocks``, which may take ``budget_s`` seconds.
+    """A load of tokens ``start`` to ``end``, both at block boundaries, into ``blocks``, within ``budget_s`` seconds.
 
-    Of each group of layers, the blocks are those of these tokens. The session is that of the scheduler's lookup, for a worker in
-    the same process; others look the prompt up again.
+    For each group of layers, the blocks are those of these tokens. The session is that of the scheduler's lookup, for a worker in
+    the same process; other workers look the prompt up again.
     """
 
     request_id: str
@@ -51,9 +51,9 @@ class LoadPlan:
 
 @dataclass(frozen=True)
 class CopyPlan:
-    """A copy of the rows of tokens ``first`` to ``end`` in layers with a window, before vLLM gives their blocks up.
+    """A copy of the rows of tokens ``first`` to ``end`` in layers with a window, before vLLM drops their blocks.
 
-    Of each group of layers, the blocks begin with that of token ``first``; of layers without a window there are none.
+    For each group of layers, the blocks begin with that of token ``first``; layers without a window have none.
     """
 
     request_id: str
@@ -64,13 +64,13 @@ class CopyPlan:
 
 @dataclass(frozen=True)
 class SavePlan:
-    """A save of tokens ``first`` to the last one of ``prompt``; those before are stored.
+    """A save of tokens ``first`` to the last one of ``prompt``; earlier ones are stored.
 
-    Of each group of layers, the blocks begin with that of token ``first``; in layers with a window, with that of
+    For each group of layers, the blocks begin with that of token ``first``; in layers with a window, with that of
     token ``windowed_first``: rows before it were copied at earlier steps, or vLLM does not have them.
 
-    Where it ``releases`` them, vLLM keeps the blocks of a finished request until they are copied. The worker reports its ``number``
-    when they are stored.
+    If it ``releases`` them, vLLM keeps the blocks of a finished request until they are copied. The worker reports its ``number``
+    once they are stored.
     """
 
     number: int
@@ -84,7 +84,7 @@ class SavePlan:
 
 @dataclass
 class StepPlan(KVConnectorMetadata):
-    """Loads, saves and copies of a step. A copy lies behind a save of its request."""
+    """Loads, saves and copies of a step. A copy covers tokens after the save of its request."""
 
     loads: list[LoadPlan] = field(default_factory=list)
     saves: list[SavePlan] = field(default_factory=list)
@@ -93,16 +93,16 @@ class StepPlan(KVConnectorMetadata):
 
 @dataclass
 class WorkerReport(KVConnectorWorkerMetadata):
-    """What a worker tells the scheduler.
+    """A worker's report to the scheduler.
 
     Attributes
     ----------
     failed : set of str
-        Requests whose load left blocks out: it is not tried again.
+        Requests whose load skipped blocks; they are not retried.
     stored : set of int
         Numbers of saves that are durable.
     unusable : str or None
-        Why the worker does nothing.
+        Why the worker is disabled.
     """
 
     failed: set[str] = field(default_factory=set)
@@ -110,6 +110,6 @@ class WorkerReport(KVConnectorWorkerMetadata):
     unusable: str | None = None
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> WorkerReport:
-        """Join what two workers report."""
+        """Merge the reports of two workers."""
         assert isinstance(other, WorkerReport)
         return WorkerReport(self.failed | other.failed, self.stored | other.stored, self.unusable or other.unusable)

@@ -1,6 +1,6 @@
-"""Tensor-parallel ranks: each loads and holds some heads of a cache, and the first one stores all of them.
+"""Tensor-parallel ranks: each loads and holds some heads of a cache, and the first rank stores all of them.
 
-So other engines read the same objects, with as many ranks or with others.
+So engines with any number of ranks read the same objects.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from ..errors import InputError
 from ._layout import Array, Rows
 from ._requests import private_folder
 
-# Longest that the first rank waits for the rows of another one, which copies them at the same step.
+# Longest wait of the first rank for the rows of another rank, which copies them at the same step.
 _PART_S = 10.0
 _CONNECT_S = 60.0
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """A rank, and the others of its engine. All run on one host.
+    """A rank, and the other ranks of its engine. All run on one host.
 
     Attributes
     ----------
     heads : list of int
-        KV heads of all ranks together, by layer.
+        Total KV heads of all ranks, by layer.
     """
 
     rank: int
@@ -45,39 +45,39 @@ class Ranks:
 
     @classmethod
     def of(cls, vllm_config: Any, heads: list[int]) -> Ranks:
-        """Find out which one this process is.
+        """Determine the rank of this process.
 
         Raises
         ------
         InputError
-            ``unknown_layout`` where layers have different numbers of heads.
+            ``unknown_layout`` if layers have different numbers of heads.
         """
         size = vllm_config.parallel_config.tensor_parallel_size
         if size > 1 and len(set(heads)) != 1:
-            # A load's part of a cache is said by one range of heads.
+            # A load's part of a cache is described by one range of heads.
             what = f"layers have {sorted(set(heads))} KV heads, on {size} ranks"
-            raise InputError(what, "unknown_layout", "vLLM goes on without Kvasir")
+            raise InputError(what, "unknown_layout", "vLLM continues without Kvasir")
         rank = get_tensor_model_parallel_rank() if size > 1 else 0
         return cls(rank, size, heads, vllm_config.kv_transfer_config.engine_id)
 
     @property
     def is_first(self) -> bool:
-        """Whether it stores what all ranks have copied."""
+        """Whether it stores the rows of all ranks."""
         return self.rank == 0
 
     @property
     def part(self) -> tuple[int, int] | None:
-        """Which part of a cache it loads; none: all of it."""
+        """The part of a cache that it loads; None: all of it."""
         return (self.rank, self.size) if self.size > 1 else None
 
     def heads_of(self, layer: int, rank: int) -> range:
-        """Heads that a rank holds. Of more ranks than heads, neighbours hold the same one."""
+        """Return the heads that a rank holds. If there are more ranks than heads, neighbouring ranks hold the same one."""
         count = self.heads[layer]
         start = rank * count // self.size
         return range(start, max((rank + 1) * count // self.size, start + 1))
 
     def empty(self, rows: Rows, tokens: int) -> Rows:
-        """Memory for so many tokens in the heads of all ranks, of the type of a rank's rows."""
+        """Allocate memory for this many tokens in the heads of all ranks, of the type of a rank's rows."""
 
         def plane(layer: int, of: Array) -> Array:
             return np.empty((self.heads[layer], tokens, of.shape[-1]), of.dtype)
@@ -86,16 +86,16 @@ class Ranks:
 
     @property
     def address(self) -> str:
-        """Socket of the first rank, in a folder that no other user can enter."""
-        # Paths of sockets are short.
+        """Return the path of the first rank's socket, in a folder that no other user can enter."""
+        # Paths of sockets must be short.
         return str(private_folder() / hashlib.sha256(self.engine.encode()).hexdigest()[:32])
 
 
 @dataclass(frozen=True)
 class Part:
-    """What a rank says before its rows: tokens ``first`` to ``end`` of a save, and what the rows beneath have lost.
+    """A rank's header before its rows: tokens ``first`` to ``end`` of a save, and the loss of the rows beneath.
 
-    In layers with a window, there are rows from ``windowed_first`` on.
+    In layers with a window, the rows begin at ``windowed_first``.
     """
 
     number: int
@@ -105,31 +105,31 @@ class Part:
     loss: Loss | None
 
     def to_json(self, *, has_rows: bool) -> bytes:
-        """Give it as it is sent, and whether rows follow."""
+        """Return the serialised header, including whether rows follow."""
         return json.dumps({"part": self.__dict__, "has_rows": has_rows}).encode()
 
     @classmethod
     def from_json(cls, text: bytes) -> tuple[Part, bool]:
-        """Read what was sent."""
+        """Parse a serialised header."""
         found = json.loads(text)
         loss = found["part"].pop("loss")
         return cls(**found["part"], loss=None if loss is None else Loss(*loss)), found["has_rows"]
 
 
 class Sender:
-    """Another rank's way to the first one."""
+    """The connection of another rank to the first one."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._connection: Connection[Any, Any] | None = None
 
     def send(self, part: Part, rows: Rows | None) -> None:
-        """Send the rows of a save, or that there are none, and wait until the first rank has taken them.
+        """Send the rows of a save, or that there are none, and wait until the first rank has received them.
 
         Raises
         ------
         OSError
-            When it is not there.
+            If the first rank is not available.
         """
         if self._connection is None:
             self._connection = self._connect()
@@ -158,7 +158,7 @@ class Sender:
 
 
 class Gatherer:
-    """The first rank's ear."""
+    """The first rank's receiver."""
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -167,12 +167,12 @@ class Gatherer:
         self._listener = Listener(str(address), "AF_UNIX")
         self._connected = threading.Condition()
         self._connections: dict[int, Connection[Any, Any]] = {}
-        # Said by a rank, of a save that the first one has not come to.
+        # Headers from a rank for a save that the first rank has not reached.
         self._early: dict[int, tuple[Part, bool]] = {}
         threading.Thread(target=self._accept, name="kvasir-ranks", daemon=True).start()
 
     def gather(self, own: Part, rows: Rows) -> tuple[Part, Rows] | None:
-        """Give the rows of all ranks, and of what they say the worst; none where one has not copied them."""
+        """Return the rows of all ranks and the largest loss; None if one has not copied them."""
         whole, said = self._ranks.empty(rows, own.end), own
         of_own = (head for pair in rows for plane in pair for head in plane)
         for head, of in zip(self._heads(whole, 0), of_own, strict=True):
@@ -187,7 +187,7 @@ class Gatherer:
         return said, whole
 
     def close(self) -> None:
-        """Hear no more."""
+        """Stop receiving."""
         self._listener.close()
 
     def _accept(self) -> None:
@@ -206,7 +206,7 @@ class Gatherer:
                 self._connected.notify_all()
 
     def _receive(self, rank: int, own: Part, whole: Rows) -> Part | None:
-        """Take the part of a rank into the rows of all. Parts of saves that the first rank has dropped are dropped."""
+        """Add the part of a rank to the rows of all. Parts of saves that the first rank has dropped are dropped."""
         with self._connected:
             self._connected.wait_for(lambda: rank in self._connections, _PART_S)
             connection = self._connections.get(rank)
@@ -233,7 +233,7 @@ class Gatherer:
         return None
 
     def _heads(self, whole: Rows, rank: int) -> Iterator[Array]:
-        """Give the rows of a rank's heads, in the order in which it sends them."""
+        """Return the rows of a rank's heads, in sending order."""
         for layer, pair in enumerate(whole):
             heads = self._ranks.heads_of(layer, rank)
             for plane in pair:
@@ -241,5 +241,5 @@ class Gatherer:
 
 
 def _bytes_of(rows: Array) -> memoryview:
-    """A view of rows ``[tokens, head_dim]`` that lie together."""
+    """A view of contiguous rows ``[tokens, head_dim]``."""
     return rows.data.cast("B")

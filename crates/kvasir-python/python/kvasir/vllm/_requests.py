@@ -1,4 +1,4 @@
-"""What became of each request, for ``kvasir context explain --request``: lines of JSON in a folder of this user alone."""
+"""Records of finished requests, for ``kvasir context explain --request``: lines of JSON in a private folder of this user."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from ..errors import KvasirError
 
 logger = init_logger(__name__)
 
-# An engine has two files of at most this size: the newer one replaces the older one when it is full. A line has about 400 bytes.
+# An engine has two files of at most this size: when the newer one is full, it replaces the older one. A line has about 400 bytes.
 _FILE_BYTES_MAX = 4 << 20
-# Files of earlier engines that stay.
+# Files of earlier engines that are kept.
 _FILES_KEPT = 8
 _EVERY_S = 1.0
-# Lines that wait to be written; of more the oldest are dropped.
+# Lines queued for writing; beyond this the oldest are dropped.
 _WAITING_MAX = 10_000
 
 
 def private_folder() -> Path:
-    """Give a folder that no other user can enter, for what engines on this host share and remember.
+    """Return a folder that no other user can enter, for files that engines on this host share and keep.
 
     Raises
     ------
     KvasirError
-        ``unsafe_folder`` where it is there, and others can.
+        ``unsafe_folder`` if it exists and others can enter it.
     """
     folder = Path(tempfile.gettempdir()) / f"kvasir-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         remedy = "remove it, or set TMPDIR to a folder of this user"
-        raise KvasirError(f"{folder} is not a folder that this user alone can enter", "unsafe_folder", remedy)
+        raise KvasirError(f"{folder} is not a folder that only this user can enter", "unsafe_folder", remedy)
     return folder
 
 
 class RequestLog:
-    """Writes aside. Where it cannot write it says so once, and keeps nothing."""
+    """Writes in the background. If it cannot write, it logs that once and records nothing."""
 
     def __init__(self, engine: str) -> None:
         self._lines: deque[str] = deque(maxlen=_WAITING_MAX)
@@ -55,12 +55,12 @@ class RequestLog:
         self._writer.start()
 
     def add(self, record: dict[str, Any]) -> None:
-        """Take note of a request that is over."""
+        """Record a finished request."""
         if self._writer.is_alive():
             self._lines.append(json.dumps(record) + "\n")
 
     def close(self) -> None:
-        """Write what there is, and end."""
+        """Write the queued lines, and stop."""
         self._closed.set()
         self._writer.join(_EVERY_S)
 
@@ -82,4 +82,4 @@ class RequestLog:
                 if is_last:
                     return
         except (KvasirError, OSError) as error:
-            logger.warning("requests are not remembered for `kvasir context explain --request`: %s", error)
+            logger.warning("requests are not recorded for `kvasir context explain --request`: %s", error)

@@ -1,4 +1,4 @@
-"""The connector in vLLM's scheduler: looks prompts up aside, and plans what workers load and save."""
+"""The connector in vLLM's scheduler: looks prompts up in the background, and plans the workers' loads and saves."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from ._settings import Settings
 
 logger = init_logger(__name__)
 
-# Tokens by which a tail of a context must have grown to be stored again, as in the client.
+# Tokens by which the tail of a context must grow before it is stored again, as in the client.
 _TAIL_GROWTH = 256
-# How requests end whose text is saved. What a stop string ends, vLLM's front end aborts.
+# End states of requests whose text is saved. vLLM's front end aborts requests that a stop string ends.
 _SAVED_ENDS = ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED", "FINISHED_ABORTED")
-# Why tokens of a request were loaded, or not, as `kvasir context explain --request` says it.
+# Why tokens of a request were loaded or not, as shown by `kvasir context explain --request`.
 _REASONS = {
-    "not_connected": "there was no connection to the service when it came; the log says why",
-    "not_read": "it asks for no cache (skip_reading_prefix_cache)",
-    "waiting": "it ended before its lookup was answered",
-    "lookup_late": "its lookup was not answered by lookup_deadline_s, and vLLM computed it",
-    "lookup_failed": "its lookup failed, and vLLM computed it",
-    "miss": "nothing of its beginning was stored; `kvasir context explain --kv` with its tokens says why",
-    "in_vllm": "vLLM had all whole blocks of it that are stored",
-    "load_failed": "its load failed, was late or broke off, and vLLM computed the rest",
-    "loaded": "its load was planned, and no worker said that it failed",
+    "not_connected": "there was no connection to the service when it arrived; see the log",
+    "not_read": "it opted out of the cache (skip_reading_prefix_cache)",
+    "waiting": "it ended before its lookup completed",
+    "lookup_late": "its lookup did not complete within lookup_deadline_s, so vLLM computed it",
+    "lookup_failed": "its lookup failed, so vLLM computed it",
+    "miss": "no prefix of it was stored; `kvasir context explain --kv` with its tokens shows why",
+    "in_vllm": "vLLM already had all of its stored whole blocks",
+    "load_failed": "its load failed, was late or was interrupted, so vLLM computed the rest",
+    "loaded": "its load was planned, and no worker reported a failure",
 }
 # In `kv_transfer_params` of a request: seconds from its arrival to its first token.
 _TTFT = "kvasir_ttft_s"
@@ -52,28 +52,28 @@ class _Tracked:
     # None while the files of its adapter are read.
     prompt: Prompt | None = None
     lookup: Lookup | None = None
-    # When its first token is due, where it says so.
+    # When its first token is due, if the request states it.
     due_at: float | None = None
-    # Leading tokens that are stored, or given to a worker to be.
+    # Leading tokens that are stored, or that a worker will store.
     saved: int = 0
-    # Leading tokens whose rows in layers with a window need not be copied any more.
+    # Leading tokens whose rows in layers with a window need no further copy.
     copied: int = 0
-    # Where the load that was offered last begins.
+    # Start of the most recently offered load.
     start: int = 0
     is_counted: bool = False
-    # Nothing is loaded for it, or no more.
+    # Nothing more is loaded for it.
     is_computed: bool = False
-    # One of `_REASONS`, and what the service said.
+    # One of `_REASONS`, and the service's message.
     reason: str = "waiting"
     error: str | None = None
-    # Leading tokens that vLLM had, and that were stored, when it was looked up; and how many were to be loaded last.
+    # Leading tokens that vLLM had and that were stored at the lookup; and the tokens of the last planned load.
     in_vllm: int = 0
     stored: int | None = None
     planned: int = 0
 
 
 class Scheduler:
-    """Plans, and waits for nothing."""
+    """Plans without waiting."""
 
     def __init__(self, settings: Settings, vllm_config: Any, kv_cache_config: Any) -> None:
         self._settings = settings
@@ -107,7 +107,7 @@ class Scheduler:
         self._identify(tracked, now)
 
     def _identify(self, tracked: _Tracked, now: float) -> Prompt | None:
-        """Give what a request's cache is known by, none while the files of its adapter are read. Its lookup begins then."""
+        """Return the identity of a request's cache; None while the files of its adapter are being read. Its lookup starts then."""
         if tracked.prompt is not None or self._service is None:
             return tracked.prompt
         request = tracked.request
@@ -122,17 +122,17 @@ class Scheduler:
         return tracked.prompt
 
     def _due_at(self, request: Any, now: float) -> float | None:
-        """When the first token of a request that has just come is due."""
+        """Return when the first token of a new request is due."""
         budget = (request.kv_transfer_params or {}).get(_TTFT)
         if budget is None:
             return None
         if isinstance(budget, bool) or not isinstance(budget, int | float) or budget <= 0:
-            self._notices.say("budget", "kv_transfer_params: %s is %r; give seconds, more than 0", _TTFT, budget)
+            self._notices.say("budget", "kv_transfer_params: %s is %r; give a number of seconds above 0", _TTFT, budget)
             return None
         return now + float(budget)
 
     def loadable(self, request: Any, computed: int, now: float) -> tuple[int | None, bool]:
-        """Tokens that can be loaded behind the first ones that vLLM has, in whole blocks, and whether asynchronously."""
+        """Return the tokens that can be loaded after those that vLLM has, in whole blocks, and whether asynchronously."""
         tracked = self._tracked.get(request.request_id)
         if tracked is None or tracked.is_computed:
             return 0, False
@@ -168,7 +168,7 @@ class Scheduler:
         start, end = tracked.start, tracked.start + count
         tracked.reason, tracked.planned = "loaded", count
         ids = tuple(of_group[start // self._block_tokens : end // self._block_tokens] for of_group in blocks)
-        # The token behind, too: the last token of a prompt is not loaded.
+        # Including the next token: the last token of a prompt is not loaded.
         prompt = replace(tracked.prompt, tokens=tracked.prompt.tokens[: end + 1])
         budget = self._settings.load_deadline_s
         if tracked.due_at is not None:
@@ -177,13 +177,13 @@ class Scheduler:
         self._step.loads.append(LoadPlan(request.request_id, prompt, start, end, ids, budget, session))
 
     def plan(self, output: Any, now: float) -> StepPlan:
-        """Give what was planned since the last step, and what this step computes to be saved."""
+        """Return the loads planned since the last step, and the saves of tokens that this step computes."""
         for request_id, count in output.num_scheduled_tokens.items():
             tracked = self._tracked.get(request_id)
             if tracked is None or self._identify(tracked, now) is None:
                 continue
             request = tracked.request
-            # Tokens of drafts are not among those of the request until they are accepted.
+            # Draft tokens do not belong to the request until they are accepted.
             computed = min(request.num_computed_tokens + count, request.num_tokens)
             is_prompt_done = tracked.saved < request.num_prompt_tokens <= computed
             chunk = self._settings.chunk_tokens
@@ -191,14 +191,14 @@ class Scheduler:
             if end > tracked.saved:
                 blocks = output.kv_connector_block_state.get_block_ids(request_id)
                 self._save(tracked, end, blocks, releases=False)
-            # The next step begins by giving up what lies behind the window of the token that it computes.
+            # The next step starts by dropping blocks outside the window of the token that it computes.
             if self._window is not None and computed - self._window >= max(tracked.copied, self._first(tracked)):
                 self._copy(tracked, computed, output.kv_connector_block_state.get_block_ids(request_id))
         step, self._step = self._step, StepPlan()
         return step
 
     def finished(self, request: Any, blocks: BlockTables) -> bool:
-        """Plan the save of what a finished request has generated. Gives whether its blocks must stay until it is copied."""
+        """Plan the save of a finished request's generated tokens. Return whether its blocks must be kept until they are copied."""
         tracked = self._tracked.pop(request.request_id, None)
         releases = self._save_end(tracked, request, blocks)
         if tracked is not None and self._requests is not None:
@@ -206,10 +206,10 @@ class Scheduler:
         return releases
 
     def _save_end(self, tracked: _Tracked | None, request: Any, blocks: BlockTables) -> bool:
-        """Plan the save of what a finished request has generated. Gives whether there is one."""
+        """Plan the save of a finished request's generated tokens. Return whether there is one."""
         if tracked is None or tracked.prompt is None or not request.num_output_tokens or request.status.name not in _SAVED_ENDS:
             return False
-        # The last token was sampled, and never computed.
+        # The last token was sampled but never computed.
         end = min(request.num_computed_tokens, request.num_tokens - 1)
         has_part_of_last = tracked.saved % self._settings.chunk_tokens > 0
         if end - tracked.saved < (_TAIL_GROWTH if has_part_of_last else self._block_tokens):
@@ -218,7 +218,7 @@ class Scheduler:
         return True
 
     def _first(self, tracked: _Tracked) -> int:
-        """Where the next save of a request begins: a chunk that was stored in part is stored again as a whole."""
+        """Return where the next save of a request begins: a partially stored chunk is stored again as a whole."""
         return tracked.saved // self._settings.chunk_tokens * self._settings.chunk_tokens
 
     def _save(self, tracked: _Tracked, end: int, blocks: BlockTables, *, releases: bool) -> None:
@@ -241,13 +241,13 @@ class Scheduler:
         tracked.copied = end
 
     def _of_tokens(self, blocks: BlockTables, starts: list[int], end: int) -> BlockTables:
-        """Blocks that hold the tokens from each group's start to ``end``."""
+        """Return the blocks with the tokens from each group's start to ``end``."""
         size = self._block_tokens
         pairs = zip(blocks, starts, strict=True)
         return tuple(ids[start // size : -(-end // size)] if start < end else [] for ids, start in pairs)
 
     def _uncopied(self, tracked: _Tracked, blocks: BlockTables) -> int:
-        """The first token to be copied of layers with a window: behind what is copied, where vLLM still has what follows."""
+        """Return the first token to copy in layers with a window: after the copied ones, as far as vLLM still has the rest."""
         if self._window is None:
             return self._first(tracked)
         first = max(tracked.copied, self._first(tracked))
@@ -259,7 +259,7 @@ class Scheduler:
         return first
 
     def reported(self, report: WorkerReport) -> None:
-        """Take note of what the workers report."""
+        """Process the workers' reports."""
         for request_id in report.failed:
             if tracked := self._tracked.get(request_id):
                 tracked.is_computed = True
@@ -271,7 +271,7 @@ class Scheduler:
             self._tracked.clear()
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._adapters.close()
         if self._requests is not None:
             self._requests.close()
@@ -280,7 +280,7 @@ class Scheduler:
 
 
 def _record_of(tracked: _Tracked) -> dict[str, Any]:
-    """What became of a request. No tokens: who reads this may not be who may read them."""
+    """Return the record of a request. It has no tokens: its readers may not be allowed to see them."""
     detail = _REASONS[tracked.reason]
     return {
         "request": tracked.request.request_id,

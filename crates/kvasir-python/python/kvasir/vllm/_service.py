@@ -1,4 +1,4 @@
-"""The model in the service, once a process; vLLM starts and runs whether or not the service is there."""
+"""The model in the service, once per process. vLLM starts and runs whether or not the service is available."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _AGAIN_MAX_S = 30.0
 
 
 class Service:
-    """Connects in the background, until it succeeds or cannot."""
+    """Connects in the background until it succeeds, or finds that it cannot."""
 
     def __init__(self, settings: Settings, vllm_config: Any) -> None:
         self._settings = settings
@@ -39,22 +39,22 @@ class Service:
         Raises
         ------
         KvasirError
-            ``not_connected`` while there is no service.
+            ``not_connected`` while the service is not connected.
         """
         return self._connected.session(prompt.tokens, salt=prompt.salt, adapter=prompt.adapter, timeout=timeout)
 
     def look_up(self, prompt: Prompt, timeout: float) -> Lookup:
-        """Look a prompt up in the background, without a thread of Python's.
+        """Look a prompt up in the background, without a Python thread.
 
         Raises
         ------
         KvasirError
-            ``not_connected`` while there is no service.
+            ``not_connected`` while the service is not connected.
         """
         return self._connected._core.look_up(prompt.tokens, prompt.salt, prompt.adapter, timeout)
 
     def session_of(self, lookup: Lookup, prompt: Prompt) -> Session | None:
-        """Give the session of a lookup that is over."""
+        """Return the session of a finished lookup."""
         core = lookup.session
         return None if core is None else Session(ModelSpec(self._connected._core.spec), prompt.tokens, core)
 
@@ -62,21 +62,21 @@ class Service:
     def _connected(self) -> Model:
         model = self._model
         if model is None:
-            raise KvasirError("there is no connection to the service", "not_connected", "look at the log", True)
+            raise KvasirError("there is no connection to the service", "not_connected", "see the log", True)
         return model
 
     @property
     def heads(self) -> list[int]:
-        """KV heads of the model, by layer."""
+        """Return the model's KV heads, by layer."""
         return [keys[0] for _, (keys, _) in self._spec.layers]
 
     @property
     def is_connected(self) -> bool:
-        """Whether lookups have somebody to ask."""
+        """Whether the service is connected."""
         return self._model is not None
 
     def close(self) -> None:
-        """Try no more."""
+        """Stop connecting."""
         self._closed.set()
 
     def _connect(self) -> None:
@@ -93,7 +93,7 @@ class Service:
                 logger.error("vLLM runs without Kvasir: %s", error)
                 return
             except KvasirError as error:
-                logger.warning("Kvasir at %s cannot be used yet, and is tried again in %.0f s: %s", settings.url, wait, error)
+                logger.warning("Kvasir at %s is not available yet, retrying in %.0f s: %s", settings.url, wait, error)
                 self._closed.wait(wait)
                 wait = min(2 * wait, _AGAIN_MAX_S)
 
@@ -103,7 +103,7 @@ _making = threading.Lock()
 
 
 def service_of(settings: Settings, vllm_config: Any) -> Service:
-    """Give the process's service: scheduler and worker share one where they share a process."""
+    """Return the process's service: scheduler and worker share it if they share a process."""
     key = (settings, vllm_config.model_config.model)
     with _making:
         if key not in _services:

@@ -15,31 +15,31 @@ _WHERE = "kv_connector_extra_config"
 
 @dataclass(frozen=True)
 class Settings:
-    """What a user says.
+    """User settings.
 
     Attributes
     ----------
     url : str
         The service's address.
     token : str or None
-        A token of the service; the environment's ``KVASIR_TOKEN`` unless said.
+        A token of the service. Default: the environment variable ``KVASIR_TOKEN``.
     namespace : str
         Caches of different namespaces never match.
     quality : str
-        Worst quality that is loaded: ``exact``, ``transparent``, ``balanced`` or ``small``.
+        Lowest quality to load: ``exact``, ``transparent``, ``balanced`` or ``small``.
     profile : str or None
-        What caches are encoded with: a file, or an id in the store. Unless said, the one in force at the service, and where there
-        is none, one that is made of the first cache that is saved.
+        The profile to encode caches with: a file, or an id in the store. Default: the profile in force at the service; if there
+        is none, one made from the first cache saved.
     weights, revision : str or None
-        Identity of the weights, where that of their files is not wanted.
+        Identity of the weights, to override that of their files.
     chunk_tokens : int
         Tokens of a stored chunk: a multiple of 256.
     lookup_deadline_s : float
-        Longest that a request is held back for its lookup.
+        Longest delay of a request by its lookup.
     load_deadline_s : float
-        Longest that a request waits for its load; then it is computed.
+        Longest wait of a request for its load; after that it is computed.
     save_queue_mb : int
-        Most memory, in MiB, of what is copied and not stored yet; what comes then is not saved.
+        Maximum memory, in MiB, of copied rows that are not stored yet; beyond it, rows are not saved.
     """
 
     url: str

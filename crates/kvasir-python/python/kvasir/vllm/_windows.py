@@ -1,4 +1,4 @@
-"""Rows of layers with a window, copied before vLLM gives their blocks up, until the chunk that they belong to is computed."""
+"""Rows of layers with a window, copied before vLLM drops their blocks, until the chunk that they belong to is computed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ._layout import Blocks, Rows
 
 
 class CopiedRows:
-    """Of one running request, the rows of consecutive tokens in layers with a window."""
+    """The rows of consecutive tokens of one running request, in layers with a window."""
 
     def __init__(self) -> None:
         self.first = self.end = 0
@@ -14,9 +14,9 @@ class CopiedRows:
         self._parts: list[tuple[int, int, Rows]] = []
 
     def add(self, blocks: Blocks, first: int, end: int, rows: Rows) -> None:
-        """Take rows of tokens ``first`` to ``end``, which are theirs from then on and begin with a whole block.
+        """Take ownership of the rows of tokens ``first`` to ``end``, which begin with a whole block.
 
-        A gap before them drops what was there.
+        A gap before them drops the earlier rows.
         """
         if first != self.end:
             self.first, self.bytes, self._parts = first, 0, []
@@ -25,7 +25,7 @@ class CopiedRows:
         self._parts.append((first, end, rows))
 
     def give(self, blocks: Blocks, rows: Rows, first: int) -> None:
-        """Write what lies behind token ``first`` into rows from token 0 on."""
+        """Write the rows after token ``first`` into rows from token 0 on."""
         for begin, end, part in self._parts:
             if first < end:
                 blocks.copy_windowed((part, blocks.begin_of(begin)), (rows, 0), max(begin, first), end)

@@ -1,4 +1,4 @@
-"""The connector in a worker: moves keys and values between vLLM's blocks and the service, aside."""
+"""The connector in a worker: moves keys and values between vLLM's blocks and the service, in the background."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from ._windows import CopiedRows
 logger = init_logger(__name__)
 
 _LOADS_AT_ONCE = 16
-# Longest that a save waits for the service's answer to its lookup.
+# Time limit of a save's lookup.
 _SAVE_LOOKUP_S = 5.0
-# Longest that the end of the process waits for saves.
+# Longest wait for saves at the end of the process.
 _CLOSE_S = 10.0
 
 
 @dataclass
 class _Load:
-    """A load under way. Whoever takes it out of the table of loads decides what becomes of the request."""
+    """A running load. The thread that removes it from the table of loads decides the outcome of the request."""
 
     plan: LoadPlan
     begun_at: float
@@ -44,9 +44,9 @@ class _Load:
 
 @dataclass
 class _Copy:
-    """Rows that are to be stored. None where there was no room.
+    """Rows to store. None if there was no room.
 
-    Those of layers without a window are still in blocks; of layers with one there are those from token ``windowed_first`` on.
+    Rows of layers without a window are still in blocks; layers with a window have rows from token ``windowed_first`` on.
     """
 
     plan: SavePlan
@@ -57,7 +57,7 @@ class _Copy:
 
 
 class Worker:
-    """Moves, and holds no step up for the service."""
+    """Moves rows without delaying steps for the service."""
 
     def __init__(self, settings: Settings, vllm_config: Any, kv_cache_config: Any) -> None:
         self._settings = settings
@@ -73,7 +73,7 @@ class Worker:
         self._sent: set[str] = set()
         self._failed: set[str] = set()
         self._failed_blocks: set[int] = set()
-        # Of running requests.
+        # For running requests.
         self._copied: dict[str, CopiedRows] = {}
         self._report = WorkerReport()
         self.metrics = Collector()
@@ -85,7 +85,7 @@ class Worker:
         self._saver = threading.Thread(target=self._store_all, name="kvasir-save", daemon=True)
 
     def register(self, caches: dict[str, Any]) -> None:
-        """Learn where vLLM's blocks are."""
+        """Register vLLM's blocks."""
         try:
             self._blocks = Blocks(*self._configs, caches)
             self._service = service_of(self._settings, self._configs[0])
@@ -100,7 +100,7 @@ class Worker:
             self._report.unusable = error.message
 
     def load(self, plan: StepPlan) -> None:
-        """Begin the loads of a step."""
+        """Start the loads of a step."""
         now = time.monotonic()
         for load in plan.loads:
             due_at = now + load.budget_s
@@ -109,14 +109,14 @@ class Worker:
             self._pool.submit(self._load_one, load, due_at)
 
     def _load_one(self, plan: LoadPlan, due_at: float) -> None:
-        """Load into memory of our own, and write vLLM's blocks only where nobody has given the load up."""
+        """Load into private memory, and write vLLM's blocks only if the load has not been given up."""
         taken, count = None, 0
         try:
             taken, count = self._fetched(plan, due_at)
         except KvasirError as error:
-            self._notices.say("load", "the load of request %s failed, and vLLM computes it: %s", plan.request_id, error)
+            self._notices.say("load", "the load of request %s failed; vLLM computes it: %s", plan.request_id, error)
         except Exception:
-            logger.exception("the load of request %s failed, and vLLM computes it", plan.request_id)
+            logger.exception("the load of request %s failed; vLLM computes it", plan.request_id)
         with self._lock:
             load = self._loads.pop(plan.request_id, None)
             if load is None:
@@ -129,13 +129,13 @@ class Worker:
         self._count_load(result, time.monotonic() - load.begun_at, count)
 
     def _fetched(self, plan: LoadPlan, due_at: float) -> tuple[Taken | None, int]:
-        """Give blocks as they are to lie, and how many tokens of the load they hold."""
+        """Return blocks in vLLM's layout, and the number of the load's tokens in them."""
         if self._service is None or self._blocks is None or self._ranks is None:
             return None, 0
         session = plan.session or self._service.session(plan.prompt, max(due_at - time.monotonic(), 0.001))
         if session.matched <= plan.start:
             return None, 0
-        # From token 0 on, of which those that vLLM has stay empty.
+        # From token 0 on; the tokens that vLLM already has stay empty.
         rows = self._blocks.empty(session.matched)
         left = max(due_at - time.monotonic(), 0.001)
         loaded = session.load(rows.layers, deadline=left, present=plan.start, rank=self._ranks.part)
@@ -147,7 +147,7 @@ class Worker:
         return self._blocks.from_rows(rows, plan.start, (end - plan.start) // self._blocks.block_tokens), end - plan.start
 
     def _count_load(self, result: str, seconds: float, tokens: int = 0) -> None:
-        """Count a load that is over; one of several ranks once."""
+        """Count a finished load; once for all ranks."""
         if self._sender is None:
             self.metrics.count(f"loads:{result}")
             self.metrics.took("load_seconds", seconds)
@@ -155,7 +155,7 @@ class Worker:
                 self.metrics.count("load_tokens", tokens)
 
     def _over(self, plan: LoadPlan, count: int) -> None:
-        """Say that a load is over, and that its first ``count`` tokens are in vLLM's blocks. Under the lock."""
+        """Record that a load has ended with its first ``count`` tokens in vLLM's blocks. Requires the lock."""
         self._received.add(plan.request_id)
         if plan.start + count == plan.end:
             return
@@ -166,7 +166,7 @@ class Worker:
             self._failed.add(plan.request_id)
 
     def save(self, plan: StepPlan) -> None:
-        """Copy what a step's plan saves and copies. vLLM may use the blocks again when this returns."""
+        """Copy the blocks of a step's saves and copies. vLLM may reuse the blocks when this returns."""
         for save in plan.saves:
             if save.releases:
                 self._sent.add(save.request_id)
@@ -179,28 +179,28 @@ class Worker:
             elif self._sender is None:
                 self.metrics.count("saves:dropped")
             else:
-                # So that the first rank does not wait for it.
+                # So that the first rank does not wait for this one.
                 self._copies.put(_Copy(save, None, [], save.windowed_first, 0))
-        # What lies behind the end of a request's save.
+        # Rows after the end of a request's save.
         for copy in plan.copies:
             self._copy_windowed(copy)
 
     @property
     def _can_store(self) -> bool:
-        """Whether there is somebody to give copies to: the service, or to ranks but the first, that one."""
+        """Whether there is a receiver for copies: the service, or for ranks other than the first, the first rank."""
         return self._sender is not None or (self._service is not None and self._service.is_connected)
 
     def _has_room(self, size: int) -> bool:
-        """Whether copies of so many bytes may be made; they count from then on."""
+        """Reserve memory for copies of this many bytes, if there is room."""
         with self._lock:
             if self._queued_bytes + size <= self._settings.save_queue_mb << 20:
                 self._queued_bytes += size
                 return True
-        self._notices.say("queue", "a save was dropped: %d MiB wait to be stored", self._queued_bytes >> 20)
+        self._notices.say("queue", "a save was dropped: %d MiB are already waiting to be stored", self._queued_bytes >> 20)
         return False
 
     def _copy_windowed(self, plan: CopyPlan) -> None:
-        """Copy rows that vLLM is about to give up."""
+        """Copy rows that vLLM is about to drop."""
         if self._blocks is None or not self._can_store:
             return
         if not self._has_room(self._blocks.bytes_of(plan.end - plan.first, windowed=True)):
@@ -211,7 +211,7 @@ class Worker:
         self._keep(plan.request_id, plan.first, plan.end, rows.layers)
 
     def _keep(self, request_id: str, first: int, end: int, rows: Rows) -> None:
-        """Keep rows for the next save of a request. Their bytes count already."""
+        """Keep rows for the next save of a request. Their memory is already reserved."""
         assert self._blocks is not None
         copied = self._copied.setdefault(request_id, CopiedRows())
         before = copied.bytes
@@ -220,7 +220,7 @@ class Worker:
             self._queued_bytes -= before + self._blocks.bytes_of(end - first, windowed=True) - copied.bytes
 
     def _forget(self, request_id: str) -> CopiedRows | None:
-        """Take what was copied of a request."""
+        """Take the copied rows of a request."""
         copied = self._copied.pop(request_id, None)
         if copied is not None:
             with self._lock:
@@ -228,7 +228,7 @@ class Worker:
         return copied
 
     def _gathered(self, plan: SavePlan, copied: CopiedRows | None, size: int) -> _Copy:
-        """Copy what a save stores, and keep what the next one of its request begins with."""
+        """Copy the rows of a save, and keep those that the request's next save begins with."""
         assert self._blocks is not None
         end, first = len(plan.prompt.tokens), plan.windowed_first
         rows = self._blocks.empty(end)
@@ -247,7 +247,7 @@ class Worker:
         return _Copy(plan, rows, taken, first, size)
 
     def _store_all(self) -> None:
-        """Store copies, one after the other: those of one request build on each other. Ranks but the first send it theirs."""
+        """Store copies one after another: those of one request build on each other. Other ranks send theirs to the first."""
         while (copy := self._copies.get()) is not None:
             result, begun = "failed", time.monotonic()
             try:
@@ -267,13 +267,13 @@ class Worker:
             del copy
 
     def _part(self, copy: _Copy) -> Part:
-        """What a rank says of its part of a save."""
-        # Of this request's load, or of another one's whose blocks vLLM had.
+        """Return the header of a rank's part of a save."""
+        # From this request's load, or from another one's whose blocks vLLM reused.
         loss = self._lossy.beneath(copy.plan.prompt)
         return Part(copy.plan.number, copy.plan.first, len(copy.plan.prompt.tokens), copy.windowed_first, loss)
 
     def _rows_of(self, copy: _Copy) -> Rows | None:
-        """Give the rows of a copy, taken out of its blocks: here, where no step waits for it."""
+        """Return the rows of a copy, extracted from its blocks: here, where no step waits for it."""
         if copy.rows is None:
             return None
         assert self._blocks is not None
@@ -282,7 +282,7 @@ class Worker:
         return copy.rows.layers
 
     def _store(self, copy: _Copy) -> str:
-        """Give what came of a save, as in `COUNTERS`."""
+        """Return the outcome of a save, as in `COUNTERS`."""
         assert self._service is not None
         prompt, chunk_tokens = copy.plan.prompt, self._settings.chunk_tokens
         part, rows = self._part(copy), self._rows_of(copy)
@@ -310,7 +310,7 @@ class Worker:
         return "stored" if "stored" in outcomes else "present"
 
     def _complete(self, session: Session, part: Part, rows: Rows) -> bool:
-        """Load the rows that vLLM has given up of a chunk that was stored in part, and is stored again as a whole."""
+        """Load rows that vLLM has dropped, for a partially stored chunk that is stored again as a whole."""
         assert self._ranks is not None and self._blocks is not None
         if session.matched < part.windowed_first:
             return False
@@ -322,9 +322,9 @@ class Worker:
         return True
 
     def finished(self, ended: set[str], now: float) -> KVConnectorTransferResults:
-        """Requests whose blocks were copied, and requests whose loads are over. Gives up loads that are late.
+        """Return requests whose blocks were copied, and requests whose loads have ended. Gives up late loads.
 
-        Forgets what was copied of requests that have ended.
+        Drops the copied rows of finished requests.
         """
         for request_id in ended:
             self._forget(request_id)
@@ -332,7 +332,7 @@ class Worker:
             for load in [load for load in self._loads.values() if load.due_at < now]:
                 del self._loads[load.plan.request_id]
                 self._count_load("late", now - load.begun_at)
-                self._notices.say("late", "the load of request %s is late, and vLLM computes it", load.plan.request_id)
+                self._notices.say("late", "the load of request %s is late; vLLM computes it", load.plan.request_id)
                 self._over(load.plan, 0)
             received, self._received = self._received, set()
             failed, self._failed = self._failed, set()
@@ -340,19 +340,19 @@ class Worker:
         return KVConnectorTransferResults(sent, received, failed)
 
     def take_failed_blocks(self) -> set[int]:
-        """Blocks that loads left as they were."""
+        """Return blocks that loads did not write."""
         with self._lock:
             failed, self._failed_blocks = self._failed_blocks, set()
         return failed
 
     def take_report(self) -> WorkerReport | None:
-        """What the scheduler has to know."""
+        """Return the report for the scheduler."""
         with self._lock:
             report, self._report = self._report, WorkerReport()
         return report if report.failed or report.stored or report.unusable else None
 
     def close(self) -> None:
-        """Send what was copied, for a while, and end."""
+        """Send copied rows for a limited time, and stop."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._saver.is_alive():
             self._copies.put(None)

@@ -1,4 +1,4 @@
-//! The log itself: the latest events, bounded, and positions in it.
+//! The event log: the latest events, bounded, and positions in it.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -13,28 +13,28 @@ use super::{limits, now_ms};
 pub struct EventLog {
     state: Mutex<LogState>,
     changed: watch::Sender<u64>,
-    /// Tells positions in this log from those in the logs of other replicas.
+    /// Distinguishes positions in this log from those in other replicas' logs.
     replica_tag: String,
 }
 
 #[derive(Debug, Default)]
 struct LogState {
     events: VecDeque<(Arc<Event>, usize)>,
-    /// Number of the first event that is there.
+    /// Number of the first event still in the log.
     first: u64,
     bytes: usize,
 }
 
-/// Where a reader is: the number of the event it wants next.
+/// A reader's position: the number of its next event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogPosition(u64);
 
-/// What a reader gets.
+/// The result of a read.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Portion {
-    /// The next events; none where there are no more yet.
+    /// The next events; empty if there are none yet.
     Events(Vec<Arc<Event>>),
-    /// So many events that the reader had not read are gone.
+    /// This many unread events were dropped.
     Missed(u64),
 }
 
@@ -44,7 +44,7 @@ impl EventLog {
         Self { state: Mutex::default(), changed: watch::Sender::new(0), replica_tag }
     }
 
-    /// Appends an event, which gets its id here, and drops the oldest ones beyond the bounds.
+    /// Appends an event, assigns its id, and drops the oldest ones beyond the bounds.
     pub(crate) fn push(&self, mut event: Event) {
         let mut state = self.state.lock();
         let number = state.first + state.events.len() as u64;
@@ -61,19 +61,19 @@ impl EventLog {
         self.changed.send_replace(number + 1);
     }
 
-    /// An id for an event that is told to one reader alone: names the end of the log.
+    /// An id for an event sent to a single reader: names the end of the log.
     pub(crate) fn now_id(&self) -> String {
         let LogPosition(end) = self.end();
         format!("{}-{}-{}", now_ms(), self.replica_tag, end.saturating_sub(1))
     }
 
-    /// The end of the log: only what comes.
+    /// The end of the log: only future events.
     pub fn end(&self) -> LogPosition {
         let state = self.state.lock();
         LogPosition(state.first + state.events.len() as u64)
     }
 
-    /// The place after the event that a reader had last. None where events in between are gone, or may be.
+    /// The position after a reader's last event. `None` if events in between were dropped, or may have been.
     pub fn after(&self, id: &str) -> Option<LogPosition> {
         let mut parts = id.splitn(3, '-');
         let millis: u64 = parts.next()?.parse().ok()?;
@@ -83,13 +83,13 @@ impl EventLog {
             let end = state.first + state.events.len() as u64;
             return (state.first..=end).contains(&number.saturating_add(1)).then(|| LogPosition(number + 1));
         }
-        // Another replica's event: from well before it on, which must be there.
+        // Another replica's event: start well before it, if those events are still here.
         let from = millis.saturating_sub(limits::EVENTS_OVERLAP.as_millis() as u64);
         let skipped = state.events.iter().take_while(|(event, _)| event.timestamp_ms < from).count();
         (skipped > 0).then(|| LogPosition(state.first + skipped as u64))
     }
 
-    /// What comes at a place, at most [`limits::EVENTS_BATCH`] events; moves the place on.
+    /// The events at a position, at most [`limits::EVENTS_BATCH`]; advances the position.
     pub fn read(&self, place: &mut LogPosition) -> Portion {
         let state = self.state.lock();
         if place.0 < state.first {
@@ -103,12 +103,12 @@ impl EventLog {
         Portion::Events(events)
     }
 
-    /// Whether anybody waits for events.
+    /// Whether any reader is waiting for events.
     pub fn has_readers(&self) -> bool {
         self.changed.receiver_count() > 0
     }
 
-    /// Tells of changes: the number of the next event.
+    /// A watch on changes: the number of the next event.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }

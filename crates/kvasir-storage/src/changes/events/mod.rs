@@ -1,10 +1,10 @@
-//! Events: what happens to chunks, for prefix-aware routers.
+//! Events: changes of chunks, for prefix-aware routers.
 //!
-//! What this replica does and what it hears of others through the journal goes into one bounded log. Readers hold a
-//! place in it and no memory: one that falls behind the log's oldest event is told so and ends. A reader that comes
-//! back names its last event. On the same replica it goes on exactly there; on another one it gets everything from
-//! [`EVENTS_OVERLAP`](limits::EVENTS_OVERLAP) before that event on, so some twice; and where the log does not reach
-//! back so far, a `cleared` event tells it to forget what it knows.
+//! This replica's own changes and those from the journal enter one bounded log. Readers hold a position in it
+//! and no memory. A reader that falls behind the log's oldest event is told so, and its stream ends. A reader
+//! that reconnects names its last event. On the same replica it resumes exactly there. On another replica it
+//! gets everything from [`EVENTS_OVERLAP`](limits::EVENTS_OVERLAP) before that event on, so it sees some
+//! events twice; if the log does not reach back that far, a `cleared` event tells it to discard its state.
 
 mod log;
 
@@ -24,7 +24,7 @@ impl Changes {
         &self.events
     }
 
-    /// Takes note of the namespace that an entry names, or that the chunk before it is known to be in.
+    /// Records the namespace of an entry: the one it names, or that of its parent chunk.
     pub(super) fn note_labels(&self, entry: &JournalEntry) {
         if let JournalEntry::Stored { tenant, model_id, entry, namespace: Some(namespace), .. } = entry {
             let scope = Scope::new(tenant, model_id);
@@ -32,8 +32,8 @@ impl Changes {
         }
     }
 
-    /// What `replica` did, as an event; none for what no reader is told. Asks nothing of the store: a label that this replica
-    /// has not met is left out.
+    /// A change by `replica` as an event; `None` if readers are not told of it. Sends no request to the
+    /// store: an unknown label is left out.
     pub(super) fn event_of(&self, entry: &JournalEntry, replica: &Name) -> Option<Event> {
         match entry {
             JournalEntry::Counted { .. } => None,
@@ -71,7 +71,7 @@ impl Changes {
         Event { model_id: Some(model_id), model_name, lora_name, ..blank(event_type, tenant, replica) }
     }
 
-    /// The event that tells a reader that it missed something: forget all, look anew.
+    /// The event that tells a reader that it missed events: discard the state and start again.
     pub fn cleared_event(&self, tenant: &Name) -> Arc<Event> {
         Arc::new(Event {
             event_id: self.events.now_id(),
@@ -91,7 +91,7 @@ pub(crate) fn now_ms() -> u64 {
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// An event that says nothing yet but what it is, whose, and when; its id is for the log to give.
+/// An event with only its type, tenant and time; the log assigns its id.
 fn blank(event_type: EventType, tenant: &Name, replica: &Name) -> Event {
     Event {
         event_id: String::new(),

@@ -1,4 +1,4 @@
-//! What the journal's batches hold, and their bytes.
+//! The contents of the journal's batches, and their encoding.
 //!
 //! ```text
 //! batch = "KVSJ" · version 3 · entry … · CRC32C of all before
@@ -11,9 +11,10 @@
 //! nothing, since when it was there (the store's ms 8) or nothing. Of a removed one: `seq_hash · object_digest`, the reason. A count has no model; its fields are `objects 8 · bytes
 //! 8`, and how far it reaches, `(length 1 · replica · batch 8)…`.
 //!
-//! A newer version may write more. A reader skips and counts entries of kinds that it does not know, and chunks whose row
-//! has another form (lookups find them in the store); it skips fields behind those that it knows. A removal is never skipped:
-//! a reason that it does not know counts as a request's, and one without its key makes the batch a damaged one.
+//! A newer version may write more. A reader skips and counts entries of unknown kinds, and chunks whose row
+//! has another form (lookups find them in the store); it skips fields after those that it knows. It never
+//! skips a removal: an unknown reason counts as a request's, and a removal without its key makes the batch
+//! damaged.
 
 use std::sync::Arc;
 
@@ -28,33 +29,33 @@ use crate::{
 };
 
 const MAGIC: &[u8; 5] = b"KVSJ\x03";
-/// The kind of a removal.
+/// Entry kind of a removal.
 const REMOVED: u8 = 2;
-/// The kind of a box.
+/// Entry kind of a box.
 const SEALED: u8 = 5;
 
-/// Something that other replicas should know.
+/// A change that other replicas should know.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum JournalEntry {
-    /// A chunk object is there.
+    /// A chunk object was stored.
     Stored {
-        /// Whose.
+        /// The tenant.
         tenant: Name,
         /// The model.
         model_id: ModelId,
-        /// What the index keeps of it.
+        /// Its data for the index.
         entry: Arc<IndexEntry>,
-        /// The first 8 bytes of each block's hash: what routers are told.
+        /// The first 8 bytes of each block's hash, for routers.
         block_hashes: Vec<[u8; 8]>,
-        /// The namespace that its writer named, or that the chunk before it is known to be in.
+        /// The namespace that its writer named, or that of its parent chunk.
         namespace: Option<Name>,
-        /// The store's time in ms: the object was there, and its tombstone was looked for afterwards. None where the writer did
-        /// not say.
+        /// The store's time in ms at which the object existed, before its tombstone was checked. `None` if
+        /// the writer did not record it.
         since_ms: Option<i64>,
     },
-    /// A chunk object is gone or going.
+    /// A chunk object was removed.
     Removed {
-        /// Whose.
+        /// The tenant.
         tenant: Name,
         /// The model.
         model_id: ModelId,
@@ -62,22 +63,22 @@ pub(crate) enum JournalEntry {
         seq_hash: SeqHash,
         /// The object.
         object_digest: ObjectDigest,
-        /// Why.
+        /// The reason.
         reason: Removal,
     },
-    /// The collector has counted what a tenant has in the store.
+    /// The collector counted a tenant's objects in the store.
     Counted {
-        /// Whose.
+        /// The tenant.
         tenant: Name,
-        /// What it has.
+        /// Its usage.
         stored: Stored,
-        /// By replica, the last batch that is in it.
+        /// By replica, the last batch included in the count.
         reach: Reach,
     },
 }
 
 impl JournalEntry {
-    /// Whose it is.
+    /// The tenant of the entry.
     pub(super) fn tenant(&self) -> &Name {
         match self {
             Self::Stored { tenant, .. } | Self::Removed { tenant, .. } | Self::Counted { tenant, .. } => {
@@ -95,18 +96,18 @@ impl JournalEntry {
     }
 }
 
-/// What a batch holds.
+/// The contents of a batch.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Batch {
-    /// In the clear, in their order.
+    /// Unsealed entries, in order.
     pub(super) entries: Vec<JournalEntry>,
-    /// Boxes: whose, and what.
+    /// Boxes: tenant and contents.
     pub(super) sealed: Vec<(Name, Bytes)>,
     /// Entries of kinds that this version does not know.
     pub(super) unknown: u64,
 }
 
-/// A batch as bytes.
+/// Encodes a batch.
 pub(super) fn encode(batch: &Batch) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     out.extend(encode_entries(&batch.entries));
@@ -118,7 +119,7 @@ pub(super) fn encode(batch: &Batch) -> Vec<u8> {
     out
 }
 
-/// Entries as they are in a batch or a box.
+/// Encodes entries as in a batch or a box.
 pub(super) fn encode_entries<'a>(entries: impl IntoIterator<Item = &'a JournalEntry>) -> Vec<u8> {
     let mut out = Vec::new();
     for entry in entries {
@@ -158,7 +159,7 @@ fn frame(kind: u8, tenant: &Name, content: &[u8], out: &mut Vec<u8>) {
     out.extend(content);
 }
 
-/// What is in a batch; `None` where its bytes are not those of one.
+/// Decodes a batch; `None` if the bytes are not a valid batch.
 pub(super) fn decode(bytes: &Bytes) -> Option<Batch> {
     let (body, crc) = bytes.split_last_chunk::<4>()?;
     if crc32c::crc32c(body) != u32::from_le_bytes(*crc) {
@@ -167,7 +168,7 @@ pub(super) fn decode(bytes: &Bytes) -> Option<Batch> {
     decode_entries(body.strip_prefix(MAGIC)?)
 }
 
-/// What [`encode_entries`] gave, boxes with it.
+/// Decodes the output of [`encode_entries`], including boxes.
 pub(super) fn decode_entries(mut rest: &[u8]) -> Option<Batch> {
     let mut batch = Batch::default();
     while let Some((kind, after)) = rest.split_first() {
@@ -259,7 +260,7 @@ fn field<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     Some(field)
 }
 
-/// What is read of a batch is written and read as the same.
+/// A decoded batch must survive encoding and decoding unchanged.
 #[cfg(any(test, fuzzing))]
 pub(crate) fn fuzz(entries: &[u8]) {
     let Some(batch) = decode_entries(entries) else { return };
@@ -362,7 +363,7 @@ mod tests {
         };
         let mut bytes = encode(&Batch { entries: vec![entry.clone()], ..Batch::default() });
         bytes.truncate(bytes.len() - 4);
-        // One more field behind those that are known, then an entry of an unknown kind, then a known one again.
+        // One field after the known ones, then an entry of an unknown kind, then a known one again.
         let first = bytes[MAGIC.len()..].to_vec();
         let length = u32::from_le_bytes(first[1..5].try_into().expect("4 bytes")) + 3;
         bytes[MAGIC.len() + 1..MAGIC.len() + 5].copy_from_slice(&length.to_le_bytes());

@@ -1,4 +1,4 @@
-//! What waits to be appended to one log, and how far the same log of the others was read.
+//! Entries waiting to be appended to one log, and how far the same log of other replicas was read.
 
 use std::{
     collections::HashMap,
@@ -18,7 +18,8 @@ pub(super) struct Log {
     pub(super) log: JournalLog,
     next: AtomicU64,
     pub(super) waiting: Mutex<Vec<JournalEntry>>,
-    /// Held while a batch is on its way: whoever has it and finds nothing waiting knows that all before is durable.
+    /// Held while a batch is being appended: a holder that finds nothing waiting knows that everything before
+    /// is durable.
     pub(super) appending: tokio::sync::Mutex<()>,
     pub(super) dropped: AtomicU64,
     /// The last batch read of each replica.
@@ -52,7 +53,7 @@ impl Log {
         self.next.load(Ordering::Relaxed)
     }
 
-    /// What waits, and the number of its batch.
+    /// Takes the waiting entries, and the number of their batch.
     pub(super) fn take(&self) -> Option<Unsent<'_>> {
         let mut waiting = self.waiting.lock();
         if waiting.is_empty() {
@@ -63,7 +64,7 @@ impl Log {
     }
 }
 
-/// Entries on their way to the store. Those that are still here when it is dropped wait again.
+/// Entries being appended. If it is dropped, unsent entries wait again.
 pub(super) struct Unsent<'a> {
     log: &'a Log,
     pub(super) n: u64,

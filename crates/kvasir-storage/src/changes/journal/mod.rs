@@ -1,9 +1,10 @@
-//! The journal: what one replica learns, the others learn soon.
+//! Replication journal: spreads index changes to the other replicas, with bounded delay.
 //!
-//! Each replica appends batches under a name of its own and tails those of the others. What was stored does not rest on it: a
-//! lost, late, doubled or damaged batch costs hits inside chunks until the store is asked. What was removed does: a removal by
-//! request is in a batch before it is acknowledged, in a log of its own, which is read first and kept as long as tombstones
-//! are. The index has the rows of removals and how far each log was read, so a replica that comes back goes on where it was.
+//! Each replica appends batches under its own name and tails those of the others. Stored chunks do not depend
+//! on it: a lost, late, duplicate or damaged batch costs hits inside chunks until the store is asked.
+//! Removals do: a removal by request is in a batch before it is acknowledged, in a separate log, which is
+//! read first and kept as long as tombstones. The index has rows of the removals and of the read position of
+//! each log, so a replica that returns resumes where it stopped.
 
 mod entry;
 mod log;
@@ -45,19 +46,19 @@ pub(crate) struct Journal {
     replica: Name,
     removed: Log,
     stored: Log,
-    /// Looks that are yet to be taken folder by folder, because the journal has more than a page of batches.
+    /// Number of listings still to be made folder by folder, because the journal has more than a page of batches.
     looks_by_folder: AtomicU32,
-    /// Parts of other replicas' batches that were left out.
+    /// Skipped parts of other replicas' batches.
     skipped: AtomicU64,
 }
 
-/// Where batches lie, by log and replica, in their order.
+/// Numbers of batches, by log and replica, in order.
 type Batches = BTreeMap<(JournalLog, Name), Vec<u64>>;
 
 impl Journal {
-    /// One that goes on reading behind `positions`.
+    /// A journal that resumes reading after `positions`.
     pub(crate) fn new(positions: &[LogPosition]) -> Self {
-        // A name of this process alone: numbers never clash, whatever happened to the disk.
+        // A name unique to this process, so that numbers never clash, whatever happens to the disk.
         let replica = Uuid::now_v7().to_string().parse().unwrap_or_else(|_| unreachable!("hex and dashes"));
         let [removed, stored] = JournalLog::ALL.map(|log| {
             let seen = positions.iter().filter(|(of, ..)| *of == log).map(|(_, name, n)| (name.clone(), *n));
@@ -78,21 +79,21 @@ impl Journal {
         }
     }
 
-    /// Takes an entry for the next batch of its log; drops it when too many wait. Gives the number of that batch.
+    /// Adds an entry to the next batch of its log; drops it if too many are waiting. Returns the number of that batch.
     pub(super) fn push(&self, entry: JournalEntry) -> u64 {
         self.log(entry.log()).push(entry)
     }
 
-    /// The number of the next batch that says what was stored.
+    /// The number of the next batch of stored chunks.
     pub(super) fn next(&self) -> u64 {
         self.stored.next()
     }
 
-    /// How far the journals of what was stored were read, this replica's own to its last batch and what waits for the next
-    /// one.
+    /// How far the journals of stored chunks were read; for this replica's own, its last batch and the
+    /// entries waiting for the next one.
     pub(super) fn reach(&self) -> Reach {
         let mut seen: Vec<_> = self.stored.seen.lock().iter().map(|(name, n)| (name.clone(), *n)).collect();
-        // Replicas' names begin with their start: the youngest, which are those that live.
+        // Replicas' names begin with their start time: prefer the youngest, which are still alive.
         seen.sort_by(|a, b| b.0.as_str().cmp(a.0.as_str()));
         seen.truncate(limits::LEDGER_REPLICAS_MAX - 1);
         seen.push((self.replica.clone(), self.next()));
@@ -100,7 +101,7 @@ impl Journal {
     }
 }
 
-/// What was read of a batch.
+/// The result of reading a batch.
 enum ReadBatch {
     Entries(Vec<JournalEntry>),
     /// Compacted since it was listed.
@@ -109,11 +110,11 @@ enum ReadBatch {
 }
 
 impl Changes {
-    /// Appends what waits, as one batch of each log. Gives the number of entries. When it returns, all that waited when it was
-    /// called is durable; where it is dropped, the entries wait on.
+    /// Appends the waiting entries, as one batch per log. Returns the number of entries. When it returns, all
+    /// entries that were waiting at the call are durable; if it is dropped, the entries keep waiting.
     ///
     /// # Errors
-    /// [`StoreError::Request`]; the entries wait on.
+    /// [`StoreError::Request`]; the entries keep waiting.
     pub async fn journal_append(&self) -> Result<usize, StoreError> {
         Ok(self.append(&self.journal.removed).await? + self.append(&self.journal.stored).await?)
     }
@@ -129,40 +130,40 @@ impl Changes {
         Ok(std::mem::take(&mut batch.entries).len())
     }
 
-    /// Parts of other replicas' batches that were left out so far: of kinds that this version does not know, of tenants whose
-    /// key is not here, in the clear of tenants with a key, or damaged.
+    /// Skipped parts of other replicas' batches so far: of kinds that this version does not know, of tenants
+    /// whose key is missing here, unsealed ones of tenants with a key, or damaged.
     pub fn journal_skipped(&self) -> u64 {
         self.journal.skipped.load(Ordering::Relaxed)
     }
 
-    /// Removals that were dropped so far because too many waited.
+    /// Removals dropped so far because too many were waiting.
     pub(crate) fn dropped_removals(&self) -> u64 {
         self.journal.removed.dropped.load(Ordering::Relaxed)
     }
 
-    /// Appends the removals that wait, where none was dropped since there were `dropped` ones: those that were published
-    /// since are durable. Many that come at once share a batch.
+    /// Appends the waiting removals. Succeeds if none was dropped since `dropped` was read: then all removals
+    /// published since are durable. Concurrent callers share a batch.
     ///
     /// # Errors
-    /// [`StoreError::Request`]: some of it may not be durable, and has to be published again.
+    /// [`StoreError::Request`]: some removals may not be durable, and must be published again.
     pub(crate) async fn append_removals(&self, dropped: u64) -> Result<(), StoreError> {
         self.append(&self.journal.removed).await?;
         if self.dropped_removals() == dropped {
             return Ok(());
         }
-        Err(StoreError::own("appending to the journal", "too many entries waited"))
+        Err(StoreError::own("appending to the journal", "too many entries were waiting"))
     }
 
-    /// Reads what other replicas have appended since the last call. Gives the number of entries.
+    /// Reads other replicas' new entries since the last call. Returns their number.
     ///
     /// # Errors
-    /// [`StoreError::Request`]; what was not read is read by the next call. Damaged batches are skipped.
+    /// [`StoreError::Request`]; the next call reads the remaining entries. Damaged batches are skipped.
     pub async fn journal_tail(&self) -> Result<usize, StoreError> {
         self.tail(true).await
     }
 
-    /// As [`journal_tail`](Self::journal_tail), for the index alone: nobody is told, which would cost requests to the store.
-    /// Fills an empty index.
+    /// Like [`journal_tail`](Self::journal_tail), for the index alone: readers of events are not told, which
+    /// would cost requests to the store. Fills an empty index.
     ///
     /// # Errors
     /// As [`journal_tail`](Self::journal_tail).
@@ -170,20 +171,20 @@ impl Changes {
         self.tail(false).await
     }
 
-    /// Empties the index where removals may have left the journal since this replica last read all of it. Says whether that was
-    /// so. To be called before the first lookup, on a store that was probed; each read of the journal looks again.
+    /// Empties the index if removals may have left the journal since this replica last read all of it. Returns whether
+    /// it did. Call it before the first lookup, on a probed store; each read of the journal checks again.
     pub fn empty_outdated_index(&self) -> bool {
         let Some(now) = self.bucket.now_ms() else { return false };
         let index = self.reads.index().index();
         let heard_until = index.heard_until();
-        // A tenth is left for the first look at the journal.
+        // A tenth is left for the first read of the journal.
         let limit = self.removals_kept_ms() / 10 * 9;
         if heard_until.is_some_and(|heard| now.saturating_sub(heard) < limit) {
             return false;
         }
-        // A new one is emptied, too: then it lacks no removal up to now.
+        // A new index is emptied as well: then it lacks no removal up to now.
         self.empty_index(now);
-        // What was stored that long ago may be gone as well, and who heard of that may have ended.
+        // Chunks stored that long ago may be gone as well, and the replicas that knew may have ended.
         self.journal.stored.waiting.lock().retain(|entry| !matches!(entry, JournalEntry::Stored { .. }));
         heard_until.is_some()
     }
@@ -192,12 +193,12 @@ impl Changes {
         i64::try_from(self.removals_kept.as_millis()).unwrap_or(i64::MAX)
     }
 
-    /// Removes the rows of removals whose names may be used again. Gives how many.
+    /// Deletes the rows of removals whose names may be used again. Returns their number.
     pub fn expire_removals(&self) -> u64 {
         self.bucket.now_ms().map_or(0, |now| self.reads.index().index().expire_removed(now))
     }
 
-    /// Empties the index, which then lacks no removal up to `now_ms`: what it takes in was looked for in the store.
+    /// Empties the index. It then lacks no removal up to `now_ms`: later additions were checked in the store.
     fn empty_index(&self, now_ms: i64) {
         let index = self.reads.index().index();
         index.clear();
@@ -209,7 +210,7 @@ impl Changes {
 
     async fn tail(&self, tells: bool) -> Result<usize, StoreError> {
         let index = self.reads.index().index();
-        // A replica may have stood still, have been cut off from the journal, or have a new index in place of a damaged one.
+        // This replica may have been suspended, cut off from the journal, or have replaced a damaged index.
         if self.empty_outdated_index() {
             tracing::warn!(
                 "the hot index was emptied: this replica was cut off for longer than the journal keeps removals; it fills again from the store"
@@ -218,7 +219,7 @@ impl Changes {
         let begun = self.bucket.now_ms();
         let mut applied = 0;
         let fresh = self.fresh_batches().await?;
-        // All of these batches are durable by now, and with them the tombstones of the removals that they tell of.
+        // All of these batches are durable by now, and so are the tombstones of their removals.
         let heard = self.reads.index().next_removal();
         for ((log, replica), numbers) in fresh {
             let batches = stream::iter(numbers).map(|n| self.read_batch(log, &replica, n));
@@ -231,8 +232,8 @@ impl Changes {
                     }
                     ReadBatch::Gone => {}
                     ReadBatch::Damaged if log == JournalLog::Stored => {}
-                    // It may have said what must not be offered any more: rows of the index, and chunks of which a batch
-                    // says that they were stored.
+                    // The batch may have removed anything: rows of the index, and chunks that other batches
+                    // say were stored.
                     ReadBatch::Damaged => {
                         tracing::warn!(%replica, n, "the hot index was emptied: a batch of removals is damaged; it fills again from the store");
                         self.empty_index(begun.unwrap_or(0));
@@ -251,8 +252,8 @@ impl Changes {
         Ok(applied)
     }
 
-    /// Batches of other replicas behind those seen. One listing of everything while that is a page; where there is more, one of
-    /// the replicas and one of each of them, for a while.
+    /// Other replicas' batches after those seen. Uses one listing of everything while that fits into a page;
+    /// beyond that, for a while, one listing of the replicas and one per replica.
     async fn fresh_batches(&self) -> Result<Batches, StoreError> {
         let journal = &self.journal;
         let one_less = |looks: u32| looks.checked_sub(1);
@@ -299,7 +300,7 @@ impl Changes {
         Ok(batches)
     }
 
-    /// Forgets the positions in logs of which no batch is left: their replicas are gone, or go on with a later batch.
+    /// Drops the positions in logs without any batch: their replicas are gone, or will continue with a later batch.
     fn keep_positions_of(&self, log: JournalLog, is_listed: impl Fn(&Name) -> bool) {
         let index = self.reads.index().index();
         self.journal.log(log).seen.lock().retain(|replica, _| {
@@ -311,7 +312,7 @@ impl Changes {
         });
     }
 
-    /// Of what was listed, the batches of others that this replica has not seen.
+    /// The listed batches of other replicas that this one has not seen.
     fn fresh(&self, listed: &[(Key, ObjectMeta)]) -> Batches {
         let mut batches = Batches::new();
         for (key, meta) in listed {
@@ -325,7 +326,7 @@ impl Changes {
         batches
     }
 
-    /// A batch, with its number.
+    /// Reads a batch, with its number.
     async fn read_batch(
         &self,
         log: JournalLog,
@@ -343,7 +344,7 @@ impl Changes {
         Ok((n, ReadBatch::Entries(entries)))
     }
 
-    /// Applies a batch to index and ledger, and then tells readers of events.
+    /// Applies a batch to index and ledger, and then informs readers of events.
     async fn apply(
         &self,
         replica: &Name,
@@ -384,21 +385,21 @@ impl Changes {
         read
     }
 
-    /// Whether an entry says of a chunk that it was stored so long ago that its removal may be remembered no more: its writer
-    /// hung, or its batch lay on the way. Lookups find the chunk in the store.
+    /// Whether an entry reports a chunk as stored so long ago that its removal may no longer be remembered:
+    /// its writer stalled, or its batch was delayed. Lookups find the chunk in the store.
     fn may_be_forgotten(&self, entry: &JournalEntry) -> bool {
         let JournalEntry::Stored { since_ms: Some(since), .. } = entry else { return false };
-        // Half of it: a removal is dated by who hears of it.
+        // Half of the period: the replica that hears of a removal dates it.
         self.bucket.now_ms().is_none_or(|now| now.saturating_sub(*since) > self.removals_kept_ms() / 2)
     }
 
-    /// Puts into the event log what another replica did. Models that this one has not met are read once, for their names.
+    /// Adds another replica's changes to the event log. Models new to this replica are read once, for their names.
     async fn tell(&self, replica: &Name, entries: &[JournalEntry]) {
         for entry in entries {
             if let JournalEntry::Stored { tenant, model_id, .. }
             | JournalEntry::Removed { tenant, model_id, .. } = entry
             {
-                // Its event lacks the name where the store does not answer.
+                // Without a response of the store, the event lacks the name.
                 let _ = self.catalog.model(tenant, model_id).await;
             }
             if let Some(event) = self.event_of(entry, replica) {

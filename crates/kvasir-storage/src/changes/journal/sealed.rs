@@ -1,4 +1,4 @@
-//! Entries of sealed tenants: in a batch they are in boxes, one for each tenant.
+//! Entries of sealed tenants: in a batch they are in boxes, one per tenant.
 
 use std::{collections::BTreeMap, sync::atomic::Ordering};
 
@@ -17,8 +17,8 @@ use super::{
 };
 
 impl Changes {
-    /// A batch as bytes. Entries of a tenant whose key cannot be had are left out and count as dropped, so that they stop
-    /// nobody else's.
+    /// Encodes a batch. Entries of a tenant whose key is unavailable are left out and count as dropped, so
+    /// that they do not block other tenants' entries.
     ///
     /// # Errors
     /// [`StoreError::Request`].
@@ -51,12 +51,12 @@ impl Changes {
         Ok(encode(&batch))
     }
 
-    /// The entries of a batch that this replica may use, and how many parts it left out: boxes of tenants whose key it does not
-    /// have, and what is in the clear of tenants with a key. `None` where the bytes are not those of a batch, or a box of a
-    /// tenant with a key was altered.
+    /// The entries of a batch that this replica may use, and the number of skipped parts: boxes of tenants
+    /// whose key it does not have, and unsealed entries of tenants with a key. `None` if the bytes are not a
+    /// valid batch, or a box of a tenant with a key was altered.
     ///
     /// # Errors
-    /// [`StoreError::Request`]: a key could not be asked for.
+    /// [`StoreError::Request`]: a key could not be fetched.
     pub(super) async fn decode_batch(
         &self,
         path: &Path,
@@ -79,7 +79,7 @@ impl Changes {
                     skipped += inner.unknown;
                 }
                 Err(error) if SealError::of(&error).is_some_and(SealError::is_lost_key) => {
-                    tracing::debug!(%error, %path, %tenant, "a sealed part of a journal batch is skipped");
+                    tracing::debug!(%error, %path, %tenant, "skipping a sealed part of a journal batch");
                     skipped += 1;
                 }
                 Err(error) if SealError::of(&error).is_some() => return Ok(None),

@@ -1,4 +1,4 @@
-//! The index as the rest of the crate uses it: sound rows, walks, and a fresh start when the database is not.
+//! The index as the rest of the crate uses it: verified rows, walks, and a fresh start if the database fails.
 
 use std::{
     path::PathBuf,
@@ -28,7 +28,7 @@ use super::{
 };
 use crate::private_files::private_directory;
 
-/// Where a fresh database comes from.
+/// Source of a new database.
 #[derive(Debug, Clone)]
 struct SledHome {
     directory: PathBuf,
@@ -36,20 +36,20 @@ struct SledHome {
     cache_bytes: u64,
 }
 
-/// The index. Its methods do not fail: a database that does is replaced by a fresh one, and what it knew is unknown,
-/// so the store is asked again.
+/// The index. Its methods do not fail: a failing database is replaced by an empty one, and its contents
+/// become unknown, so that the store is asked again.
 #[derive(Debug)]
 pub struct Index {
     current: RwLock<Arc<dyn HotIndex>>,
     home: Option<SledHome>,
-    /// Most bytes of an index in memory.
+    /// Maximum size of an index in memory.
     memory_bytes: u64,
     replaced: AtomicU64,
     emptied: AtomicU64,
     positions: PositionCache,
-    /// Which objects may have the row of a removal; none before the first one is asked for.
+    /// Filter of objects that may have the row of a removal; `None` before its first use.
     removed: RwLock<Option<Arc<RemovedFilter>>>,
-    /// Held by insertions and removals, which look before they write.
+    /// Held by insertions and removals, which read before they write.
     writing: Mutex<()>,
 }
 
@@ -59,12 +59,12 @@ impl Index {
         Self::memory_within(u64::MAX)
     }
 
-    /// In memory, within that many bytes: it begins anew where there are more.
+    /// In memory, limited to that many bytes: beyond them it starts empty again.
     pub fn memory_within(bytes_max: u64) -> Self {
         Self::new(Arc::new(MemoryIndex::new(bytes_max)), None, bytes_max, 0)
     }
 
-    /// Over any database; it is replaced by memory when it fails.
+    /// Over any database; replaced by memory if it fails.
     pub fn over(index: Arc<dyn HotIndex>) -> Self {
         Self::new(index, None, u64::MAX, 0)
     }
@@ -85,7 +85,7 @@ impl Index {
     /// On disk under `directory`, for the store of that `identity`.
     ///
     /// # Errors
-    /// [`IndexError::Io`] when the directory cannot be used, [`IndexError::Locked`] when all slots are taken.
+    /// [`IndexError::Io`] if the directory cannot be used, [`IndexError::Locked`] if all slots are taken.
     pub fn sled(directory: PathBuf, identity: [u8; 32], cache_bytes: u64) -> Result<Self, IndexError> {
         let home = SledHome { directory, identity, cache_bytes };
         let mut replaced = 0;
@@ -97,22 +97,22 @@ impl Index {
         Ok(Self::new(index, Some(home), cache_bytes, replaced))
     }
 
-    /// Databases thrown away since start.
+    /// Databases discarded since start.
     pub fn replaced(&self) -> u64 {
         self.replaced.load(Ordering::Relaxed)
     }
 
-    /// Objects there are.
+    /// Number of objects.
     pub fn len(&self) -> u64 {
         self.current().len()
     }
 
-    /// Whether there is none.
+    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Takes an object in.
+    /// Adds an object.
     pub fn insert(&self, scope: Scope, entry: &IndexEntry) {
         let _one_at_a_time = self.writing.lock();
         self.with(|index| placement::insert(index, &self.positions, scope, entry));
@@ -124,7 +124,7 @@ impl Index {
         self.with(|index| placement::remove(index, &self.positions, scope, entry));
     }
 
-    /// The longest match of `blocks` from `root` on, of objects that are `usable`.
+    /// The longest match of `blocks` from `root`, of objects that are `usable`.
     pub fn walk(
         &self,
         scope: Scope,
@@ -139,7 +139,7 @@ impl Index {
         walk.unwrap_or_default()
     }
 
-    /// The leading ones of `chunks` that are `usable`, each the child of the one before and the first of `root`.
+    /// The leading `chunks` that are `usable`, each the child of the previous one and the first of `root`.
     pub fn walk_chunks(
         &self,
         scope: Scope,
@@ -153,7 +153,8 @@ impl Index {
         rows.unwrap_or_default()
     }
 
-    /// The objects of an opaque object's name that are `usable`: one, or several where writers of other bytes met.
+    /// The `usable` objects of an opaque object's name: one, or several if two writers stored different
+    /// bytes.
     pub fn opaque_objects(
         &self,
         scope: Scope,
@@ -167,24 +168,24 @@ impl Index {
         rows.unwrap_or_default()
     }
 
-    /// Removes what a walk met of objects that are not usable.
+    /// Removes rows of unusable objects that a walk found.
     fn sweep(&self, usable: &Usable<'_>) {
         let stale = usable.take_stale();
         if stale.is_empty() {
             return;
         }
-        // Nobody waits for that: what stays is met again.
+        // Nothing waits for that: remaining rows are found again.
         if let Some(_one_at_a_time) = self.writing.try_lock() {
             self.with(|index| placement::sweep(index, &stale, usable));
         }
     }
 
-    /// A chunk that begins as this one does and goes on.
+    /// A longer chunk that begins with this one's tokens.
     pub fn longer_sibling(&self, scope: Scope, entry: &IndexEntry) -> Option<IndexRow> {
         self.with(|index| placement::longer_sibling(index, &self.positions, scope, entry)).flatten()
     }
 
-    /// Whether a chunk follows `seq_hash`.
+    /// Whether `seq_hash` has a child.
     pub fn has_children(&self, scope: Scope, seq_hash: &SeqHash) -> bool {
         self.with(|index| placement::has_children(index, &self.positions, scope, seq_hash)).unwrap_or(true)
     }
@@ -196,12 +197,12 @@ impl Index {
         self.emptied.fetch_add(1, Ordering::Release);
     }
 
-    /// How often all rows went so far.
+    /// How often all rows were removed so far.
     pub(crate) fn emptied(&self) -> u64 {
         self.emptied.load(Ordering::Acquire) + self.replaced()
     }
 
-    /// Takes note of a removal.
+    /// Records a removal.
     pub fn put_removed(&self, scope: Scope, digest: &ObjectDigest, row: RemovedRow) {
         self.with_removed(|index, removed| removed.put(index, scope, digest, row));
     }
@@ -215,52 +216,52 @@ impl Index {
         self.with_removed(|index, removed| removed.get(index, scope, digest)).flatten()
     }
 
-    /// Forgets the removal of an object.
+    /// Deletes the removal of an object.
     pub(crate) fn clear_removed(&self, scope: Scope, digest: &ObjectDigest) {
         self.with_removed(|index, removed| removed.remove(index, scope, digest));
     }
 
-    /// Forgets the removals that expired at `now_ms` of the store's clock. Gives how many.
+    /// Deletes the removals that expired at `now_ms` of the store's clock. Returns their number.
     pub(crate) fn expire_removed(&self, now_ms: i64) -> u64 {
         self.with_removed(|index, removed| removed.expire(index, now_ms)).unwrap_or(0)
     }
 
-    /// How far other replicas' journals are in the rows.
+    /// How far other replicas' journals have been applied to the rows.
     pub(crate) fn log_positions(&self) -> Vec<LogPosition> {
         self.with(log_position::all).unwrap_or_default()
     }
 
-    /// Takes note of a position, after the rows that it is about.
+    /// Records a position, after the rows that it refers to.
     pub(crate) fn set_log_position(&self, position: &LogPosition) {
         self.with(|index| log_position::put(index, position));
     }
 
-    /// Forgets a position.
+    /// Deletes a position.
     pub(crate) fn remove_log_position(&self, log: JournalLog, replica: &Name) {
         self.with(|index| log_position::remove(index, log, replica));
     }
 
-    /// The time of the store, in ms, up to which all removals are in the rows; none where that is not known.
+    /// The store's time, in ms, up to which all removals are in the rows; `None` if unknown.
     pub fn heard_until(&self) -> Option<i64> {
         self.with(HotIndex::heard_until).flatten()
     }
 
-    /// Takes note of that time.
+    /// Records that time.
     pub fn set_heard_until(&self, store_ms: i64) {
         self.with(|index| index.set_heard_until(store_ms));
     }
 
-    /// Until when, in ms of the store's clock, removals may be missing from the rows; none where none is.
+    /// Until when, in ms of the store's clock, removals may be missing from the rows; `None` if none are.
     pub(crate) fn missed_until(&self) -> Option<i64> {
         self.with(removed::missed_until).flatten()
     }
 
-    /// Takes note of that time.
+    /// Records that time.
     pub(crate) fn set_missed_until(&self, store_ms: i64) {
         self.with(|index| removed::put_missed_until(index, store_ms));
     }
 
-    /// Writes what is only in memory; called now and then and at shutdown.
+    /// Writes out rows that are only in memory; called periodically and at shutdown.
     pub fn flush(&self) {
         self.with(HotIndex::flush);
     }
@@ -289,7 +290,8 @@ impl Index {
             Some(filter) => filter,
             None => {
                 let filter = Arc::new(self.with(RemovedFilter::of)?);
-                // Two that come first at once build it twice; the one that is kept must be the one that is written to.
+                // Two concurrent first callers build it twice; the one that is kept must be the one that is
+                // written to.
                 Arc::clone(self.removed.write().get_or_insert(filter))
             }
         };
@@ -308,7 +310,7 @@ impl Index {
         *current = match fresh {
             Some(Ok(index)) => Arc::new(index),
             Some(Err(second)) => {
-                tracing::error!(%error, %second, "no hot index on disk; going on in memory");
+                tracing::error!(%error, %second, "the hot index cannot be kept on disk; continuing in memory");
                 Arc::new(MemoryIndex::new(self.memory_bytes))
             }
             None => Arc::new(MemoryIndex::new(self.memory_bytes)),

@@ -1,5 +1,5 @@
-//! What the index knows of a chunk object, and its encoding. Bytes that come back are checked, never trusted: the
-//! database has no checksum of its own that holds under truncation.
+//! The index's row of a chunk object, and its encoding. Rows read back are verified, never trusted: the
+//! database's own checksums do not detect truncation.
 
 use std::sync::Arc;
 
@@ -15,13 +15,13 @@ use super::{
 };
 
 const VALUE_VERSION: u8 = 3;
-/// The version before: it ends with the levels.
+/// The previous version: it ends with the levels.
 const VALUE_VERSION_BEFORE: u8 = 2;
-/// Set where a chunk's children lie beside it, see [`RowPosition`](super::position::RowPosition).
+/// Set if a chunk's children are next to it, see [`RowPosition`](super::position::RowPosition).
 const CONTINUES: u8 = 0x80;
-/// Set where the block hashes follow the row: the chunk is alone at its position.
+/// Set if the block hashes follow the row: the chunk is alone at its position.
 const BLOCKS: u8 = 0x40;
-/// Where a value has the profile.
+/// Position of the profile in a value.
 pub(super) const PROFILE: std::ops::Range<usize> = {
     let start = 1 + 2 * (32 - NAME_BYTES);
     start..start + 32
@@ -29,7 +29,7 @@ pub(super) const PROFILE: std::ops::Range<usize> = {
 /// Most blocks of a chunk.
 pub(super) const BLOCKS_MAX: usize = CHUNK_TOKENS_MAX / BLOCK_TOKENS;
 
-/// What the index tells of a chunk object.
+/// The index's data about a chunk object.
 #[derive(Debug, Clone, PartialEq)]
 pub struct IndexRow {
     /// The chunk.
@@ -40,24 +40,24 @@ pub struct IndexRow {
     pub profile_hash: ProfileHash,
     /// Position of its first token.
     pub first_position: u64,
-    /// Its tokens.
+    /// Number of its tokens.
     pub token_count: u32,
     /// See `ChunkMatch::kl_beneath`.
     pub kl_beneath: f32,
-    /// Bytes of header, directory and tokens.
+    /// Size of header, directory and tokens.
     pub head_bytes: u32,
-    /// Bytes of the object.
+    /// Size of the object.
     pub object_bytes: u64,
-    /// Prefix that decodes to each level.
+    /// Length of the prefix that decodes to each level.
     pub level_bytes: Vec<u64>,
-    /// What its levels lose, where its encoder measured it.
+    /// Errors of its levels, if its encoder measured them.
     pub errors: Option<ChunkErrors>,
 }
 
-/// What the index takes in of a chunk object: the row, and what it is found by.
+/// A chunk object as added to the index: the row, and its search keys.
 #[derive(Debug, Clone, PartialEq)]
 pub struct IndexEntry {
-    /// Hash of the block before the chunk, or the root; of an opaque object, a hash of its own.
+    /// Hash of the block before the chunk, or the root; for an opaque object, a unique hash.
     pub parent_hash: [u8; 32],
     /// Leading bytes of the hash of each block.
     pub blocks: Vec<[u8; BLOCK_BYTES]>,
@@ -65,18 +65,18 @@ pub struct IndexEntry {
     pub row: Arc<IndexRow>,
 }
 
-/// A row that was read.
+/// A decoded row.
 #[derive(Debug, PartialEq)]
 pub(super) struct Decoded<'a> {
     pub(super) row: IndexRow,
-    /// Whether the chunk's children lie beside it.
+    /// Whether the chunk's children are next to it.
     pub(super) continues: bool,
-    /// The chunk's blocks, where it is alone at its position; else rows of their own match them.
+    /// The chunk's blocks, if it is alone at its position; otherwise separate rows match them.
     pub(super) blocks: &'a [[u8; BLOCK_BYTES]],
 }
 
 impl IndexEntry {
-    /// Of a verified head.
+    /// The entry of a verified head.
     pub(crate) fn of_head(head: &Head, object_digest: ObjectDigest) -> Self {
         let header = &head.header;
         let levels = (0..header.level_count).map(Level);
@@ -104,19 +104,19 @@ impl IndexEntry {
         }
     }
 
-    /// Cuts full block hashes, or the container's 8-byte ones, to the index's length.
+    /// Truncates full block hashes, or the container's 8-byte ones, to the index's length.
     pub fn short_blocks<'a>(hashes: impl IntoIterator<Item = &'a [u8]>) -> Vec<[u8; BLOCK_BYTES]> {
         hashes.into_iter().map(short).collect()
     }
 }
 
 impl IndexRow {
-    /// Blocks of the chunk. An opaque object has no tokens, and counts as one block.
+    /// Number of the chunk's blocks. An opaque object has no tokens, and counts as one block.
     pub fn block_count(&self) -> usize {
         (self.token_count as usize).div_ceil(BLOCK_TOKENS).max(1)
     }
 
-    /// Everything but the names in the key; the checksum covers the key too.
+    /// Encodes everything except the names in the key; the checksum covers the key as well.
     pub(super) fn value(&self, key: &[u8], continues: bool, blocks: &[[u8; BLOCK_BYTES]]) -> Vec<u8> {
         let flag = |set, flag| if set { flag } else { 0 };
         let mut value = vec![VALUE_VERSION | flag(continues, CONTINUES) | flag(!blocks.is_empty(), BLOCKS)];
@@ -126,15 +126,15 @@ impl IndexRow {
         value
     }
 
-    /// A whole row on its own, for the journal, which has its own checksum.
+    /// A self-contained row for the journal, which has its own checksum.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut out = vec![VALUE_VERSION];
         self.write_rest(&mut out, 0);
         out
     }
 
-    /// Appends what [`unpack`](Self::unpack) reads: for memory of our own, so without a checksum, and without a profile
-    /// that is the one `before`.
+    /// Appends the form that [`unpack`](Self::unpack) reads: only for memory, so without a checksum, and
+    /// without the profile if it equals the one `before`.
     pub(super) fn pack(&self, out: &mut Vec<u8>, before: Option<&ProfileHash>) {
         out.extend(self.seq_hash.as_bytes());
         out.extend(self.object_digest.as_bytes());
@@ -176,12 +176,12 @@ impl IndexRow {
         self.level_bytes.iter().for_each(|&bytes| varint(out, bytes));
         let Some(errors) = &self.errors else { return out.push(0) };
         out.extend([1, errors.beneath.to_byte(), errors.hops]);
-        // As many as there are levels, whatever made the row.
+        // One per level, whatever made the row.
         let known = errors.levels.iter().copied().chain(std::iter::repeat(LevelError::UNKNOWN));
         out.extend(known.take(self.level_bytes.len()).map(LevelError::to_byte));
     }
 
-    /// Reads a row back. The key ends with the leading bytes of seq_hash and digest.
+    /// Decodes a row. The key ends with the leading bytes of seq_hash and digest.
     pub(super) fn decode<'a>(key: &[u8], value: &'a [u8]) -> Result<Decoded<'a>, IndexError> {
         let corrupt =
             |what: &str| IndexError::Corrupt { what: format!("row of {} bytes: {what}", value.len()) };
@@ -203,7 +203,7 @@ impl IndexRow {
         parsed().ok_or_else(|| corrupt("form"))
     }
 
-    /// Reads what [`to_bytes`](Self::to_bytes) wrote.
+    /// Decodes the output of [`to_bytes`](Self::to_bytes).
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (version, rest) = bytes.split_first()?;
         let mut reader = ByteReader(rest);
@@ -250,14 +250,15 @@ impl IndexRow {
     }
 }
 
-/// What an opaque object counts as following: a hash of its own that nothing else has, so that it is found by its key alone and
-/// has no siblings. Not its own hash: that is where its children would be.
+/// The parent of an opaque object: a unique hash, so that it is found by its key alone and has no siblings.
+/// Not its own hash: that is where its children would be.
 pub(crate) fn parent_of_opaque(seq_hash: &SeqHash) -> [u8; 32] {
     seq_hash.as_bytes().map(|byte| !byte)
 }
 
-/// Whether readers prefer `a` to `b`: the smaller KL beneath, then the smaller digest. All replicas must agree, or two collectors take
-/// each other's duplicate; what was measured is not in rows of the version before.
+/// Whether readers prefer `a` to `b`: the smaller KL beneath, then the smaller digest. All replicas must
+/// agree, or two collectors would delete each other's duplicate; rows of the previous version have no
+/// measured errors, so these must not count.
 pub(crate) fn prefer(a: &IndexRow, b: &IndexRow) -> bool {
     a.kl_beneath.total_cmp(&b.kl_beneath).then_with(|| a.object_digest.cmp(&b.object_digest)).is_lt()
 }
@@ -285,7 +286,7 @@ impl ByteReader<'_> {
         Some(*head)
     }
 
-    /// The errors of so many levels, where there are any; `None` for bytes that are neither.
+    /// The errors of this many levels, if present; `None` for invalid bytes.
     fn errors(&mut self, levels: usize) -> Option<Option<ChunkErrors>> {
         match self.take::<1>()? {
             [0] => Some(None),
@@ -299,7 +300,7 @@ impl ByteReader<'_> {
         }
     }
 
-    /// A hash of which `front` is known.
+    /// A hash with the known beginning `front`.
     fn hash(&mut self, front: &[u8]) -> Option<[u8; 32]> {
         let (back, tail) = self.0.split_at_checked(32usize.checked_sub(front.len())?)?;
         self.0 = tail;
@@ -314,7 +315,7 @@ impl ByteReader<'_> {
         for shift in (0..u64::BITS).step_by(7) {
             let [byte] = self.take::<1>()?;
             let bits = u64::from(byte & 0x7f);
-            // The tenth byte has one bit.
+            // Only one bit of the tenth byte is used.
             if bits << shift >> shift != bits {
                 return None;
             }

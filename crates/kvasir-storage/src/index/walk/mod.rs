@@ -1,4 +1,4 @@
-//! The longest match: a walk over whole chunks, and at its end a part of one more.
+//! The longest match: a walk over whole chunks, ending with a part of another one.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -31,7 +31,7 @@ pub struct MatchedChunk {
 }
 
 impl MatchedChunk {
-    /// Leading tokens that match.
+    /// Number of leading tokens that match.
     pub fn matched_tokens(&self) -> u32 {
         self.row.token_count.min((self.matched_blocks * BLOCK_TOKENS) as u32)
     }
@@ -44,14 +44,14 @@ impl MatchedChunk {
 /// The longest match.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Walk {
-    /// The chunks, in order; all but the last match whole.
+    /// The chunks, in order; all except the last match as a whole.
     pub chunks: Vec<MatchedChunk>,
     /// Blocks covered by whole chunks.
     pub whole_blocks: usize,
 }
 
 impl Walk {
-    /// Of whole chunks that follow each other from the root on.
+    /// A walk of whole, consecutive chunks from the root.
     pub(crate) fn of_rows(rows: Vec<IndexRow>) -> Self {
         let mut whole_blocks = 0;
         let chunks = rows.into_iter().map(|row| {
@@ -71,43 +71,44 @@ impl Walk {
         }
     }
 
-    /// Blocks covered in all.
+    /// Total number of covered blocks.
     pub fn matched_blocks(&self) -> usize {
         self.chunks.last().map_or(0, MatchedChunk::end)
     }
 }
 
-/// A block that a walk has reached: the chunk that ends there, and where its children lie.
+/// A block that a walk has reached: the chunk that ends there, and the position of its children.
 struct Cursor {
     chunk: MatchedChunk,
     children: [Option<RowPosition>; 2],
 }
 
-/// The children of one parent that match: whole chunks, longest first, and the best match of a part of another.
+/// The matching children of one parent: whole chunks, longest first, and the best partial match of another.
 #[derive(Default)]
 struct ChildMatches {
     whole: Vec<Child>,
     partial: Option<PartialMatch>,
 }
 
-/// A chunk of which only leading blocks match.
+/// A chunk of which only the leading blocks match.
 struct PartialMatch {
     blocks: usize,
     row: IndexRow,
 }
 
-/// How a walk looks for the children of a chunk.
+/// How a walk searches for the children of a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Search {
-    /// A chunk that has no siblings where the walk is counts as the only child of its parent. It nearly always is.
+    /// A chunk without siblings at the walk's position counts as the only child of its parent. It nearly
+    /// always is.
     Fast,
-    /// Everywhere, because the store has a chunk that the fast walk did not find: children of one parent may lie at two
-    /// positions, where a parent was met again in another order.
+    /// Everywhere, because the store has a chunk that the fast walk did not find: children of one parent may
+    /// be at two positions, if a parent was seen again in another order.
     Thorough,
 }
 
-/// Walks from `root` along `blocks`. Chunks of any lengths are combined; where several ways reach as far, the one of
-/// fewest chunks wins, then the preferred object, so that readers choose alike.
+/// Walks from `root` along `blocks`. Chunks of any lengths are combined; among equally long matches, the one
+/// with the fewest chunks wins, then the preferred object, so that readers choose alike.
 pub(super) fn walk(
     index: &dyn HotIndex,
     cache: &PositionCache,
@@ -169,7 +170,7 @@ pub(super) fn walk(
     chunks.extend(last);
     while let Some(cursor) = cursors.remove(&at) {
         at = cursor.chunk.first_block;
-        // What is stored next will mostly follow one of these.
+        // The next stored chunk mostly follows one of these.
         if let (Some(children), true) = (cursor.children[0], chunks.len() < POSITIONS_RECORDED) {
             cache.record(scope, &cursor.chunk.row.seq_hash, children);
         }
@@ -179,7 +180,8 @@ pub(super) fn walk(
     Ok(Walk { chunks, whole_blocks })
 }
 
-/// The run of chunks behind `at` that lie on one line, have no siblings and match whole: most of most walks.
+/// The run of chunks after `at` in one lineage that have no siblings and match as a whole: the largest part
+/// of most walks.
 fn only_children_from(
     index: &dyn HotIndex,
     scope: Scope,
@@ -201,7 +203,7 @@ fn only_children_from(
     Ok(run)
 }
 
-/// The chunks of a list of ids, each following the one before.
+/// The chunks of a list of ids, each following the previous one.
 pub(super) fn walk_chunks(
     index: &dyn HotIndex,
     cache: &PositionCache,
@@ -227,7 +229,7 @@ pub(super) fn walk_chunks(
         if rows.len() > known {
             continue;
         }
-        // It has siblings, which the scan does not look through; or it lies elsewhere.
+        // It has siblings, which the scan skips; or it is elsewhere.
         let parent = known.checked_sub(1).and_then(|i| chunks.get(i)).map_or(root, SeqHash::as_bytes);
         let mut child = objects(index, scope, first, wanted, usable)?;
         if child.is_none() {
@@ -242,8 +244,8 @@ pub(super) fn walk_chunks(
     Ok(rows)
 }
 
-/// Where else than at `first` the children of `parent` may lie: a chunk of another length may end where theirs does and
-/// have been first, and they may have come before their parent.
+/// Other positions than `first` for the children of `parent`: a chunk of another length may end at the same
+/// block and have come first, and children may have arrived before their parent.
 fn other_positions(
     cache: &PositionCache,
     scope: Scope,
@@ -255,11 +257,11 @@ fn other_positions(
     second.into_iter().chain(third).filter(move |&position| position != first)
 }
 
-/// All chunks at a position that lie whole in `blocks`, and the longest part of another.
+/// All chunks at a position that are contained in `blocks`, and the longest partial match of another.
 ///
-/// Rows that are prefixes of the query sort before it; between two of them, whole ranges of siblings are jumped over
-/// by cutting the query where they diverge. So the number of seeks depends on the lengths that occur, not on how many
-/// siblings there are.
+/// Rows that are prefixes of the query sort before it; between two of them, truncating the query where they
+/// diverge skips whole ranges of siblings. So the number of seeks depends on the lengths that occur, not on
+/// the number of siblings.
 fn child_matches(
     index: &dyn HotIndex,
     scope: Scope,
@@ -272,7 +274,7 @@ fn child_matches(
     let mut found = ChildMatches::default();
     if let Some((first, common)) = only_child(index, scope, position, &query)? {
         let seq_hash = first.row.seq_hash;
-        // Of its objects the first one may be gone, and another one not.
+        // Its first object may be gone, and another one not.
         let child = match usable.has(&first.row) {
             true => Some(first),
             false => objects(index, scope, position, &seq_hash, usable)?,
@@ -285,7 +287,7 @@ fn child_matches(
         return Ok(found);
     }
     let (mut from, mut bound) = (query.clone(), query.clone());
-    // Above the query: the row that extends it, its own (taken by the loop below), or a diverging one.
+    // Above the query: the row that extends it, its own (handled by the loop below), or a diverging one.
     while let Some((key, value)) = index.at_or_above(&from)?.filter(|(k, _)| shares_position(k, &query)) {
         check_matching(&key, &value)?;
         let Some(child) = named(index, position, &key, usable)? else {
@@ -313,7 +315,7 @@ fn child_matches(
             continue;
         };
         if is_end_at(&key, common) {
-            // The full hash decides; the cut ones in the key only led here.
+            // The full hash decides; the truncated ones in the key are only hints.
             if blocks.get(common - 1) == Some(&child.row.seq_hash) {
                 found.whole.push(child);
             }
@@ -345,7 +347,7 @@ fn only_child(
     Ok(found)
 }
 
-/// The preferred object of the chunk that a matching row names.
+/// The preferred object of the chunk named by a matching row.
 fn named(
     index: &dyn HotIndex,
     position: RowPosition,
@@ -384,7 +386,7 @@ fn shares_position(key: &[u8], query: &[u8]) -> bool {
     key.get(..PREFIX_BYTES) == query.get(..PREFIX_BYTES)
 }
 
-/// Blocks that a row's key and the query have in common.
+/// Number of leading blocks that a row's key and the query have in common.
 fn common_blocks(key: &[u8], query: &[u8]) -> usize {
     let pairs = key_blocks(key).iter().zip(key_blocks(query));
     pairs.take_while(|(a, b)| a == b && **a != END).count()

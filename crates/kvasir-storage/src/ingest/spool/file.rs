@@ -1,4 +1,4 @@
-//! A file without a name, which the system deletes with the process.
+//! An unnamed file, which the system deletes with the process.
 
 use std::{io, ops::Range, os::unix::fs::FileExt, path::PathBuf, sync::Arc};
 
@@ -11,21 +11,21 @@ use crate::{
     memory::{Lease, Region},
 };
 
-/// Written behind the upload: one buffer fills while the other is on its way to the disk.
+/// Written asynchronously: one buffer fills while the other is being written.
 #[derive(Debug)]
 pub(super) struct SpoolFile {
     file: Arc<std::fs::File>,
     buffer: Vec<u8>,
-    /// Bytes gathered before they go to the file; there are two such buffers.
+    /// Size of a write buffer; there are two.
     buffer_bytes: usize,
-    /// What they are paid with, unless they are short.
+    /// Their memory lease, unless they are short.
     lease: Option<Lease>,
-    /// Bytes that went to the file, or are on their way.
+    /// Bytes written to the file, or being written.
     sent: u64,
     writing: Option<JoinHandle<io::Result<Vec<u8>>>>,
-    /// Seals each buffer as it goes to the file, which is written once from front to end.
+    /// Seals each buffer on its way to the file, which is written once, from start to end.
     seal: Option<Arc<Sealer>>,
-    /// What stands in place of the file's first bytes.
+    /// Replacement of the file's first bytes.
     prefix: Vec<u8>,
 }
 
@@ -79,7 +79,7 @@ impl SpoolFile {
         Ok(())
     }
 
-    /// Waits for the write under way, and gives its buffer back.
+    /// Waits for the running write, and returns its buffer.
     async fn settled(&mut self) -> io::Result<Vec<u8>> {
         match self.writing.take() {
             Some(writing) => writing.await?,
@@ -87,7 +87,7 @@ impl SpoolFile {
         }
     }
 
-    /// Waits until all that was written can be read, and lets the buffers go.
+    /// Waits until everything written can be read, and frees the buffers.
     pub(super) async fn flush(&mut self) -> io::Result<()> {
         if !self.buffer.is_empty() {
             self.send().await?;
@@ -100,7 +100,7 @@ impl SpoolFile {
         Ok(())
     }
 
-    /// Fills `space` with the bytes from `start` on; [`flush`](Self::flush) comes before.
+    /// Fills `space` with the bytes from `start` on; call [`flush`](Self::flush) first.
     pub(super) async fn fill(&self, start: u64, mut space: Region) -> io::Result<Region> {
         let range = start..start + space.len() as u64;
         if range.end > self.sent {
@@ -121,7 +121,7 @@ impl SpoolFile {
         read.await?
     }
 
-    /// Puts other bytes in place of the first ones. The file stays as it is: no part of it is sealed twice.
+    /// Replaces the first bytes. The file itself is unchanged: no part of it is sealed twice.
     pub(super) fn overwrite_prefix(&mut self, bytes: Vec<u8>) {
         match self.prefix.get_mut(..bytes.len()) {
             Some(before) => before.copy_from_slice(&bytes),
@@ -130,7 +130,7 @@ impl SpoolFile {
     }
 }
 
-/// The number of the buffer that begins at a plain offset, and where it lies in a sealed file.
+/// The number of the buffer that begins at a plain offset, and its position in a sealed file.
 fn sealed_place(at: u64, buffer_bytes: usize) -> ([u8; 8], u64) {
     let number = at / buffer_bytes as u64;
     (number.to_le_bytes(), number * (buffer_bytes + Sealer::OVERHEAD) as u64)

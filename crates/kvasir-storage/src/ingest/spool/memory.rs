@@ -1,4 +1,5 @@
-//! Bytes of an upload in memory, in blocks of our own: what the network hands out may be small pieces of large buffers.
+//! Bytes of an upload in memory, copied into our own blocks: the network may return small pieces of large
+//! buffers.
 
 use std::sync::Arc;
 
@@ -10,16 +11,16 @@ use crate::{
     memory::{MemoryBudget, Region},
 };
 
-/// The first block; each further one is twice as long, up to the longest.
+/// The first block; each further one is twice as long, up to the maximum.
 const BLOCK_BYTES_MIN: usize = 16 << 10;
 /// The longest block.
 const BLOCK_BYTES_MAX: usize = 1 << 20;
 
-/// Blocks, each paid for from the budget of all uploads.
+/// Blocks, charged to the budget of all uploads.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
     blocks: Vec<Block>,
-    /// What the blocks became once they were to be sent.
+    /// The blocks after they were frozen for sending.
     frozen: Vec<Bytes>,
     held_bytes: usize,
 }
@@ -37,7 +38,7 @@ impl Block {
 }
 
 impl Blocks {
-    /// Takes as much of `bytes` as there is memory for, and gives back the rest.
+    /// Takes as much of `bytes` as memory allows, and returns the rest.
     pub(super) fn take<'a>(
         &mut self,
         mut bytes: &'a [u8],
@@ -79,8 +80,8 @@ impl Blocks {
         self.frozen.iter().map(|block| &block[..]).chain(self.blocks.iter().map(Block::bytes))
     }
 
-    /// Writes `prefix` over the first bytes, of which the first block has at least as many. What was handed out as a
-    /// payload stays as it was.
+    /// Overwrites the first bytes with `prefix`, which must fit into the first block. Payloads already handed
+    /// out are unchanged.
     pub(super) fn overwrite_prefix(&mut self, prefix: &[u8]) {
         if let Some(sent) = self.frozen.first_mut() {
             let rest = sent.split_off(prefix.len().min(sent.len()));
@@ -94,7 +95,7 @@ impl Blocks {
         }
     }
 
-    /// All of it, shared with what stays here. Nothing is taken from then on.
+    /// The whole content, shared with this value. Nothing may be added afterwards.
     pub(super) fn payload(&mut self) -> PutPayload {
         self.frozen.extend(self.blocks.drain(..).map(|block| block.space.freeze(block.filled)));
         self.frozen.iter().cloned().collect()
@@ -136,7 +137,7 @@ mod tests {
         assert!(budget.used() >= 2 << 20, "the store has it yet");
         drop(payload);
         assert_eq!(budget.used(), 0);
-        // A small upload takes little, and some may have to stay free.
+        // A small upload uses little memory, and some may have to stay free.
         let mut small = Blocks::default();
         assert!(small.take(&[1; 100], &budget, 0).is_empty());
         assert_eq!(budget.used(), BLOCK_BYTES_MIN as u64);

@@ -1,6 +1,7 @@
-//! Where an upload waits until all of it has been verified: in memory while it is small and memory is free, else in
-//! an unnamed temporary file, which the system deletes with the process. Of tenants whose objects are sealed in the store
-//! the file is sealed too, under a key of its own that is nowhere but in this process' memory.
+//! Buffers an upload until all of it has been verified: in memory while it is small and memory is free,
+//! otherwise in an unnamed temporary file, which the system deletes with the process. For tenants whose
+//! objects are sealed in the store, the file is sealed as well, under its own key that only exists in this
+//! process' memory.
 
 mod file;
 mod memory;
@@ -24,11 +25,11 @@ use crate::{
     transitions::{CrashPointObserver, Transition},
 };
 
-/// What all spools of a process share.
+/// State shared by all spools of a process.
 ///
-/// Half of the memory is for parts on their way to the store, for which uploads wait in turn holding nothing else; at
-/// least one part, however little there is. The other half is for bodies: blocks and buffers, for which nobody waits,
-/// because those who hold them may wait for their clients.
+/// Half of the memory is for parts being sent to the store. Uploads queue for these while they hold nothing
+/// else; there is always at least one part. The other half is for bodies: blocks and buffers. Uploads do not
+/// wait for these, because their holders may wait for clients.
 #[derive(Debug)]
 pub(crate) struct SpoolPool {
     directory: PathBuf,
@@ -53,17 +54,17 @@ impl SpoolPool {
         }
     }
 
-    /// A new spool; `sealed`: nothing of it is to be on the disk in the clear.
+    /// A new spool; `sealed`: its data must not be on disk unencrypted.
     pub(crate) fn spool(self: &Arc<Self>, sealed: bool) -> Spool {
         Spool { pool: Arc::clone(self), content: SpoolContent::Memory(Blocks::default()), bytes: 0, sealed }
     }
 
-    /// Memory for a body that waits for nobody, if others keep as much as they do beside those in blocks.
+    /// Memory for a body without waiting, if enough stays free for others beyond their blocks.
     pub(crate) fn lease(&self, bytes: u64) -> Option<Lease> {
         self.memory.lease_leaving(bytes, self.memory.total() / limits::SPOOL_BUFFERS_DIVISOR)
     }
 
-    /// What bodies may hold, and do.
+    /// The memory budget of bodies.
     pub(crate) fn memory(&self) -> &Arc<MemoryBudget> {
         &self.memory
     }
@@ -133,7 +134,7 @@ impl Spool {
         self.overwrite_prefix(header).await
     }
 
-    /// Puts other bytes in place of the first ones. Returns the digest of all of them.
+    /// Replaces the first bytes. Returns the digest of the whole content.
     pub(crate) async fn overwrite_prefix(&mut self, prefix: Vec<u8>) -> Result<ObjectDigest, PutError> {
         let mut digest = blake3::Hasher::new();
         match &mut self.content {
@@ -165,7 +166,7 @@ impl Spool {
         }
     }
 
-    /// Fills `space` from byte `start` on; [`settle`](Self::settle) comes before.
+    /// Fills `space` from byte `start` on; call [`settle`](Self::settle) first.
     pub(crate) async fn fill(&self, start: u64, mut space: Region) -> std::io::Result<Region> {
         match &self.content {
             SpoolContent::Memory(blocks) => {
@@ -182,11 +183,11 @@ impl Spool {
         }
     }
 
-    /// Writes everything to `path`. True when it was not there before.
+    /// Writes everything to `path`. Returns true if it did not exist before.
     ///
-    /// Names are digests, so what another writer wrote there are these very bytes, and a lost race is a success. What the
-    /// store has is compared all the same: whoever is told that it is stored may rest on it. An object that differs, or that
-    /// is sealed and does not open, is overwritten.
+    /// Names are digests, so another writer's object is these same bytes, and losing the race is a success.
+    /// The store's copy is compared nevertheless, because an acknowledged writer depends on it. An object
+    /// that differs, or that is sealed and does not open, is overwritten.
     pub(crate) async fn send(
         &mut self,
         store: &Arc<dyn ObjectStore>,
@@ -290,7 +291,7 @@ impl Spool {
     }
 }
 
-/// An object that is not there any more, or does not open, is not the one that is to be stored.
+/// An object that no longer exists, or does not open, differs from the one to store.
 fn differs(error: object_store::Error) -> Result<bool, StoreError> {
     match error {
         object_store::Error::NotFound { .. } => Ok(false),
@@ -302,7 +303,7 @@ fn differs(error: object_store::Error) -> Result<bool, StoreError> {
 fn set_incarnation(object: &mut [u8], incarnation: u16) -> Result<(), PutError> {
     match object.first_chunk_mut::<HEADER_BYTES>() {
         Some(header) => Ok(reissue_header(header, incarnation)?),
-        // Unreachable: the object was verified. A header of nothing says the rest.
+        // Unreachable: the object was verified. An all-zero header yields the error.
         None => Ok(reissue_header(&mut [0; HEADER_BYTES], incarnation)?),
     }
 }
@@ -316,7 +317,8 @@ async fn put(
     let mode = if overwrite { PutMode::Overwrite } else { PutMode::Create };
     match store.put_opts(path, payload.clone(), mode.into()).await {
         Ok(_) => Ok(!overwrite),
-        // Another writer of the same bytes, or our own first attempt whose answer was lost: these bytes are known to be right.
+        // Another writer of the same bytes, or our own first attempt whose response was lost: these bytes are
+        // known to be right.
         Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
             store.put(path, payload).await?;
             Ok(false)

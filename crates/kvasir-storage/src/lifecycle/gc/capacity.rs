@@ -16,7 +16,7 @@ use crate::{index::Scope, limits, removal::Removal};
 pub(super) struct CapacityPlan {
     objects: Vec<(ChunkKey, u64, StoreTime)>,
     excluded: HashSet<ObjectDigest>,
-    /// Bytes of all objects met, tombstones or not.
+    /// Bytes of all listed objects, with or without tombstones.
     bytes: u64,
 }
 
@@ -67,7 +67,7 @@ impl Lifecycle {
                     entry.as_ref().and_then(|e| numbered.get(&(scope, e.parent_hash.into())).copied());
                 let used = self.reads.index().last_use(scope, key.object_digest);
                 let read = used.map(|used| pass.now.before(used.at.elapsed()));
-                // An opaque object has no tokens: what its bytes cost to make is not known.
+                // An opaque object has no tokens: the cost of making its bytes is unknown.
                 let row = entry.as_ref().map(|entry| &entry.row).filter(|row| row.token_count > 0);
                 ColdObject {
                     key: i as u32,
@@ -99,7 +99,7 @@ impl Lifecycle {
             let Some((key, ..)) = objects.get(candidate.key as usize) else { continue };
             tenants.entry(&key.tenant).or_default().candidates.push(candidate);
         }
-        // What was not noted down stays, and leaves less for everybody.
+        // Objects that were not recorded stay, and leave less for every tenant.
         let noted: u64 = tenants.values().map(|holding| holding.bytes).sum();
         let level = water_level(
             tenants.values().map(|holding| holding.bytes).collect(),
@@ -107,7 +107,7 @@ impl Lifecycle {
         );
         for holding in tenants.into_values().filter(|holding| holding.bytes > level) {
             let candidate_bytes: u64 = holding.candidates.iter().map(|object| object.bytes).sum();
-            // What is pinned leaves less for the rest of its tenant, and for nobody else.
+            // Pinned objects leave less for the rest of their tenant, and for no other tenant.
             let allowed = level.saturating_sub(holding.bytes - candidate_bytes);
             for victim in victims(pass.policy.eviction, allowed, &holding.candidates, pass.now.moment()) {
                 let Some((key, bytes, _)) = objects.get(victim as usize) else { continue };
@@ -120,15 +120,15 @@ impl Lifecycle {
     }
 }
 
-/// What a tenant holds, and what of it may go.
+/// A tenant's objects, and those that may be evicted.
 #[derive(Default)]
 struct Holding {
     bytes: u64,
     candidates: Vec<ColdObject<u32>>,
 }
 
-/// The bytes that every tenant may keep, so that all of them together fit `capacity`: an equal share, and more as far
-/// as others hold less.
+/// The bytes that every tenant may keep, so that together they fit `capacity`: an equal share, and more as
+/// far as others hold less.
 fn water_level(mut holdings: Vec<u64>, capacity: u64) -> u64 {
     holdings.sort_unstable();
     let (mut rest, count) = (capacity, holdings.len() as u64);
@@ -159,7 +159,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// All fits, nothing is left that somebody could have kept, and nobody below an equal share gives anything.
+        /// Everything fits, no space remains that a tenant could have kept, and no tenant below an equal
+        /// share loses objects.
         #[test]
         fn the_level_is_fair_and_tight(holdings in prop::collection::vec(0u64..1_000, 1..12), capacity in 0u64..6_000) {
             let level = water_level(holdings.clone(), capacity);

@@ -1,5 +1,5 @@
-//! What contexts pin, as the collector sees it: read before it decides, and again between its intent and its tombstones
-//! (see [`intents`](super::intents)).
+//! Pins of contexts, as the collector sees them: read before it decides, and again between its intent and its
+//! tombstones (see [`intents`](super::intents)).
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -18,22 +18,22 @@ use uuid::Uuid;
 use super::{super::Lifecycle, GcPass, StoreTime};
 use crate::{contexts::StoredContext, limits, removal::Removal};
 
-/// The contexts of all tenants, as a pass has last read them. Nobody pins another tenant's chunks.
+/// The contexts of all tenants, as last read by a pass. A context can only pin chunks of its own tenant.
 #[derive(Debug, Default)]
 pub(super) struct Contexts(HashMap<Name, TenantContexts>);
 
 /// The contexts of one tenant.
 #[derive(Debug, Default)]
 struct TenantContexts {
-    /// What was read, so that a second look reads only the versions that are new.
+    /// Versions already read, so that a second look only reads new ones.
     read: HashMap<Path, (StoreTime, Arc<StoredContext>)>,
     pinned: HashSet<(ModelId, SeqHash)>,
-    /// How many cannot be read: where it is one, any chunk of the tenant may be pinned.
+    /// Number of unreadable ones: if there is any, every chunk of the tenant may be pinned.
     unreadable: u64,
 }
 
 impl Contexts {
-    /// Whether the collector must spare this chunk's objects: they are pinned, or may be.
+    /// Whether the collector must spare this chunk's objects because they are pinned, or may be.
     pub(super) fn may_pin(&self, key: &ChunkKey) -> bool {
         self.0.get(&key.tenant).is_some_and(|of_tenant| {
             of_tenant.unreadable > 0 || of_tenant.pinned.contains(&(key.model_id, key.seq_hash))
@@ -46,7 +46,7 @@ impl Contexts {
 }
 
 impl Lifecycle {
-    /// Looks at all contexts of these tenants: what they pin, and which versions nobody needs any more.
+    /// Reads all contexts of these tenants: their pins, and which versions are no longer needed.
     pub(super) async fn read_contexts(
         &self,
         pass: &mut GcPass<'_>,
@@ -87,7 +87,7 @@ impl Lifecycle {
                 Ok(None) => continue,
                 Err(error) => {
                     tracing::warn!(%error, %tenant, %context_id,
-                        "a context cannot be read: until it can be or is deleted, nothing of its tenant expires or is evicted");
+                        "a context cannot be read; until it is readable or deleted, none of its tenant's chunks expire or are evicted");
                     of_tenant.unreadable += 1;
                     continue;
                 }
@@ -99,7 +99,8 @@ impl Lifecycle {
             }
             of_tenant.read.insert(meta.location.clone(), (StoreTime::of(meta), stored));
             for (version, meta) in &versions {
-                // Older versions are readable for a while; the last goes once it says that all is over.
+                // Older versions stay readable for a while; the last one is deleted once it records the end
+                // of the context.
                 let unneeded = *version < newest || over;
                 if unneeded && pass.now.age(meta) >= pass.policy.grace {
                     pass.report.context_versions_deleted += 1;
@@ -112,7 +113,7 @@ impl Lifecycle {
         Ok(of_tenant)
     }
 
-    /// The newest version of a context that is there, and its number. One that was listed may have been withdrawn since.
+    /// The newest existing version of a context, and its number. A listed one may have been withdrawn since.
     async fn newest_context<'a>(
         &self,
         tenant: &Name,
@@ -132,7 +133,7 @@ impl Lifecycle {
         Ok(None)
     }
 
-    /// Whether a context pins a chunk, or may, and no other object of it serves the pin as well.
+    /// Whether a context pins a chunk, or may, and no other object of it can serve the pin.
     pub(super) async fn is_pinned(
         &self,
         pass: &GcPass<'_>,
@@ -145,15 +146,17 @@ impl Lifecycle {
         Ok(!(reason == Removal::Duplicate && self.has_stand_in(key).await?))
     }
 
-    /// Whether the bytes under a tombstone past its grace stay. A collector gives no tombstone to what is pinned; one that does not
-    /// know of intents, or was away for longer than they last, may have.
+    /// Whether the bytes under a tombstone past its grace are kept. A collector writes no tombstone for
+    /// pinned objects, but one that does not know of intents, or was suspended for longer than they last, may
+    /// have.
     pub(super) async fn is_held(
         &self,
         pass: &mut GcPass<'_>,
         key: &ChunkKey,
         tombstone: &ObjectMeta,
     ) -> Result<bool, StoreError> {
-        // Pins were read when the pass began. A tombstone can be younger only where there is next to no grace.
+        // Pins were read when the pass began. A tombstone can be younger only if the grace period is nearly
+        // zero.
         if pass.now.age(tombstone) <= limits::STORE_DATE_UNIT {
             self.read_contexts(pass, [key.tenant.clone()]).await?;
         }
@@ -166,11 +169,11 @@ impl Lifecycle {
         }
     }
 
-    /// Whether another object of the chunk is offered that begins where this one does.
+    /// Whether another usable object of the chunk begins where this one does.
     async fn has_stand_in(&self, key: &ChunkKey) -> Result<bool, StoreError> {
         let first_position = match self.reads.row(key).await {
             Ok(row) => row.first_position,
-            // What cannot be read serves no pin.
+            // An unreadable object cannot serve a pin.
             Err(error) => return error.only_this_object().map(|()| true),
         };
         let offered = self.reads.offered_objects(&key.tenant, &key.model_id, &key.seq_hash).await?;

@@ -1,8 +1,9 @@
-//! The end of a salt that was rotated away: what its root led to goes, and then the salt.
+//! Collection of a rotated salt after its expiry: first the chunks under its root, then the salt.
 //!
-//! Chunks do not name their salt. So when one has expired, the chunks of its tenant are looked at once by this replica,
-//! each with the hash before it, and those that follow an expired root are marked deleted. Who has such a root may go on to
-//! write under it: what comes later than this is found by nobody else, and goes with its time to live or the capacity.
+//! Chunks do not name their salt. So when one has expired, this replica checks the chunks of its tenant once,
+//! each with its parent hash, and marks those under an expired root as deleted. A client with such a root may
+//! continue to write under it: later chunks are not found by others, and expire by their time to live or the
+//! capacity.
 
 use std::collections::HashMap;
 
@@ -17,12 +18,12 @@ use super::{super::Lifecycle, GcPass};
 use crate::{catalog::Salt, error::ChunkError, removal::Removal};
 
 impl Lifecycle {
-    /// Marks the chunks that only expired salts lead to as deleted, then deletes these salts. A namespace where that fails
-    /// waits for the next pass.
+    /// Marks the chunks that are only reachable from expired salts as deleted, then deletes these salts. A
+    /// namespace where that fails waits for the next pass.
     pub(super) async fn collect_expired_salts(&self, pass: &mut GcPass<'_>) {
         for (tenant, namespace) in std::mem::take(&mut pass.rotated) {
             if let Err(error) = self.collect_expired_salts_of(pass, &tenant, &namespace).await {
-                tracing::warn!(%error, %tenant, %namespace, "the collector leaves the expired salts of a namespace");
+                tracing::warn!(%error, %tenant, %namespace, "the collector could not delete the expired salts of a namespace; the next pass retries");
             }
         }
     }
@@ -47,7 +48,7 @@ impl Lifecycle {
             let root = |salt: &Salt| RootHash::derive(tenant.as_str(), namespace.as_str(), salt, &model_id);
             self.mark_deleted_under(pass, tenant, &model_id, salts.iter().map(root).collect()).await?;
         }
-        // What could not be read may follow one of these roots: the salts stay for a pass that can.
+        // Unreadable chunks may be under one of these roots: the salts stay for a pass that can read them.
         if pass.policy.dry_run || pass.report.unread > unread {
             return Ok(());
         }
@@ -62,7 +63,7 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Marks as deleted every chunk of a model that follows one of `roots`, unless a context pins it.
+    /// Marks every chunk of a model under one of `roots` as deleted, unless a context pins it.
     async fn mark_deleted_under(
         &self,
         pass: &mut GcPass<'_>,
@@ -77,7 +78,7 @@ impl Lifecycle {
             let Key::Chunk(key) = key else { continue };
             match self.reads.entry(&key).await {
                 Ok(entry) => behind.entry(entry.parent_hash).or_default().push(key),
-                // Nobody can read it: a scrub or its age will tell.
+                // It is unreadable for everyone: a scrub or its age will remove it.
                 Err(ChunkError::Corrupt { .. } | ChunkError::Unknown { .. }) => {}
                 Err(error) => {
                     pass.read_or_left::<()>(&key, Err(error));

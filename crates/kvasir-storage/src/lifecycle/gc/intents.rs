@@ -1,9 +1,10 @@
-//! How the collector and whoever pins agree, without a lock.
+//! Lock-free agreement between collectors and pins.
 //!
-//! The collector says in the bucket which chunks it is about to delete, an *intent*, reads the pins of their tenants then, and
-//! gives tombstones to what none holds. Whoever pins writes the pin, waits until no intent that it finds names its chunks, and looks for tombstones
-//! then. Of a pin and an intent one is there before the other is looked for: an acknowledged pin is seen by every collector
-//! whose intent comes later, and no tombstone comes of an earlier one any more. So no tombstone has ever to be taken back.
+//! The collector records in the bucket which chunks it is about to delete (an *intent*), then reads the pins
+//! of their tenants, and writes tombstones for unpinned ones. A pin is written first, waits until no intent
+//! that it finds names its chunks, and then checks for tombstones. Either the pin or the intent exists before
+//! the other is looked for: every collector whose intent comes later sees an acknowledged pin, and an earlier
+//! intent can no longer yield tombstones. So no tombstone ever has to be withdrawn.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +22,7 @@ use uuid::Uuid;
 use super::{super::Lifecycle, GcPass};
 use crate::{checked_json, limits, removal::Removal, transitions::Transition};
 
-/// An intent, as it is stored.
+/// A stored intent.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Intent {
     pub(crate) id: Uuid,
@@ -36,7 +37,7 @@ pub(crate) struct IntendedChunk {
     pub(crate) seq_hash: SeqHash,
 }
 
-/// Objects that a pass has decided to delete, before it says so.
+/// Objects that a pass has decided to delete, before it records the intent.
 #[derive(Debug, Default)]
 pub(super) struct Decided {
     objects: Vec<(ChunkKey, Removal)>,
@@ -49,7 +50,7 @@ impl Decided {
 }
 
 impl Lifecycle {
-    /// Carries out what was decided, where it is enough for an intent.
+    /// Carries out the decisions once there are enough for an intent.
     pub(super) async fn carry_out_due(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
         if pass.decided.objects.len() < limits::GC_INTENT_CHUNKS_MAX {
             return Ok(());
@@ -57,7 +58,7 @@ impl Lifecycle {
         self.carry_out(pass).await
     }
 
-    /// Writes an intent, reads the pins of its tenants, and gives tombstones to what none holds.
+    /// Writes an intent, reads the pins of its tenants, and writes tombstones for unpinned objects.
     pub(super) async fn carry_out(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
         let decided = std::mem::take(&mut pass.decided).objects;
         if decided.is_empty() {
@@ -83,13 +84,13 @@ impl Lifecycle {
                 continue;
             }
             pass.pace().await;
-            // Who was paused for long may be the only one who still believes in the intent.
+            // After a long suspension, others may no longer respect the intent.
             if begun.elapsed() >= limits::GC_INTENT_USE {
                 break;
             }
             self.changes.write_tombstone(&key, reason).await?;
         }
-        // After an error it stays until it is old: a tombstone may still be on its way.
+        // After an error it stays until it is old: a tombstone may still be in flight.
         self.bucket.delete(&path).await
     }
 

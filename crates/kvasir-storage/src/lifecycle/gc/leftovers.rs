@@ -1,4 +1,4 @@
-//! What killed writers leave beside the objects of a directory: files under staging names.
+//! Orphaned staging files that killed writers leave in a directory store.
 
 use std::{
     path::{Path, PathBuf},
@@ -21,7 +21,7 @@ fn find(directory: &Path, age: Duration, found: &mut Vec<PathBuf>) -> std::io::R
         if !kind.is_file() || !is_staged {
             continue;
         }
-        // A clock that was set back makes files of the future: they wait.
+        // If the clock was set back, files seem to be from the future: leave them.
         let written = entry.metadata().and_then(|meta| meta.modified());
         let is_old = written
             .is_ok_and(|written| SystemTime::now().duration_since(written).is_ok_and(|since| since >= age));
@@ -32,10 +32,10 @@ fn find(directory: &Path, age: Duration, found: &mut Vec<PathBuf>) -> std::io::R
     Ok(())
 }
 
-/// Deletes staging files of `directory` that nobody has written to for `age`; only counts them in a dry run.
+/// Deletes staging files in `directory` that were not written to for `age`; only counts them in a dry run.
 ///
 /// # Errors
-/// When the directory cannot be walked. Files that go meanwhile are gone.
+/// If the directory cannot be walked. Files that disappear in the meantime are ignored.
 pub(super) fn sweep(directory: &Path, age: Duration, dry_run: bool) -> std::io::Result<u64> {
     let mut found = Vec::new();
     find(directory, age, &mut found)?;

@@ -1,14 +1,15 @@
 //! Deletion: tombstones, and the garbage collector that turns them into free space.
 //!
-//! Removing an object is writing a tombstone: from then on lookups do not offer it, while reads under way go on. After
-//! [`GcPolicy::grace`] its bytes go, and [`GcPolicy::tombstone_retention`] after that the tombstone: counted from when the
-//! bytes went, however late that was, because only then does the time begin in which a slow collector may still delete.
-//! **While a tombstone is there, its name is never written again** (a chunk stored again gets a new incarnation
-//! number in its header, hence another name). So any number of collectors may run at once, and a collector that stalls
-//! between deciding and deleting is still safe: it can only delete the object that it decided on. Leadership only saves listings.
+//! Removing an object means writing a tombstone: from then on lookups do not offer it, while running reads continue.
+//! Its bytes are deleted after [`GcPolicy::grace`], and the tombstone [`GcPolicy::tombstone_retention`] later: counted
+//! from the deletion of the bytes, however late that was, because only then does the period begin in which a slow
+//! collector may still delete. **While a tombstone exists, its name is never written again** (a chunk stored again gets
+//! a new incarnation number in its header, hence another name). So any number of collectors may run at once, and a
+//! collector that stalls between deciding and deleting is still safe: it can only delete the object that it decided on.
+//! Leadership only saves listings.
 //!
-//! Ages are by the store's clock alone: that of the epoch object written at the start of the pass against those of the
-//! objects it lists. Replicas' clocks may be wrong by any amount.
+//! Ages are measured by the store's clock alone: the epoch object written at the start of the pass against
+//! the listed objects. Replicas' clocks may be wrong by any amount.
 
 mod capacity;
 mod contexts;
@@ -48,24 +49,25 @@ use crate::{
     transitions::Transition,
 };
 
-/// What a collector does.
+/// The collector's policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GcPolicy {
-    /// Time from a tombstone to the end of its bytes: at least the longest load.
+    /// Time from a tombstone to the deletion of its bytes: at least the longest load.
     pub grace: Duration,
-    /// Time from the end of the bytes to the end of the tombstone: longer than any pause of a process.
+    /// Time from the deletion of the bytes to that of the tombstone: longer than any pause of a process.
     pub tombstone_retention: Duration,
-    /// Age at which chunks go; none: never.
+    /// Age at which chunks expire; `None`: never.
     pub ttl: Option<Duration>,
-    /// Age at which journal batches go that say what was stored. Those of removals stay as long as their tombstones.
+    /// Age at which journal batches of stored chunks are deleted. Those of removals are kept as long as their
+    /// tombstones.
     pub journal_retention: Duration,
-    /// Bytes of chunk objects that stay; none: no limit.
+    /// Maximum bytes of chunk objects; `None`: no limit.
     pub capacity_bytes: Option<u64>,
-    /// What goes first where there are more.
+    /// Eviction policy above that limit.
     pub eviction: PolicyKind,
-    /// Time without a write after which an unfinished upload's remains go.
+    /// Time without a write after which an unfinished upload's files are deleted.
     pub leftovers_age: Duration,
-    /// Deletions and tombstones a second; zero: no limit.
+    /// Deletions and tombstones per second; zero: no limit.
     pub actions_per_second: u32,
     /// Only count.
     pub dry_run: bool,
@@ -94,12 +96,12 @@ impl Default for GcPolicy {
     }
 }
 
-/// What a pass did, or would have done.
+/// The actions of a pass, or those that it would have taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GcReport {
-    /// Whether the pass took place; not when another replica leads.
+    /// Whether the pass took place; false if another replica leads.
     pub led: bool,
-    /// Chunk objects met.
+    /// Chunk objects listed.
     pub objects: u64,
     /// Their bytes.
     pub bytes: u64,
@@ -109,11 +111,11 @@ pub struct GcReport {
     pub duplicates: u64,
     /// Tombstones written for tails that a longer chunk contains.
     pub contained: u64,
-    /// Tombstones written to keep within the capacity.
+    /// Tombstones written to stay within the capacity.
     pub evicted: u64,
     /// Bytes of their objects.
     pub evicted_bytes: u64,
-    /// Remains of unfinished uploads deleted.
+    /// Files of unfinished uploads deleted.
     pub leftovers_deleted: u64,
     /// Chunk objects deleted.
     pub deleted: u64,
@@ -129,15 +131,15 @@ pub struct GcReport {
     pub context_versions_deleted: u64,
     /// Chunks spared because a context pins them, or may.
     pub pinned: u64,
-    /// Contexts that cannot be read: nothing of their tenants expires or is evicted.
+    /// Unreadable contexts: none of their tenants' chunks expire or are evicted.
     pub contexts_unreadable: u64,
-    /// Chunk objects that cannot be read and were left as they are.
+    /// Unreadable chunk objects, left unchanged.
     pub unread: u64,
-    /// Objects that were to be deleted and were spared, because a context had pinned them since the pass began.
+    /// Objects spared after the decision to delete them, because a context had pinned them since the pass began.
     pub spared: u64,
 }
 
-/// A pass under way.
+/// A running pass.
 struct GcPass<'a> {
     policy: &'a GcPolicy,
     now: StoreTime,
@@ -146,12 +148,12 @@ struct GcPass<'a> {
     actions: u32,
     contexts: Contexts,
     decided: Decided,
-    /// Objects whose bytes it deleted and that have no note of it yet.
+    /// Deleted objects that have no deletion note yet.
     gone: Vec<ChunkKey>,
     capacity_plan: CapacityPlan,
-    /// Opaque objects with a tombstone, whose markers go.
+    /// Opaque objects with a tombstone, whose markers are deleted.
     removed_opaque: HashSet<ObjectDigest>,
-    /// Namespaces with later salts.
+    /// Namespaces with rotated salts.
     rotated: BTreeSet<(Name, Name)>,
     count: Count,
     tenant_budget: TenantActionBudget,
@@ -166,23 +168,23 @@ impl StoreTime {
         Self(meta.last_modified.timestamp_millis())
     }
 
-    /// How much older `meta` is; nothing where it is younger.
+    /// How much older `meta` is; zero if it is younger.
     fn age(self, meta: &ObjectMeta) -> Duration {
         self.since(Self::of(meta))
     }
 
-    /// How long ago `before` was; nothing where it is to come.
+    /// How long ago `before` was; zero if it is in the future.
     fn since(self, before: Self) -> Duration {
         Duration::from_millis(u64::try_from(self.0.saturating_sub(before.0)).unwrap_or(0))
     }
 }
 
 impl Lifecycle {
-    /// One pass over the whole store. Any number may run at once, anywhere. `progress` may end it between two chunks: what was
-    /// decided until then is carried out, and nothing else.
+    /// One pass over the whole store. Any number may run concurrently, anywhere. `progress` may end it
+    /// between two chunks: then only the decisions made so far are carried out.
     ///
     /// # Errors
-    /// [`StoreError::Request`]; what was done stays done, the next pass goes on.
+    /// [`StoreError::Request`]; completed work is final, and the next pass continues.
     pub async fn collect_garbage<N: ProgressAnswer>(
         &self,
         policy: &GcPolicy,
@@ -232,7 +234,8 @@ impl Lifecycle {
                         return self.stop(pass).await;
                     }
                 }
-                // A store lists them behind the tombstones of their tenant; a walk of folders may not, and then they wait.
+                // A store lists them after the tombstones of their tenant; a walk of folders may not, and
+                // then they wait for the next pass.
                 Key::Listed(listed) if pass.removed_opaque.contains(&listed.object_digest) => {
                     self.sweep_listed(&mut pass, listed, &meta).await?;
                 }
@@ -269,9 +272,9 @@ impl Lifecycle {
         Ok(pass.report)
     }
 
-    /// Writes the next epoch. None when another collector has just done so.
+    /// Writes the next epoch. `None` if another collector has just done so.
     async fn begin_epoch(&self) -> Result<Option<ObjectMeta>, StoreError> {
-        const BEGINNING: &str = "beginning a collector's epoch";
+        const BEGINNING: &str = "starting a collector's epoch";
         let listed = self.bucket.list(&self.bucket.layout().epochs_prefix(), BEGINNING);
         let listed: Vec<_> = listed.try_collect().await?;
         let numbers = listed.into_iter().filter_map(|(key, _)| match key {
@@ -298,7 +301,7 @@ impl Lifecycle {
         pass: &mut GcPass<'_>,
         mut group: Vec<(ChunkKey, ObjectMeta)>,
     ) -> Result<(), StoreError> {
-        // A plain form beside the sealed one is the same object: the younger date is that of the form in use.
+        // A plain object next to the sealed one is the same object: the younger date is that of the form in use.
         group.sort_by_key(|(key, meta)| (key.object_digest, std::cmp::Reverse(meta.last_modified)));
         group.dedup_by(|(key, _), (before, _)| key == before);
         let several = group.len() > 1;
@@ -312,7 +315,7 @@ impl Lifecycle {
             if pass.policy.capacity_bytes.is_some() {
                 pass.capacity_plan.observe(&key, &meta);
             }
-            // The usual chunk, one object, young and without a longer sibling, costs no request.
+            // The usual chunk (one object, young, without a longer sibling) costs no request.
             if !(is_expired || several) {
                 let is_settled = pass.now.age(&meta) >= pass.policy.grace && !pass.contexts.may_pin(&key);
                 if !is_settled {
@@ -335,7 +338,7 @@ impl Lifecycle {
             }
             match self.reads.row(&key).await {
                 Ok(row) => sound.push((key, meta, row)),
-                // Of no use, but no reason to lose the other one over it either.
+                // Useless, but no reason to lose the other one as well.
                 Err(ChunkError::Corrupt { .. } | ChunkError::Unknown { .. }) => {}
                 Err(error) => {
                     pass.read_or_left::<()>(&key, Err(error));
@@ -348,7 +351,7 @@ impl Lifecycle {
                 return self.mark_contested(pass, &sound).await;
             }
         }
-        // Objects of one `seq_hash` end alike. Only those that begin alike, too, can stand for each other.
+        // Objects of one `seq_hash` end with the same tokens. Only those that also begin alike are equivalent.
         sound.sort_by(|(_, _, a), (_, _, b)| {
             let prefers = if prefer(a, b) { Ordering::Less } else { Ordering::Greater };
             a.first_position.cmp(&b.first_position).then(prefers)
@@ -359,14 +362,14 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Marks all objects of a key whose writers met, and of which one ended before it gave way: which of them was acknowledged
-    /// nobody can tell, and the key is a miss until then.
+    /// Marks all objects of a key whose writers collided if one of them ended before it gave way: which one
+    /// was acknowledged is unknown, and the key is a miss until they are gone.
     async fn mark_contested(
         &self,
         pass: &mut GcPass<'_>,
         contested: &[(ChunkKey, ObjectMeta, Arc<IndexRow>)],
     ) -> Result<(), StoreError> {
-        // Whoever is younger than the grace may be about to give way.
+        // The writer of an object younger than the grace may be about to give way.
         if contested.iter().any(|(_, meta, _)| pass.now.age(meta) < pass.policy.grace) {
             return Ok(());
         }
@@ -377,14 +380,14 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Marks all but the first of objects that stand for each other.
+    /// Marks all except the first of several equivalent objects.
     async fn mark_duplicates(
         &self,
         pass: &mut GcPass<'_>,
         alike: &[(ChunkKey, ObjectMeta, Arc<IndexRow>)],
     ) -> Result<(), StoreError> {
         let Some(((survivor, ..), others)) = alike.split_first() else { return Ok(()) };
-        // The one that stays is read whole before any other goes: a name is no proof of its bytes.
+        // The object to keep is read whole before any other is deleted: a name does not prove its bytes.
         if !others.is_empty() {
             let is_sound = self.reads.is_what_it_is_called(survivor).await;
             if !pass.read_or_left(survivor, is_sound).unwrap_or(false) {
@@ -400,7 +403,7 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Decides that an object gets a tombstone, unless this is a dry run or the tenant's budget is spent.
+    /// Decides that an object gets a tombstone, unless this is a dry run or the tenant's budget is exhausted.
     async fn mark_deleted(
         &self,
         pass: &mut GcPass<'_>,
@@ -415,7 +418,7 @@ impl Lifecycle {
         self.carry_out_due(pass).await
     }
 
-    /// Contexts, whose pins the decisions on chunks need, and uploads that nobody committed.
+    /// Collects contexts, whose pins the decisions on chunks need, and uncommitted uploads.
     async fn collect_beside_chunks(&self, pass: &mut GcPass<'_>, now_ms: i64) -> Result<(), StoreError> {
         let dry_run = pass.policy.dry_run;
         self.delete_old_intents(pass).await?;
@@ -426,7 +429,7 @@ impl Lifecycle {
     }
 
     async fn compact_journal(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
-        // Removals go last: who reads that a chunk was stored must find that it was removed since.
+        // Removals are deleted last: a reader of an entry about a stored chunk must still find its later removal.
         let logs = [
             (JournalLog::Stored, pass.policy.journal_retention),
             (JournalLog::Removed, pass.policy.removals_kept()),
@@ -450,12 +453,12 @@ impl Lifecycle {
 }
 
 impl GcPass<'_> {
-    /// Whether it was paused for longer than tombstones live, and knows nothing any more.
+    /// Whether the pass was suspended for longer than tombstones live, so that its knowledge is outdated.
     fn is_stale(&self) -> bool {
         self.started.elapsed() >= self.policy.tombstone_retention
     }
 
-    /// Counts what a tenant has in the store.
+    /// Counts a tenant's objects in the store.
     fn count(&mut self, key: &Key, meta: &ObjectMeta) {
         let (tenant, digest) = match key {
             Key::Chunk(key) => (&key.tenant, *key.object_digest.as_bytes()),
@@ -469,18 +472,18 @@ impl GcPass<'_> {
         self.count.met(tenant, meta.size, is_recent.then_some(digest));
     }
 
-    /// What was read of an object; none, with a warning and a count, where it could not be: one object, or one tenant's lost
-    /// key, must not stop the collector of all others.
+    /// The result of reading an object; if it failed, `None` with a warning and a count: one object, or one
+    /// tenant's lost key, must not stop the collection of all others.
     fn read_or_left<T>(&mut self, key: &ChunkKey, read: Result<T, impl Display>) -> Option<T> {
         let warn = |error| {
             let ChunkKey { tenant, seq_hash, object_digest, .. } = key;
-            tracing::warn!(%error, %tenant, %seq_hash, %object_digest, "the collector leaves an object that it cannot read");
+            tracing::warn!(%error, %tenant, %seq_hash, %object_digest, "the collector skips an object that it cannot read");
             self.report.unread += 1;
         };
         read.map_err(warn).ok()
     }
 
-    /// Waits as long as the rate wants it.
+    /// Waits as long as the rate limit requires.
     async fn pace(&mut self) {
         self.actions += 1;
         if self.policy.actions_per_second > 0 {

@@ -1,10 +1,10 @@
-//! From a tombstone to free space: the bytes go after the grace, the tombstone after its retention.
+//! From a tombstone to free space: the bytes are deleted after the grace, the tombstone after its retention.
 //!
-//! The retention begins when the bytes are gone. That moment is written down as an empty object beside the tombstone,
-//! dated by the store. Counted from the tombstone's own date, a pass that comes late could end both within a minute,
-//! and a collector that had decided with it and was slow would meet a name that is in use again. A note that comes too
-//! late, or twice, only makes the tombstone live longer; one that is older than the tombstone is of an earlier life of
-//! the name and does not count.
+//! The retention begins when the bytes are gone. That time is recorded as an empty object (a note) next to
+//! the tombstone, dated by the store. If it were counted from the tombstone's own date, a late pass could
+//! delete both within a minute, and a slow collector that had decided earlier would meet a name that is in
+//! use again. A late or repeated note only prolongs the tombstone's life; a note older than the tombstone
+//! belongs to an earlier object of the name and does not count.
 
 use kvasir_store::{
     StoreError,
@@ -39,7 +39,7 @@ impl Lifecycle {
                         return Ok(());
                     }
                     self.bucket.delete(&path).await?;
-                    // A walk of folders may not have come to it yet; the next count is right.
+                    // A walk of folders may not have reached it yet; the next count is right.
                     if self.bucket.open().directory().is_none() {
                         pass.count.deleted(&key.tenant, meta.size);
                     }
@@ -57,7 +57,8 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Deletes the marker of an opaque object that was removed. Where the key has another object, that one is listed first.
+    /// Deletes the marker of a removed opaque object. If the key has another object, that one is listed
+    /// first.
     pub(super) async fn sweep_listed(
         &self,
         pass: &mut GcPass<'_>,
@@ -74,23 +75,23 @@ impl Lifecycle {
                 self.bucket.write_listed(ListedKey { object_digest: object.digest(), ..listed }).await?;
             }
             Err(ObjectError::Unknown { .. }) => {}
-            // It is not known: the next pass asks again.
+            // Unknown: the next pass checks again.
             Err(error) => {
-                tracing::warn!(%error, "the marker of a removed object stays");
+                tracing::warn!(%error, "the marker of a removed object could not be deleted; the next pass retries");
                 return Ok(());
             }
         }
         self.bucket.delete(&meta.location).await
     }
 
-    /// Whether a tombstone is still there that this pass listed. Another one may have ended its retention since, and the name be in use
-    /// again.
+    /// Whether a listed tombstone still exists. Another collector may have ended its retention since, and the
+    /// name may be in use again.
     async fn stands(&self, pass: &GcPass<'_>, tombstone: &ObjectMeta) -> Result<bool, StoreError> {
         let now = self.meta_of(&tombstone.location).await?;
         Ok(!pass.is_stale() && now.is_some_and(|now| !is_younger(&now, tombstone)))
     }
 
-    /// Deletes a tombstone whose retention has ended; starts the retention where no collector has recorded it.
+    /// Deletes a tombstone whose retention has ended; starts the retention if no collector has recorded it.
     async fn expire_tombstone(
         &self,
         pass: &mut GcPass<'_>,
@@ -98,11 +99,12 @@ impl Lifecycle {
         tombstone: &ObjectMeta,
     ) -> Result<(), StoreError> {
         let note = self.bucket.path(&Key::Gone(key.clone()));
-        // One that is older than the tombstone is of an earlier life of the name.
+        // A note older than the tombstone belongs to an earlier object of the name.
         let noted = self.meta_of(&note).await?.filter(|note| !is_younger(tombstone, note));
         let Some(noted) = noted else {
             if !pass.policy.dry_run && self.stands(pass, tombstone).await? {
-                // Whoever deleted the bytes ended before it could say so; or all there is is a plain form that nobody reads.
+                // The collector that deleted the bytes ended before it could record that; or there is only a
+                // plain object that is never read.
                 self.bucket.delete(&self.bucket.path(&Key::Chunk(key.clone()))).await?;
                 pass.gone.push(key.clone());
             }
@@ -128,7 +130,7 @@ impl Lifecycle {
         key: &ChunkKey,
         note: &ObjectMeta,
     ) -> Result<(), StoreError> {
-        // As long as it may still be on its tombstone's way, nobody asks.
+        // While its tombstone may still be in flight, do not check.
         let is_late =
             pass.now.age(note) >= pass.policy.grace + pass.policy.tombstone_retention.saturating_mul(2);
         let tombstone = self.bucket.path(&Key::Tombstone(key.clone()));
@@ -138,17 +140,18 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// As [`note_gone`](Self::note_gone), where many wait for it.
+    /// Like [`note_gone`](Self::note_gone), if many objects are waiting for it.
     pub(super) async fn note_gone_due(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
         if pass.gone.len() >= limits::GC_GONE_WAITING_MAX { self.note_gone(pass).await } else { Ok(()) }
     }
 
-    /// Announces objects whose bytes this pass deleted, and writes a note of each when that is durable: whoever removed one may
-    /// have ended between its tombstone and the announcement. The retention of a tombstone begins with the note, so when the
-    /// tombstone goes, the other replicas have read of the removal or were away for too long.
+    /// Announces objects whose bytes this pass deleted, and writes their notes once that is durable: the
+    /// remover may have ended between its tombstone and the announcement. The retention of a tombstone begins
+    /// with the note, so by the time the tombstone is deleted, the other replicas have read of the removal or
+    /// were away for too long.
     pub(super) async fn note_gone(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
         let gone = std::mem::take(&mut pass.gone);
-        // What has no note gets one from the next pass.
+        // Objects without a note get one from the next pass.
         if gone.is_empty() || pass.is_stale() {
             return Ok(());
         }
@@ -161,7 +164,7 @@ impl Lifecycle {
         self.changes.append_removals(dropped).await?;
         for key in gone {
             let path = self.bucket.path(&Key::Gone(key));
-            self.bucket.put(&path, PutPayload::new(), "writing down that an object is gone").await?;
+            self.bucket.put(&path, PutPayload::new(), "recording that an object is gone").await?;
             self.bucket.reached(Transition::GoneNoted);
         }
         Ok(())
@@ -171,24 +174,26 @@ impl Lifecycle {
         self.bucket.head(path, "asking for an object under a tombstone").await
     }
 
-    /// What writers that ended left behind: staging files of a directory, uploads in parts of a bucket.
+    /// Remains of ended writers: staging files of a directory, multipart uploads of a bucket.
     pub(super) async fn sweep_leftovers(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
         if let Some(directory) = self.bucket.open().directory().cloned() {
             let (age, dry_run) = (pass.policy.leftovers_age, pass.policy.dry_run);
             let swept = blocking(move || super::leftovers::sweep(&directory, age, dry_run));
             match swept.await? {
                 Ok(count) => pass.report.leftovers_deleted += count,
-                Err(error) => tracing::warn!(%error, "the store's directory cannot be looked through"),
+                Err(error) => {
+                    tracing::warn!(%error, "the store's directory cannot be searched for orphaned files")
+                }
             }
         }
         if let Err(error) = self.abort_unfinished(pass).await {
-            // Nothing rests on it, and many stores have rules of their own for this.
+            // Nothing depends on it, and many stores have their own rules for this.
             tracing::warn!(%error, "unfinished uploads in parts stay; is s3:ListBucketMultipartUploads allowed?");
         }
         Ok(())
     }
 
-    /// Aborts uploads in parts that are older than any writer lives.
+    /// Aborts multipart uploads that are older than any writer's lifetime.
     async fn abort_unfinished(&self, pass: &mut GcPass<'_>) -> object_store::Result<()> {
         let Some(uploads) = self.bucket.open().unfinished() else { return Ok(()) };
         for upload in uploads.list(&self.bucket.layout().tenants_prefix()).await? {
@@ -205,7 +210,8 @@ impl Lifecycle {
     }
 }
 
-/// Whether `one` was written after `other`. Of the same moment, what was listed may look younger than what was asked for.
+/// Whether `one` was written after `other`. At equal times, a listed date may look younger than a queried
+/// one.
 fn is_younger(one: &ObjectMeta, other: &ObjectMeta) -> bool {
     StoreTime::of(one).since(StoreTime::of(other)) > limits::STORE_DATE_UNIT
 }

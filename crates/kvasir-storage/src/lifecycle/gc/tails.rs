@@ -1,9 +1,9 @@
-//! Tails that a longer chunk contains: a conversation's end is stored, goes on, and is stored longer. The shorter one is
-//! of no use any more.
+//! Tails contained in a longer chunk: a conversation's end is stored, the conversation continues, and a
+//! longer chunk is stored. The shorter one is then useless.
 //!
-//! They are found in the hot index of whoever leads the pass, where siblings are neighbours; what it does not know is
-//! left for a leader who does. What is found is proved from the store: both heads are read, the longer object is read
-//! whole, and the tokens decide.
+//! Tails are found in the hot index of the leading replica, where siblings are neighbours; those that it does
+//! not know are left for another leader. A candidate is verified in the store: both heads are read, the
+//! longer object is read whole, and the tokens decide.
 
 use kvasir_store::{
     StoreError,
@@ -18,7 +18,7 @@ use crate::{
 };
 
 impl Lifecycle {
-    /// Whether a longer sibling holds all of `key`, proved from the store.
+    /// Whether a longer sibling contains all of `key`, verified in the store.
     pub(super) async fn is_contained_tail(
         &self,
         pass: &GcPass<'_>,
@@ -28,11 +28,11 @@ impl Lifecycle {
         let Some(entry) = self.reads.index().entry(scope, key.object_digest) else { return Ok(false) };
         let index = self.reads.index().index();
         let Some(longer) = index.longer_sibling(scope, &entry) else { return Ok(false) };
-        // Whoever begins behind this chunk would lose what it stands on; and whole caches are of use only whole.
+        // Chunks that follow this one would lose their parent; and whole caches are only usable as a whole.
         let is_whole = match self.catalog.model(&key.tenant, &key.model_id).await {
             Ok(model) => model.reuse == Reuse::Whole,
             Err(CatalogError::Store(error)) => return Err(error),
-            // Nobody can tell.
+            // Unknown: keep it.
             Err(_) => true,
         };
         if is_whole || index.has_children(scope, &entry.row.seq_hash) {
@@ -46,7 +46,7 @@ impl Lifecycle {
         }
     }
 
-    /// Whether `longer` stays, is sound, and holds all of `shorter`'s tokens behind the same parent.
+    /// Whether `longer` stays, is intact, and contains all of `shorter`'s tokens after the same parent.
     async fn contains(
         &self,
         pass: &GcPass<'_>,

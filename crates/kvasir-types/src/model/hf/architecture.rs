@@ -1,47 +1,47 @@
-//! The architectures, by `model_type`: what each one's configuration leaves out, and which layers it implies.
+//! Architectures by `model_type`: the defaults of their configurations, and the layers that they imply.
 
 use super::super::Pairing;
 
-/// Which layers attend to a window where `layer_types` does not say it.
+/// Which layers use a sliding window if `layer_types` does not specify it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Windows {
-    /// None; a `sliding_window` is refused.
+    /// None; a `sliding_window` is rejected.
     Never,
-    /// Not certain: `use_sliding_window` is refused.
+    /// Uncertain: `use_sliding_window` is rejected.
     Unknown,
-    /// All, where `sliding_window` is set.
+    /// All, if `sliding_window` is set.
     All,
-    /// All, where `use_sliding_window` is true.
+    /// All, if `use_sliding_window` is true.
     AllIfUsed,
-    /// Those from `max_window_layers` on, where `use_sliding_window` is true.
+    /// Those from `max_window_layers` on, if `use_sliding_window` is true.
     UpperIfUsed,
-    /// All but each n-th, counted from 1; `sliding_window_pattern` may say another n.
+    /// All except each n-th, counted from 1; `sliding_window_pattern` may set another n.
     AllBut(u32),
     /// Those with rotated keys, in chunks of `attention_chunk_size`.
     ChunkedRotary,
 }
 
-/// How the cache is laid out.
+/// Layout of the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Attention {
-    /// `num_key_value_heads` (as many as `num_attention_heads` without it) of `head_dim`.
+    /// `num_key_value_heads` (default: `num_attention_heads`) of `head_dim`.
     Heads,
-    /// Falcon's: one head where `multi_query`, and alibi instead of rotary keys.
+    /// Falcon: one head if `multi_query`, and alibi instead of rotary keys.
     Falcon,
     /// A latent of `kv_lora_rank` and a rotary key of `qk_rope_head_dim`.
     Latent,
 }
 
-/// Where the fraction of a head that is rotated stands.
+/// The field with the rotated fraction of a head.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Partial {
-    /// All is rotated; a `partial_rotary_factor` is refused.
+    /// The whole head is rotated; a `partial_rotary_factor` is rejected.
     Whole,
-    /// `partial_rotary_factor`, or this.
+    /// `partial_rotary_factor`, or this default.
     Factor(f64),
-    /// `rotary_pct`, or this.
+    /// `rotary_pct`, or this default.
     Percentage(f64),
-    /// `rotary_dim`, in elements, or all.
+    /// `rotary_dim`, in elements, or the whole head.
     Dims,
 }
 
@@ -53,13 +53,13 @@ pub(super) struct Architecture {
     pub(super) windows: Windows,
     pub(super) pairing: Pairing,
     pub(super) partial: Partial,
-    /// Base without `rope_theta`, and that of sliding layers without `rope_local_base_freq`.
+    /// Default of `rope_theta`, and for sliding layers of `rope_local_base_freq`.
     pub(super) theta: [f64; 2],
-    /// Whether scaling applies to full layers only, sliding ones keeping a plain rope.
+    /// Whether scaling applies to full-attention layers only, while sliding ones have a plain rope.
     pub(super) local_plain: bool,
-    /// Whether `no_rope_layers` names layers without rotary keys, each fourth one without it.
+    /// Whether `no_rope_layers` names layers without rotary keys; default: each fourth layer.
     pub(super) some_unrotated: bool,
-    /// Fields that its published configurations leave out.
+    /// Fields that its published configurations omit, with their values.
     pub(super) defaults: &'static [(&'static str, u32)],
 }
 
@@ -161,7 +161,7 @@ static ALL: &[Architecture] = &[
     Architecture { model_type: "glm4_moe_lite", ..LATENT },
 ];
 
-/// Multimodal models whose text model is one of these, with positions that are plain numbers.
+/// Multimodal models whose text model is one of these, with plain numbers as positions.
 pub(super) const WRAPPERS: &[&str] = &["gemma3", "llama4", "mistral3"];
 
 /// The architecture of a `model_type`.
@@ -169,7 +169,7 @@ pub(super) fn of(model_type: &str) -> Option<&'static Architecture> {
     ALL.iter().find(|architecture| architecture.model_type == model_type)
 }
 
-/// All of them, for people.
+/// All names, for messages.
 pub(super) fn names() -> String {
     let text = ALL.iter().map(|architecture| architecture.model_type);
     text.chain(WRAPPERS.iter().copied()).collect::<Vec<_>>().join(", ")

@@ -4,10 +4,10 @@ use serde_json::{Map, Value};
 
 use super::HfError;
 
-/// Most characters of a value that an error repeats.
+/// Most characters of a value that an error message repeats.
 const VALUE_CHARS_MAX: usize = 80;
 
-/// An object of the configuration and where it stands.
+/// An object of the configuration, and its path.
 #[derive(Clone)]
 pub(super) struct Fields<'a> {
     path: String,
@@ -64,7 +64,7 @@ impl<'a> Fields<'a> {
         self.typed(name, "true or false", Value::as_bool)
     }
 
-    /// A count, at most `u32::MAX`. Some files have whole numbers as floats.
+    /// A count, at most `u32::MAX`. Some files write whole numbers as floats.
     pub(super) fn uint(&self, name: &str) -> Result<Option<u32>, HfError> {
         let whole = |value: &Value| {
             let float =
@@ -76,7 +76,7 @@ impl<'a> Fields<'a> {
 
     pub(super) fn required(&self, name: &str) -> Result<u32, HfError> {
         match self.uint(name)? {
-            Some(0) | None => Err(self.refused(name, "needed, and above 0")),
+            Some(0) | None => Err(self.refused(name, "required, and must be above 0")),
             Some(value) => Ok(value),
         }
     }

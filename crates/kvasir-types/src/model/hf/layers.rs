@@ -1,4 +1,4 @@
-//! Which cache each layer has.
+//! The cache of each layer.
 
 use serde_json::Value;
 
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{KvLayout, LAYERS_MAX, LayerKv, Rope};
 
-/// What a layer attends to.
+/// The attention span of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Reach {
     Full,
@@ -29,7 +29,7 @@ impl Reach {
     }
 }
 
-/// Layers and the ropes they name.
+/// Reads the layers and their ropes.
 pub(super) fn read(
     text: &Fields<'_>,
     architecture: &Architecture,
@@ -58,7 +58,7 @@ pub(super) fn read(
         } else {
             None
         };
-        // An unused window may be missing or be nothing.
+        // An unused window may be absent or invalid.
         let layout = if used(true) || used(false) { layout? } else { KvLayout::None };
         of_reach.push((reach, layout, index));
     }
@@ -69,7 +69,7 @@ pub(super) fn read(
     Ok((reaches.into_iter().zip(rotated).filter_map(layer).collect(), ropes))
 }
 
-/// A size that is needed, or what the architecture has without it.
+/// A required size, or the architecture's default.
 fn sized(text: &Fields<'_>, architecture: &Architecture, name: &str) -> Result<u32, HfError> {
     let default = architecture.defaults.iter().find(|(field, _)| *field == name);
     match (text.get(name), default) {
@@ -103,7 +103,7 @@ impl Shape {
             if !hidden.is_multiple_of(heads) {
                 return Err(text.refused(
                     "hidden_size",
-                    "must be a multiple of num_attention_heads, or head_dim be given",
+                    "must be a multiple of num_attention_heads; otherwise give head_dim",
                 ));
             }
             hidden / heads
@@ -152,24 +152,26 @@ impl Shape {
             }
             (Self::Latent { latent, rope_dims }, None) => Ok(KvLayout::Mla { latent, rope_dims }),
             (Self::Latent { .. }, Some(_)) => {
-                Err(text.refused("layer_types", "windows over latents are not supported"))
+                Err(text.refused("layer_types", "sliding windows over latents are not supported"))
             }
         }
     }
 }
 
-/// What each layer attends to.
+/// The attention span of each layer.
 fn reaches(text: &Fields<'_>, architecture: &Architecture, count: usize) -> Result<Vec<Reach>, HfError> {
     if let Some(types) = text.list("layer_types", "a list of strings", Value::as_str)? {
         if types.len() != count {
-            return Err(text.refused("layer_types", format!("must have {count} entries, one a layer")));
+            return Err(text.refused("layer_types", format!("must have {count} entries, one per layer")));
         }
         let known = |name: &str| {
             [Reach::Full, Reach::Sliding, Reach::Chunked].into_iter().find(|reach| reach.name() == name)
         };
         let reach = |name: &&str| {
             known(name).ok_or_else(|| {
-                let advice = format!("`{name}` is not known here: only full_attention, sliding_attention and chunked_attention are");
+                let advice = format!(
+                    "`{name}` is not supported; use full_attention, sliding_attention or chunked_attention"
+                );
                 text.refused("layer_types", advice)
             })
         };
@@ -181,13 +183,13 @@ fn reaches(text: &Fields<'_>, architecture: &Architecture, count: usize) -> Resu
         Windows::Never if set("sliding_window")? => {
             return Err(text.refused(
                 "sliding_window",
-                "this architecture is not known to have windows; give layer_types",
+                "this architecture has no known sliding windows; give layer_types",
             ));
         }
         Windows::Unknown if used => {
             return Err(text.refused(
                 "use_sliding_window",
-                "which layers have a window is not certain; give layer_types",
+                "the layers with a sliding window are unknown; give layer_types",
             ));
         }
         Windows::Never | Windows::Unknown => Box::new(|_| false),
@@ -224,10 +226,11 @@ fn rotated(text: &Fields<'_>, architecture: &Architecture, count: usize) -> Resu
     let listed =
         text.list("no_rope_layers", "a list of 0 and 1", |entry| entry.as_u64().filter(|v| *v < 2))?;
     match listed.filter(|list| !list.is_empty()) {
-        Some(_) if !architecture.some_unrotated => Err(text
-            .refused("no_rope_layers", "this architecture is not known to have layers without rotary keys")),
+        Some(_) if !architecture.some_unrotated => {
+            Err(text.refused("no_rope_layers", "this architecture has no known layers without rotary keys"))
+        }
         Some(list) if list.len() != count => {
-            Err(text.refused("no_rope_layers", format!("must have {count} entries, one a layer")))
+            Err(text.refused("no_rope_layers", format!("must have {count} entries, one per layer")))
         }
         Some(list) => Ok(list.into_iter().map(|rotated| rotated == 1).collect()),
         None if architecture.some_unrotated => {

@@ -1,8 +1,8 @@
 //! Model specs from Hugging Face configurations.
 //!
-//! [`ModelSpec::from_hf`] reads what shapes the KV cache and nothing else. What it reads and does not know it
-//! refuses by the field's name: a wrong spec would let caches that differ be shared. Rules and defaults are those
-//! of `transformers` 5.24, which `tests/models/run` compares by running a small model of each architecture.
+//! [`ModelSpec::from_hf`] reads only the fields that determine the KV cache. It rejects unknown values of
+//! those, by field name: a wrong spec would let incompatible caches be shared. Rules and defaults are those
+//! of `transformers` 5.24; `tests/models/run` verifies them by running a small model of each architecture.
 
 mod architecture;
 mod fields;
@@ -14,53 +14,54 @@ use serde_json::Value;
 use self::{architecture::Architecture, fields::Fields};
 use super::{KvDtype, ModelSpec, Pairing, Reuse, SpecError};
 
-/// What a configuration does not say.
+/// Parameters that a configuration does not contain.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HfOptions {
     /// Weights, e.g. `Qwen/Qwen3-8B`.
     pub weights: String,
-    /// Revision of the weights: a commit, a digest, never a moving name.
+    /// Revision of the weights: a commit or digest, never a moving name.
     pub revision: String,
     /// Adapter (LoRA) id, if one changes the KV.
     pub adapter: Option<String>,
-    /// Type of the cached values, where the engine's is not that of the weights (`dtype`).
+    /// Type of the cached values, if the engine's differs from that of the weights (`dtype`).
     pub kv_dtype: Option<KvDtype>,
-    /// How rotary pairs lie in cached keys, where the engine's differ from the architecture's. Of models with
-    /// latent attention vLLM and SGLang keep the interleaved key, `transformers` the de-interleaved one (half).
+    /// Layout of rotary pairs in cached keys, if the engine's differs from the architecture's. For models
+    /// with latent attention, vLLM and SGLang cache the interleaved key, `transformers` the de-interleaved
+    /// one (half).
     pub pairing: Option<Pairing>,
-    /// Tokens of the longest context that is served. Needed where frequencies depend on it: LongRoPE has a list
-    /// for contexts up to the original length and one for longer ones; dynamic NTK scaling lowers the base.
+    /// Tokens of the longest context served. Required if frequencies depend on it: LongRoPE has one list for
+    /// contexts up to the original length and one for longer ones; dynamic NTK scaling lowers the base.
     pub context: Option<u64>,
 }
 
-/// A configuration that no spec follows from.
+/// A configuration that cannot be converted to a spec.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HfError {
-    /// Not JSON, or no object.
-    #[error("no Hugging Face configuration: {0}")]
+    /// Not JSON, or not an object.
+    #[error("not a Hugging Face configuration: {0}")]
     Json(String),
-    /// A field that is missing or has a value that is not known here.
+    /// A field that is missing, or has an unsupported value.
     #[error("{field}: {value}: {advice}")]
     Field {
         /// Its path, e.g. `text_config.rope_scaling.rope_type`.
         field: String,
-        /// What it holds, shortened.
+        /// Its value, shortened.
         value: String,
-        /// What would do.
+        /// What is expected.
         advice: String,
     },
-    /// Fields that are possible each, and together give no cache.
-    #[error("the configuration's cache is impossible: {0}")]
+    /// Fields that are valid individually, but not together.
+    #[error("the configuration has no valid cache: {0}")]
     Spec(#[from] SpecError),
 }
 
 impl ModelSpec {
     /// The spec of a model from the text of its `config.json`, as its authors published it.
     ///
-    /// Both spellings of `transformers` are read: `torch_dtype`, `rope_theta` and `rope_scaling`, and since version
-    /// 5 `dtype` and `rope_parameters`, alike for all layers or by layer type. Of multimodal models `text_config`
-    /// counts. Weights that are quantised leave the type of the cache as it is.
+    /// Both spellings of `transformers` are read: `torch_dtype`, `rope_theta` and `rope_scaling`, and since
+    /// version 5 `dtype` and `rope_parameters`, for all layers or by layer type. For multimodal models,
+    /// `text_config` is read. Quantised weights do not change the type of the cache.
     ///
     /// # Errors
     /// [`HfError`] naming the field that shapes the cache and is missing or not known.
@@ -102,7 +103,7 @@ impl ModelSpec {
     }
 }
 
-/// The part that describes the language model, and how its architecture reads it.
+/// The part that describes the language model, and its architecture.
 fn text_model<'a>(whole: &Fields<'a>) -> Result<(Fields<'a>, &'static Architecture), HfError> {
     let kind = whole.required_text("model_type")?;
     let text = match whole.object("text_config")? {
@@ -113,17 +114,18 @@ fn text_model<'a>(whole: &Fields<'a>) -> Result<(Fields<'a>, &'static Architectu
     match architecture::of(kind) {
         Some(architecture) => Ok((text, architecture)),
         None => {
-            Err(text.refused("model_type", format!("not known here; known are {}", architecture::names())))
+            Err(text.refused("model_type", format!("not supported; supported are {}", architecture::names())))
         }
     }
 }
 
-/// Fields of any architecture that change what is cached in ways that no spec has.
+/// Rejects fields of any architecture that change the cache in ways that specs cannot express.
 fn refuse_unknown(text: &Fields<'_>) -> Result<(), HfError> {
     if text.uint("num_kv_shared_layers")?.unwrap_or(0) > 0 {
-        return Err(
-            text.refused("num_kv_shared_layers", "layers that use the cache of others are not supported")
-        );
+        return Err(text.refused(
+            "num_kv_shared_layers",
+            "layers that share the cache of other layers are not supported",
+        ));
     }
     for flag in ["use_bidirectional_attention", "is_encoder_decoder"] {
         if text.flag(flag)? == Some(true) {
@@ -137,7 +139,9 @@ fn dtype(whole: &Fields<'_>, text: &Fields<'_>) -> Result<KvDtype, HfError> {
     if let Some(quantisation) = whole.object("quantization_config")?
         && quantisation.object("kv_cache_scheme")?.is_some()
     {
-        return Err(quantisation.refused("kv_cache_scheme", "say which type the engine caches (kv_dtype)"));
+        return Err(
+            quantisation.refused("kv_cache_scheme", "give the type that the engine caches (kv_dtype)")
+        );
     }
     for (fields, name) in [(text, "dtype"), (text, "torch_dtype"), (whole, "dtype"), (whole, "torch_dtype")] {
         match fields.text(name)? {
@@ -146,14 +150,12 @@ fn dtype(whole: &Fields<'_>, text: &Fields<'_>) -> Result<KvDtype, HfError> {
             Some("float16") => return Ok(KvDtype::F16),
             Some("float32") => return Ok(KvDtype::F32),
             Some(_) => {
-                return Err(fields.refused(
-                    name,
-                    "use bfloat16, float16 or float32, or say which type is cached (kv_dtype)",
-                ));
+                return Err(fields
+                    .refused(name, "use bfloat16, float16 or float32, or give the cached type (kv_dtype)"));
             }
         }
     }
-    Err(text.refused("dtype", "needed where no type is given (kv_dtype)"))
+    Err(text.refused("dtype", "required unless a type is given (kv_dtype)"))
 }
 
 #[cfg(test)]

@@ -12,7 +12,8 @@ use super::{
     layers::Reach,
 };
 
-/// Fields that a rope of any kind may have. The last two leave keys as they are: a limit, and a factor on queries.
+/// Fields that a rope of any kind may have. The last two do not affect keys: a limit, and a factor on
+/// queries.
 const COMMON: [&str; 6] = [
     "rope_type",
     "type",
@@ -22,7 +23,7 @@ const COMMON: [&str; 6] = [
     "llama_4_scaling_beta",
 ];
 
-/// The rope of layers that reach so far, in heads of `head_dim` elements.
+/// The rope of layers with this attention span, with heads of `head_dim` elements.
 pub(super) fn read(
     text: &Fields<'_>,
     architecture: &Architecture,
@@ -49,8 +50,10 @@ pub(super) fn read(
     };
     let at_fault = || own.filter(|p| p.get("partial_rotary_factor").is_some()).unwrap_or(text);
     if architecture.partial == Partial::Whole && rotated != 1.0 {
-        return Err(at_fault()
-            .refused("partial_rotary_factor", "this architecture is not known to rotate a part of a head"));
+        return Err(at_fault().refused(
+            "partial_rotary_factor",
+            "this architecture is not known to rotate only part of a head",
+        ));
     }
     let rotary_dims = (f64::from(head_dim) * rotated) as u32;
     if !(rotated > 0.0 && rotated <= 1.0 && rotary_dims >= 2 && rotary_dims.is_multiple_of(2)) {
@@ -78,7 +81,7 @@ pub(super) fn read(
         let (fields, name) = match error {
             RopeError::Dims(_) => (text, "head_dim"),
             RopeError::Theta => (own.filter(|own| has(own, "rope_theta")).unwrap_or(text), "rope_theta"),
-            // Only a factor can give what is no frequency; the lists' lengths were checked.
+            // Only a factor can cause an invalid frequency; the lengths of the lists were checked.
             RopeError::Factors { .. } | RopeError::Frequency { .. } => (own.unwrap_or(text), "factor"),
         };
         fields.refused(name, error.to_string())
@@ -98,8 +101,10 @@ fn parameters<'a>(text: &Fields<'a>, reach: Reach, local: bool) -> Result<Option
     }
     match parameters.object(reach.name())? {
         Some(own) => Ok(Some(own)),
-        None => Err(parameters
-            .refused(reach.name(), "needed, because layers of this type exist and others have theirs")),
+        None => Err(parameters.refused(
+            reach.name(),
+            "required, because layers of this type exist and other types have entries",
+        )),
     }
 }
 
@@ -110,7 +115,7 @@ fn pairing(text: &Fields<'_>, architecture: &Architecture, options: &HfOptions) 
     Ok(options.pairing.unwrap_or(of_model))
 }
 
-/// The formula with its scaling, and the attention factor where the configuration has its own.
+/// The formula with its scaling, and the configuration's own attention factor, if any.
 fn scaled(
     text: &Fields<'_>,
     own: &Fields<'_>,
@@ -139,15 +144,15 @@ fn scaled(
         _ => {
             return Err(own.refused(
                 name,
-                "not known here; known are default, linear, dynamic, llama3, yarn and longrope",
+                "not supported; supported are default, linear, dynamic, llama3, yarn and longrope",
             ));
         }
     };
     if let Some(unknown) = own.names().find(|name| !COMMON.contains(name) && !known.contains(name)) {
-        return Err(own.refused(unknown, format!("not known here in a rope of type {kind}")));
+        return Err(own.refused(unknown, format!("not supported in a rope of type {kind}")));
     }
     let needed = |name: &str| {
-        own.number(name)?.ok_or_else(|| own.refused(name, format!("needed in a rope of type {kind}")))
+        own.number(name)?.ok_or_else(|| own.refused(name, format!("required in a rope of type {kind}")))
     };
     let original = || match text
         .uint("original_max_position_embeddings")?
@@ -156,7 +161,7 @@ fn scaled(
         Some(original) => Ok(original),
         None => text.required("max_position_embeddings"),
     };
-    // Where there is no factor, it is the ratio of the longest context to the original one.
+    // Without a factor, it is the ratio of the longest context to the original one.
     let factor = || match own.number("factor")? {
         Some(factor) => Ok::<_, HfError>(factor),
         None => Ok(f64::from(text.required("max_position_embeddings")?) / f64::from(original()?.max(1))),
@@ -198,7 +203,7 @@ fn scaled(
                     Err(own.refused(name, format!("must have {pairs} entries, one for each rotary pair")))
                 }
                 Some(list) => Ok(list.into_iter().map(|v| v as f32).collect::<Vec<_>>()),
-                None => Err(own.refused(name, "needed in a rope of type longrope")),
+                None => Err(own.refused(name, "required in a rope of type longrope")),
             };
             let (short, long) = (list("short_factor")?, list("long_factor")?);
             let factors = match options.context {
@@ -220,11 +225,11 @@ fn scaled(
 fn lengths_matter(original: u32) -> String {
     format!(
         "frequencies differ between contexts up to {original} tokens and longer ones, whose caches cannot be shared; \
-         give the longest context that is served (context)"
+         give the longest context served (context)"
     )
 }
 
-/// Dynamic NTK: plain up to the original length, and above it another base for each length.
+/// Dynamic NTK: plain up to the original length; beyond it, another base for each length.
 fn dynamic(
     text: &Fields<'_>,
     own: &Fields<'_>,
@@ -242,7 +247,7 @@ fn dynamic(
     let stretch = factor * context as f64 / f64::from(original) - (factor - 1.0);
     let dims = f64::from(plain.rotary_dims);
     if !((1.0..1e9).contains(&stretch) && dims > 2.0) {
-        return Err(own.refused("factor", "must be from 1, and fit the context"));
+        return Err(own.refused("factor", "must be at least 1, and fit the context"));
     }
     Ok(RopeFormula { theta: plain.theta * pow(stretch, dims / (dims - 2.0)), ..plain.clone() })
 }

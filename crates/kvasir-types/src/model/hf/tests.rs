@@ -119,7 +119,7 @@ fn what_is_not_known_is_refused_by_name() {
         json!({"rope_scaling": scaling})
     };
     for (changes, names) in [
-        (json!({"model_type": "mamba"}), "model_type: \"mamba\": not known here; known are llama, "),
+        (json!({"model_type": "mamba"}), "model_type: \"mamba\": not supported; supported are llama, "),
         (json!({"model_type": null}), "model_type: missing"),
         (json!({"torch_dtype": "int4"}), "torch_dtype: \"int4\""),
         (json!({"torch_dtype": null}), "dtype: missing"),
@@ -154,7 +154,7 @@ fn what_is_not_known_is_refused_by_name() {
             "rope_scaling.short_factor: [1.0]: must have 32 entries",
         ),
         (json!({"head_dim": 4096, "num_attention_heads": 2}), "head_dim: 4096: rotary_dims must be"),
-        (yarn(("alpha", json!(1))), "rope_scaling.alpha: 1: not known here in a rope of type yarn"),
+        (yarn(("alpha", json!(1))), "rope_scaling.alpha: 1: not supported in a rope of type yarn"),
         (yarn(("truncate", json!("no"))), "rope_scaling.truncate: \"no\""),
         (json!({"rope_parameters": {"sliding_attention": {}}}), "rope_parameters.full_attention: missing"),
         (

@@ -1,4 +1,4 @@
-//! Settings of who may take how much, and of keys.
+//! Settings of limits per client and tenant, and of keys.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use crate::limits;
 
 pub(super) const CONNECTIONS_PER_ADDRESS: Setting = Setting {
     key: "server.connections_per_address",
-    help: "Connections of one address at once; more are closed. 0: no limit, for a service behind a load balancer.",
+    help: "Maximum connections per client address; further ones are closed. 0: no limit, for a service behind a load balancer.",
     example: "",
     set: |c, t| parsed(&mut c.server.connections_per_address, t, "a whole number"),
     get: |c| Some(c.server.connections_per_address.to_string()),
@@ -15,7 +15,7 @@ pub(super) const CONNECTIONS_PER_ADDRESS: Setting = Setting {
 
 pub(super) const CONNECTION_MEMORY: Setting = Setting {
     key: "server.connection_memory",
-    help: "Most memory of one connection's buffers; of one with HTTP/2, which has many streams, up to eight times that.",
+    help: "Maximum memory of one connection's buffers; up to eight times that for HTTP/2, which has many streams.",
     example: "",
     set: |c, t| {
         bytes(&mut c.server.connection_memory_bytes, t)?;
@@ -28,7 +28,7 @@ pub(super) const CONNECTION_MEMORY: Setting = Setting {
 
 pub(super) const EGRESS: Setting = Setting {
     key: "server.egress_per_second",
-    help: "Bytes of answers a second that this replica can send, which its tenants then share equally; 0B: not known.",
+    help: "Response bytes per second that this replica can send, shared equally by its tenants; 0B: unknown, not shared.",
     example: "",
     set: |c, t| bytes_or_none(&mut c.server.egress_bytes_per_second, t),
     get: |c| bytes_text(c.server.egress_bytes_per_second),
@@ -36,7 +36,7 @@ pub(super) const EGRESS: Setting = Setting {
 
 pub(super) const KEYS_FILE: Setting = Setting {
     key: "encryption.keys_file",
-    help: "Keys of tenants whose chunks are encrypted at rest, as TOML; read again when it changes.",
+    help: "Keys of tenants whose chunks are encrypted at rest, as TOML; reloaded when the file changes.",
     example: "\"/etc/kvasir/keys.toml\"",
     set: |c, t| path(c.keys_file.insert(PathBuf::new()), t),
     get: |c| c.keys_file.as_deref().and_then(path_text),
@@ -44,7 +44,7 @@ pub(super) const KEYS_FILE: Setting = Setting {
 
 pub(super) const KEYS: Setting = Setting {
     key: "encryption.keys",
-    help: "The same without such a file, as tenant:id:key with commas between; better in KVASIR_ENCRYPTION_KEYS than here.",
+    help: "The same inline, as tenant:id:key separated by commas; prefer KVASIR_ENCRYPTION_KEYS to this file.",
     example: "\"team-a:2026-11:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff\"",
     set: |c, t| {
         c.keys = Some(t.to_owned().into());

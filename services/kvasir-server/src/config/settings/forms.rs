@@ -1,4 +1,4 @@
-//! How values are written and read.
+//! Parsing and printing of values.
 
 use std::{
     path::{Path, PathBuf},
@@ -20,7 +20,7 @@ pub(super) fn positive(slot: &mut usize, text: &str) -> Result<(), String> {
     if *slot == 0 { Err("must be at least 1".to_owned()) } else { Ok(()) }
 }
 
-/// Durations as in `250ms`, `1s`, `2m`, `1h`; `0s` is allowed.
+/// Durations such as `250ms`, `1s`, `2m`, `1h`; `0s` is allowed.
 pub(super) fn duration(slot: &mut Duration, text: &str) -> Result<(), String> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(split);
@@ -29,7 +29,7 @@ pub(super) fn duration(slot: &mut Duration, text: &str) -> Result<(), String> {
         "s" => 1_000,
         "m" => 60_000,
         "h" => 3_600_000,
-        _ => return Err(format!("{text:?} is not a duration as 250ms, 1s, 2m or 1h")),
+        _ => return Err(format!("{text:?} is not a duration such as 250ms, 1s, 2m or 1h")),
     };
     let count: Option<u64> = digits.parse().ok();
     let millis = count.and_then(|count| count.checked_mul(scale));
@@ -53,7 +53,7 @@ pub(super) fn bytes_or_none(slot: &mut u64, text: &str) -> Result<(), String> {
     bytes(slot, text)
 }
 
-/// Sizes as in `64KiB`, `16MiB`, `1GiB`, or plain bytes.
+/// Sizes such as `64KiB`, `16MiB`, `1GiB`, or plain bytes.
 pub(super) fn bytes(slot: &mut u64, text: &str) -> Result<(), String> {
     let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(split);
@@ -62,7 +62,7 @@ pub(super) fn bytes(slot: &mut u64, text: &str) -> Result<(), String> {
         "KiB" => 10,
         "MiB" => 20,
         "GiB" => 30,
-        _ => return Err(format!("{text:?} is not a size as 64KiB, 16MiB or 1GiB")),
+        _ => return Err(format!("{text:?} is not a size such as 64KiB, 16MiB or 1GiB")),
     };
     let count: Option<u64> = digits.parse().ok();
     let size = count.and_then(|count| count.checked_mul(1 << shift)).filter(|&size| size > 0);
@@ -98,7 +98,7 @@ pub(super) fn path_text(path: &Path) -> Option<String> {
     quoted(path.to_string_lossy())
 }
 
-/// The settings of JSON Web Tokens, there from the first that is set.
+/// The JWT settings, created when the first of them is set.
 pub(super) fn jwt(config: &mut Config) -> &mut JwtConfig {
     config.auth.jwt.get_or_insert_with(|| JwtConfig {
         jwks_file: PathBuf::new(),

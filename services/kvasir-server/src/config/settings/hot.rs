@@ -4,7 +4,7 @@ use super::{Setting, bytes_or_none, bytes_text, parsed, quoted};
 
 pub(super) const MEMORY: Setting = Setting {
     key: "hot.memory",
-    help: "Memory for what is read often; 0 together with hot.disk = 0 turns the hot tier off.",
+    help: "Memory for frequently read data; 0 together with hot.disk = 0 disables the hot tier.",
     example: "",
     set: |c, t| bytes_or_none(&mut c.hot.memory_bytes, t),
     get: |c| bytes_text(c.hot.memory_bytes),
@@ -12,7 +12,7 @@ pub(super) const MEMORY: Setting = Setting {
 
 pub(super) const DISK: Setting = Setting {
     key: "hot.disk",
-    help: "Local disk for what memory has no room for; 0: none. Unset: 4 GiB, or none where the store is a directory itself.",
+    help: "Local disk for data that does not fit into memory; 0: none. Unset: 4 GiB, or none if the store is a directory.",
     example: "\"4GiB\"",
     set: |c, t| bytes_or_none(c.hot.disk_bytes.insert(0), t),
     get: |c| c.hot.disk_bytes.and_then(bytes_text),
@@ -20,7 +20,7 @@ pub(super) const DISK: Setting = Setting {
 
 pub(super) const DIRECTORY: Setting = Setting {
     key: "hot.directory",
-    help: "Where that lies; <cache.directory>/hot otherwise. Only a cache: may be deleted while the service is down.",
+    help: "Directory of that data; default <cache.directory>/hot. Only a cache: may be deleted while the service is down.",
     example: "\"/mnt/nvme/kvasir-hot\"",
     set: |c, t| {
         c.hot.directory = Some(t.into());
@@ -31,7 +31,7 @@ pub(super) const DIRECTORY: Setting = Setting {
 
 pub(super) const POLICY: Setting = Setting {
     key: "hot.policy",
-    help: "What goes first: adaptive, adaptive-cost or lru.",
+    help: "Eviction policy: adaptive, adaptive-cost or lru.",
     example: "",
     set: |c, t| {
         c.hot.policy = t.parse().map_err(|e: kvasir_eviction::ParsePolicyError| e.to_string())?;
@@ -42,7 +42,7 @@ pub(super) const POLICY: Setting = Setting {
 
 pub(super) const TENANT_SHARE: Setting = Setting {
     key: "hot.tenant_share",
-    help: "Per cent of memory and of disk that one tenant may hold; none is ever pushed below an equal share.",
+    help: "Per cent of memory and of disk that one tenant may use; no tenant is evicted below an equal share.",
     example: "",
     set: |c, t| {
         parsed(&mut c.hot.tenant_share_percent, t, "a number of per cent")?;
@@ -54,7 +54,7 @@ pub(super) const TENANT_SHARE: Setting = Setting {
 
 pub(super) const READ_AHEAD: Setting = Setting {
     key: "hot.read_ahead",
-    help: "Chunks that are read ahead of one that is read, in the order of the lookup; 0: none.",
+    help: "Number of chunks to read ahead of a read, in the order of the lookup; 0: none.",
     example: "",
     set: |c, t| parsed(&mut c.hot.read_ahead_chunks, t, "a whole number"),
     get: |c| Some(c.hot.read_ahead_chunks.to_string()),

@@ -1,4 +1,4 @@
-//! The table of settings: name, meaning, how to read and how to print each.
+//! The table of settings: name, meaning, and how to parse and print each.
 
 mod access;
 mod cluster;
@@ -23,7 +23,7 @@ pub(super) fn find(key: &str) -> Option<&'static Setting> {
     SETTINGS.iter().find(|setting| setting.key == key)
 }
 
-/// All settings, section by section, each as `line` makes it of its value in TOML.
+/// All settings by section, each formatted by `line` from its TOML value.
 pub(super) fn print(config: &Config, line: impl Fn(&Setting, Option<String>) -> String) -> String {
     let mut out = String::new();
     let mut section = "";
@@ -38,32 +38,34 @@ pub(super) fn print(config: &Config, line: impl Fn(&Setting, Option<String>) -> 
     out
 }
 
-/// Every setting there is.
+/// All settings.
 pub const SETTINGS: &[Setting] = &[
     Setting {
         key: "server.listen",
-        help: "Address and port to listen at.",
+        help: "Address and port to listen on.",
         example: "",
-        set: |c, t| parsed(&mut c.server.listen, t, "an address as 127.0.0.1:7480"),
+        set: |c, t| parsed(&mut c.server.listen, t, "an address such as 127.0.0.1:7480"),
         get: |c| quoted(c.server.listen.to_string()),
     },
     Setting {
         key: "server.ops_listen",
-        help: "A second address, for probes and metrics alone, always plain HTTP: for kubelets and scrapers without certificates.",
+        help: "A second address, only for probes and metrics, always plain HTTP: for kubelets and scrapers without certificates.",
         example: "\"0.0.0.0:7481\"",
-        set: |c, t| parsed(c.server.ops_listen.insert(c.server.listen), t, "an address as 127.0.0.1:7481"),
+        set: |c, t| {
+            parsed(c.server.ops_listen.insert(c.server.listen), t, "an address such as 127.0.0.1:7481")
+        },
         get: |c| c.server.ops_listen.and_then(|address| quoted(address.to_string())),
     },
     Setting {
         key: "server.allow_unauthenticated",
-        help: "Listen at other than loopback addresses although nobody is authenticated.",
+        help: "Allow listening on non-loopback addresses without authentication.",
         example: "",
         set: |c, t| parsed(&mut c.server.allow_unauthenticated, t, "true or false"),
         get: |c| Some(c.server.allow_unauthenticated.to_string()),
     },
     Setting {
         key: "server.connections_max",
-        help: "Connections at once; more wait in the listen queue.",
+        help: "Maximum number of connections; further ones wait in the listen queue.",
         example: "",
         set: |c, t| positive(&mut c.server.connections_max, t),
         get: |c| Some(c.server.connections_max.to_string()),
@@ -73,7 +75,7 @@ pub const SETTINGS: &[Setting] = &[
     access::EGRESS,
     Setting {
         key: "server.drain_grace",
-        help: "How long requests may go on after SIGTERM; keep it below the orchestrator's own grace.",
+        help: "How long running requests may continue after SIGTERM; keep it below the orchestrator's own grace period.",
         example: "",
         set: |c, t| duration(&mut c.server.drain_grace, t),
         get: |c| duration_text(c.server.drain_grace),
@@ -84,14 +86,14 @@ pub const SETTINGS: &[Setting] = &[
     cluster::ADVERTISE,
     Setting {
         key: "auth.tenants_file",
-        help: "Bearer tokens (their SHA-256) and quotas of tenants, as TOML; read again when it changes.",
+        help: "Bearer tokens (their SHA-256) and quotas of tenants, as TOML; reloaded when the file changes.",
         example: "\"/etc/kvasir/tenants.toml\"",
         set: |c, t| path(c.auth.tenants_file.insert(PathBuf::new()), t),
         get: |c| c.auth.tenants_file.as_deref().and_then(path_text),
     },
     Setting {
         key: "auth.jwks_file",
-        help: "Public keys of the issuer of JSON Web Tokens, as JWKS; read again when it changes.",
+        help: "Public keys of the issuer of JSON Web Tokens, as JWKS; reloaded when the file changes.",
         example: "\"/etc/kvasir/jwks.json\"",
         set: |c, t| path(&mut jwt(c).jwks_file, t),
         get: |c| c.auth.jwt.as_ref().and_then(|jwt| path_text(&jwt.jwks_file)),
@@ -112,28 +114,28 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "auth.jwt_tenant_claim",
-        help: "Claim of JSON Web Tokens that names the tenant; tenant unless set.",
+        help: "Claim of JSON Web Tokens that names the tenant; default: tenant.",
         example: "\"tenant\"",
         set: |c, t| text(&mut jwt(c).tenant_claim, t),
         get: |c| c.auth.jwt.as_ref().and_then(|jwt| quoted(&jwt.tenant_claim)),
     },
     Setting {
         key: "auth.jwt_role_claim",
-        help: "Claim of JSON Web Tokens that names the role: read, write, admin or operator; role unless set.",
+        help: "Claim of JSON Web Tokens that names the role: read, write, admin or operator; default: role.",
         example: "\"role\"",
         set: |c, t| text(&mut jwt(c).role_claim, t),
         get: |c| c.auth.jwt.as_ref().and_then(|jwt| quoted(&jwt.role_claim)),
     },
     Setting {
         key: "auth.failures_per_minute",
-        help: "Refused credentials of one address in a minute, before it has to wait.",
+        help: "Refused credentials per client address and minute; an address over the limit must wait.",
         example: "",
         set: |c, t| parsed(&mut c.auth.failures_per_minute, t, "a whole number"),
         get: |c| Some(c.auth.failures_per_minute.to_string()),
     },
     Setting {
         key: "tls.certificate_file",
-        help: "Certificate chain of the service as PEM; with it the service speaks TLS only. Read again when it changes.",
+        help: "Certificate chain of the service as PEM; if set, the service only accepts TLS. Reloaded when the file changes.",
         example: "\"/etc/kvasir/tls/tls.crt\"",
         set: |c, t| path(&mut c.tls.get_or_insert_default().certificate_file, t),
         get: |c| c.tls.as_ref().and_then(|tls| path_text(&tls.certificate_file)),
@@ -147,7 +149,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "tls.client_ca_file",
-        help: "CA of client certificates as PEM; with it every client needs one.",
+        help: "CA of client certificates as PEM; if set, every client needs a certificate.",
         example: "\"/etc/kvasir/tls/ca.crt\"",
         set: |c, t| path(c.tls.get_or_insert_default().client_ca_file.insert(PathBuf::new()), t),
         get: |c| c.tls.as_ref().and_then(|tls| tls.client_ca_file.as_deref()).and_then(path_text),
@@ -169,7 +171,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "store.access_key_id",
-        help: "S3 access key; AWS_ACCESS_KEY_ID otherwise, then the pod's own identity.",
+        help: "S3 access key; default: AWS_ACCESS_KEY_ID, then the pod's own identity.",
         example: "\"AKIA...\"",
         set: |c, t| {
             c.store.access_key_id = Some(t.to_owned());
@@ -179,7 +181,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "store.secret_access_key",
-        help: "S3 secret key; AWS_SECRET_ACCESS_KEY otherwise. Better there than in a file.",
+        help: "S3 secret key; default: AWS_SECRET_ACCESS_KEY. Prefer the variable to a file.",
         example: "\"...\"",
         set: |c, t| {
             c.store.secret_access_key = Some(t.to_owned().into());
@@ -189,7 +191,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "store.session_token",
-        help: "S3 session token; AWS_SESSION_TOKEN otherwise.",
+        help: "S3 session token; default: AWS_SESSION_TOKEN.",
         example: "\"...\"",
         set: |c, t| {
             c.store.session_token = Some(t.to_owned().into());
@@ -200,35 +202,35 @@ pub const SETTINGS: &[Setting] = &[
     store::INSTANCE_CREDENTIALS,
     Setting {
         key: "store.requests_max",
-        help: "Requests to the store at once; more wait.",
+        help: "Maximum concurrent requests to the store; further ones wait.",
         example: "",
         set: |c, t| positive(&mut c.store.requests_max, t),
         get: |c| Some(c.store.requests_max.to_string()),
     },
     Setting {
         key: "store.request_timeout",
-        help: "Longest one attempt at the store may take: to the head of an answer, or to the end of a write.",
+        help: "Timeout of one attempt of a store request: until the head of the response, or the end of a write.",
         example: "",
         set: |c, t| duration(&mut c.store.request_timeout, t),
         get: |c| duration_text(c.store.request_timeout),
     },
     Setting {
         key: "store.connect_timeout",
-        help: "Longest wait for a connection to the store.",
+        help: "Timeout of connecting to the store.",
         example: "",
         set: |c, t| duration(&mut c.store.connect_timeout, t),
         get: |c| duration_text(c.store.connect_timeout),
     },
     Setting {
         key: "store.retries_max",
-        help: "Retries of a failed store request, with growing jittered pauses.",
+        help: "Retries of a failed store request, with growing, jittered pauses.",
         example: "",
         set: |c, t| parsed(&mut c.store.retries_max, t, "a whole number"),
         get: |c| Some(c.store.retries_max.to_string()),
     },
     Setting {
         key: "store.retry_timeout",
-        help: "Longest time from a store request's first attempt to its last; it ends within that and one attempt more.",
+        help: "Longest time from a store request's first attempt to the start of its last one.",
         example: "",
         set: |c, t| duration(&mut c.store.retry_timeout, t),
         get: |c| duration_text(c.store.retry_timeout),
@@ -245,7 +247,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "cache.index_memory",
-        help: "Memory of the hot index: a third for pages of its database, the rest for about 90 bytes a chunk.",
+        help: "Memory of the hot index: a third for pages of its database, the rest for about 90 bytes per chunk.",
         example: "",
         set: |c, t| bytes(&mut c.cache.index_memory_bytes, t),
         get: |c| bytes_text(c.cache.index_memory_bytes),
@@ -258,21 +260,21 @@ pub const SETTINGS: &[Setting] = &[
     hot::READ_AHEAD,
     Setting {
         key: "upload.chunk_size_max",
-        help: "Largest chunk object taken.",
+        help: "Largest accepted chunk object.",
         example: "",
         set: |c, t| bytes(&mut c.storage.chunk_bytes_max, t),
         get: |c| bytes_text(c.storage.chunk_bytes_max),
     },
     Setting {
         key: "upload.profile_size_max",
-        help: "Largest profile taken.",
+        help: "Largest accepted profile.",
         example: "",
         set: |c, t| bytes(&mut c.storage.profile_bytes_max, t),
         get: |c| bytes_text(c.storage.profile_bytes_max),
     },
     Setting {
         key: "upload.memory",
-        help: "Bytes of unfinished uploads in memory; beyond it they wait in the cache directory.",
+        help: "Memory for unfinished uploads; beyond it they are written to the cache directory.",
         example: "",
         set: |c, t| {
             let mut size = 0;
@@ -284,14 +286,14 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "lookup.negative_ttl",
-        help: "How long a chunk that is not in the store is taken for missing without asking again; 0s: not at all.",
+        help: "How long a miss in the store is remembered before the store is asked again; 0s: not at all.",
         example: "",
         set: |c, t| duration(&mut c.storage.negative_ttl, t),
         get: |c| duration_text(c.storage.negative_ttl),
     },
     Setting {
         key: "lookup.probe_chunk_tokens",
-        help: "Chunk length in tokens that a lookup asks the store for first; a multiple of 256.",
+        help: "Chunk length in tokens that a lookup tries first in the store; a multiple of 256.",
         example: "",
         set: |c, t| {
             positive(&mut c.storage.probe_chunk_tokens, t)?;
@@ -302,41 +304,40 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "lookup.probe_all_lengths",
-        help: "Also ask for shorter chunks where none of that length is there. Off saves listings if all writers agree.",
+        help: "Also try shorter chunks if there is none of that length. Off saves listings if all writers use the same length.",
         example: "",
         set: |c, t| parsed(&mut c.storage.probe_all_lengths, t, "true or false"),
         get: |c| Some(c.storage.probe_all_lengths.to_string()),
     },
     Setting {
         key: "lookup.parallel",
-        help: "Store requests of one lookup at once.",
+        help: "Maximum concurrent store requests of one lookup.",
         example: "",
         set: |c, t| positive(&mut c.storage.lookup_parallel, t),
         get: |c| Some(c.storage.lookup_parallel.to_string()),
     },
     Setting {
         key: "gc.interval",
-        help: "Pause between passes of the garbage collector; 0s: this replica collects nothing.",
+        help: "Interval between garbage collection passes; 0s: this replica does not collect.",
         example: "",
         set: |c, t| duration(&mut c.gc.interval, t),
         get: |c| duration_text(c.gc.interval),
     },
     Setting {
         key: "gc.grace",
-        help: "Time from a removal to the end of the bytes: at least the longest load.",
+        help: "Time from a removal to the deletion of the bytes: at least the longest load.",
         example: "",
         set: |c, t| duration(&mut c.gc.policy.grace, t),
         get: |c| duration_text(c.gc.policy.grace),
     },
     Setting {
         key: "gc.tombstone_retention",
-        help: "Time from then to the end of the tombstone: longer than any pause of a process.",
+        help: "Time from then to the deletion of the tombstone: longer than any pause of a process.",
         example: "",
         set: |c, t| {
             duration(&mut c.gc.policy.tombstone_retention, t)?;
             let sound = c.gc.policy.tombstone_retention >= limits::TOMBSTONE_RETENTION_MIN;
-            let problem =
-                "must be at least 1m: a pass of the collector deletes nothing once it has taken as long";
+            let problem = "must be at least 1m: a garbage collection pass stops deleting after that time";
             if sound { Ok(()) } else { Err(problem.to_owned()) }
         },
         get: |c| duration_text(c.gc.policy.tombstone_retention),
@@ -355,7 +356,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "gc.capacity",
-        help: "Most bytes of chunk objects in the store; 0B: no limit. The same on every replica.",
+        help: "Maximum bytes of chunk objects in the store; 0B: no limit. Must be equal on all replicas.",
         example: "",
         set: |c, t| {
             let mut size = 0;
@@ -369,7 +370,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "gc.eviction",
-        help: "Which chunks go first where there are more: adaptive, adaptive-cost or lru.",
+        help: "Eviction policy above that limit: adaptive, adaptive-cost or lru.",
         example: "",
         set: |c, t| {
             c.gc.policy.eviction = t.parse().map_err(|e: ParsePolicyError| e.to_string())?;
@@ -379,63 +380,63 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "gc.leftovers_age",
-        help: "Age at which remains of killed writers are deleted (file:// only; buckets have lifecycle rules).",
+        help: "Age at which orphaned files of killed writers are deleted (file:// only; buckets have lifecycle rules).",
         example: "",
         set: |c, t| duration(&mut c.gc.policy.leftovers_age, t),
         get: |c| duration_text(c.gc.policy.leftovers_age),
     },
     Setting {
         key: "gc.actions_per_second",
-        help: "Tombstones and deletions a second; 0: no limit.",
+        help: "Tombstones and deletions per second; 0: no limit.",
         example: "",
         set: |c, t| parsed(&mut c.gc.policy.actions_per_second, t, "a whole number"),
         get: |c| Some(c.gc.policy.actions_per_second.to_string()),
     },
     Setting {
         key: "gc.dry_run",
-        help: "Only count and log what would go.",
+        help: "Only count and log what would be deleted.",
         example: "",
         set: |c, t| parsed(&mut c.gc.policy.dry_run, t, "true or false"),
         get: |c| Some(c.gc.policy.dry_run.to_string()),
     },
     Setting {
         key: "scrub.interval",
-        help: "Pause between scrubs, which read every object and compare it with its name; 0s: none by this replica.",
+        help: "Interval between scrubs, which verify every object against its name; 0s: this replica does not scrub.",
         example: "",
         set: |c, t| duration(&mut c.scrub.interval, t),
         get: |c| duration_text(c.scrub.interval),
     },
     Setting {
         key: "scrub.rate",
-        help: "Bytes a scrub reads a second.",
+        help: "Bytes per second that a scrub reads.",
         example: "",
         set: |c, t| bytes(&mut c.scrub.bytes_per_second, t),
         get: |c| bytes_text(c.scrub.bytes_per_second),
     },
     Setting {
         key: "journal.interval",
-        help: "Pause between journal batches, and between reads of other replicas' ones while requests come; 0s: no journal.",
+        help: "Interval between journal batches, and between reads of other replicas' batches under traffic; 0s: no journal.",
         example: "",
         set: |c, t| duration(&mut c.journal.interval, t),
         get: |c| duration_text(c.journal.interval),
     },
     Setting {
         key: "journal.retention",
-        help: "Age at which journal batches of stored chunks are deleted; those of removals stay as long as tombstones.",
+        help: "Age at which journal batches of stored chunks are deleted; those of removals are kept as long as tombstones.",
         example: "",
         set: |c, t| duration(&mut c.gc.policy.journal_retention, t),
         get: |c| duration_text(c.gc.policy.journal_retention),
     },
     Setting {
         key: "direct.enabled",
-        help: "Whether clients may read and write S3 directly by presigned URLs.",
+        help: "Whether clients may read and write S3 directly with presigned URLs.",
         example: "",
         set: |c, t| parsed(&mut c.storage.direct.enabled, t, "true or false"),
         get: |c| Some(c.storage.direct.enabled.to_string()),
     },
     Setting {
         key: "direct.url_ttl",
-        help: "Life of a presigned URL; at most gc.grace.",
+        help: "Lifetime of a presigned URL; at most gc.grace.",
         example: "",
         set: |c, t| duration(&mut c.storage.direct.url_ttl, t),
         get: |c| duration_text(c.storage.direct.url_ttl),
@@ -449,18 +450,18 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "log.filter",
-        help: "What to log, as error, warn, info, debug, or per module: info,kvasir_storage=debug.",
+        help: "Log filter: error, warn, info, debug, or per module: info,kvasir_storage=debug.",
         example: "",
         set: |c, t| {
             c.log.filter = t.to_owned();
             let filter = tracing_subscriber::EnvFilter::builder().parse(t);
-            filter.map(|_| ()).map_err(|e| format!("{t:?} is no log filter: {e}"))
+            filter.map(|_| ()).map_err(|e| format!("{t:?} is not a log filter: {e}"))
         },
         get: |c| quoted(&c.log.filter),
     },
     Setting {
         key: "log.format",
-        help: "Form of the log: text or json.",
+        help: "Format of the log: text or json.",
         example: "",
         set: |c, t| {
             c.log.format = match t {

@@ -1,4 +1,4 @@
-//! Settings of where the store is, and of how it knows this service.
+//! Settings of the store's location and of the credentials for it.
 
 use url::Url;
 
@@ -10,7 +10,7 @@ pub(super) const URL: Setting = Setting {
     example: "\"file:///var/lib/kvasir/store\"",
     set: |c, t| {
         c.store.url =
-            t.parse().map_err(|_| "is not a URL as file:///path or s3://bucket/prefix".to_owned())?;
+            t.parse().map_err(|_| "is not a URL such as file:///path or s3://bucket/prefix".to_owned())?;
         Ok(())
     },
     get: |c| Some(&c.store.url).filter(|u| u.as_str() != NO_STORE).and_then(quoted),
@@ -18,7 +18,7 @@ pub(super) const URL: Setting = Setting {
 
 pub(super) const ENDPOINT: Setting = Setting {
     key: "store.endpoint",
-    help: "S3 endpoint, where it is not AWS's own; AWS_ENDPOINT_URL otherwise. http:// is taken as said.",
+    help: "S3 endpoint, if not AWS; default: AWS_ENDPOINT_URL. An http:// endpoint is used without TLS.",
     example: "\"http://127.0.0.1:9000\"",
     set: |c, t| endpoint(&mut c.store.endpoint, t),
     get: |c| c.store.endpoint.as_deref().and_then(quoted),
@@ -26,7 +26,7 @@ pub(super) const ENDPOINT: Setting = Setting {
 
 pub(super) const PUBLIC_ENDPOINT: Setting = Setting {
     key: "store.public_endpoint",
-    help: "S3 endpoint as clients reach it, for presigned URLs, where it is another one.",
+    help: "S3 endpoint in presigned URLs, if clients reach the store at a different one.",
     example: "\"https://s3.example.com\"",
     set: |c, t| endpoint(&mut c.store.public_endpoint, t),
     get: |c| c.store.public_endpoint.as_deref().and_then(quoted),
@@ -34,13 +34,13 @@ pub(super) const PUBLIC_ENDPOINT: Setting = Setting {
 
 pub(super) const INSTANCE_CREDENTIALS: Setting = Setting {
     key: "store.instance_credentials",
-    help: "Ask the machine's metadata address for S3 credentials where none are given. Off: s3:// without any is an error at start.",
+    help: "Query the machine's metadata service for S3 credentials if none are set. Off: s3:// without credentials fails at start.",
     example: "",
     set: |c, t| parsed(&mut c.store.instance_credentials, t, "true or false"),
     get: |c| Some(c.store.instance_credentials.to_string()),
 };
 
-/// The text is not repeated in errors: it may hold a password.
+/// Errors do not repeat the text: it may contain a password.
 fn endpoint(slot: &mut Option<String>, text: &str) -> Result<(), String> {
     let url = Url::parse(text).ok().filter(|url| matches!(url.scheme(), "http" | "https"));
     url.ok_or_else(|| "is not an http:// or https:// URL".to_owned())?;

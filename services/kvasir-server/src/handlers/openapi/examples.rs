@@ -1,5 +1,5 @@
-//! Examples: requests and answers that belong together. A test sends every one of them to a service whose tenant has a
-//! salt of zeros, so that even the hashes are those of a real exchange.
+//! Examples: matching requests and responses. A test sends each one to a service whose tenant has a salt of
+//! zeros, so that even the hashes are those of a real exchange.
 
 use kvasir_api::LOOKUP_TOKENS_MAX;
 use serde_json::{Map, Value, json};
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 const MODEL_ID: &str = "32d592866195a18bc464f1d261f02d8339737604cb81c12ad220974ee23c4b44";
 const PROFILE_HASH: &str = "8c7ca581adbed37354278223c2f53b2cc4a1f347598be32ffb899c32512f1300";
 const ROOT: &str = "359638c51e6d1efce75d55cfa81a4b88f003b01415d8519abbb23a9643dfa808";
-/// Some root: no salt of a rotation is known beforehand.
+/// An arbitrary root: the salt of a rotation is random.
 const ROTATED: &str = "5b1a2c9d3e4f60718293a4b5c6d7e8f90a1b2c3d4e5f60718293a4b5c6d7e8f9";
 const SEQ_HASH: &str = "3de327b8c283ec80fcfe40ee573fcccfe4286adf90023504e2091a0a51f54afc";
 const OBJECT_DIGEST: &str = "8b9aec3a641833c775dfb622b81dc9538e5e9ec6839ed18f65c3b47eaa070c9b";
@@ -28,7 +28,7 @@ impl Examples {
         self.0.keys()
     }
 
-    /// Puts an operation's examples where the document has them: request body, parameters, answer.
+    /// Inserts an operation's examples into the document: request body, parameters, response.
     pub(super) fn insert_into(&self, operation: &mut Value) {
         let name = operation["operationId"].as_str().unwrap_or_default().to_owned();
         let parameters = operation.get_mut("parameters").and_then(Value::as_array_mut);
@@ -92,7 +92,7 @@ fn job() -> Value {
            "elapsed_ms": 0, "counts": {}})
 }
 
-/// All examples by operation: `request`, `status` of the answer, and the answer itself where it is JSON.
+/// All examples by operation: `request`, `status` of the response, and the response itself if it is JSON.
 pub(super) fn all() -> Examples {
     let mut all = Map::new();
     for part in [setup(), objects(), chunks(), direct(), contexts(), service(), console()] {
@@ -242,7 +242,7 @@ fn load() -> Value {
     }})
 }
 
-/// What the console asks for beside the rest.
+/// The console's other requests.
 fn console() -> Value {
     let mut kept = load();
     kept["received_at_ms"] = 1_763_740_800_000_u64.into();

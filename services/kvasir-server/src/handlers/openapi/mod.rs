@@ -1,5 +1,5 @@
-//! The OpenAPI document: generated from the handlers that the router calls, so that neither can lack what the other
-//! has; and its page, all of which is in this binary.
+//! The OpenAPI document, generated from the router's handlers, so that neither can lack a route of the other;
+//! and its page, contained in this binary.
 
 mod examples;
 
@@ -75,7 +75,7 @@ pub(crate) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(v1::admin::audit))
 }
 
-/// The document as it is served: with what every operation has in common, and with examples.
+/// The document as served: with the parts common to all operations, and with examples.
 pub(crate) fn finalize_document(mut document: utoipa::openapi::OpenApi) -> Bytes {
     if let Some(components) = &mut document.components {
         let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
@@ -96,7 +96,7 @@ pub(crate) fn finalize_document(mut document: utoipa::openapi::OpenApi) -> Bytes
     serde_json::to_vec(&document).unwrap_or_default().into()
 }
 
-/// Integers without a sign go twice as far, which the generator calls `int64` and `int32` nevertheless.
+/// Unsigned integers have twice the range, but the generator calls them `int64` and `int32`.
 fn mark_unsigned_formats(value: &mut Value) {
     match value {
         Value::Object(map) => {
@@ -117,17 +117,17 @@ fn mark_unsigned_formats(value: &mut Value) {
     }
 }
 
-/// The document is among its own paths.
+/// The document lists its own path.
 fn openapi_path_item() -> Value {
     json!({"get": {
         "tags": ["service"],
-        "summary": "This document.",
+        "summary": "Returns this document.",
         "operationId": "openapi",
         "responses": {"200": {"description": "OpenAPI 3.1", "content": {"application/json": {"schema": {"type": "object"}}}}}
     }})
 }
 
-/// Errors and the role are alike for every operation.
+/// Every operation has the same errors and role field.
 fn add_common_fields(method: &str, path: &str, operation: &mut Value) {
     let codes: Vec<_> = ErrorCode::ALL.iter().map(|code| code.as_str()).collect();
     let problem = json!({
@@ -147,7 +147,7 @@ fn add_common_fields(method: &str, path: &str, operation: &mut Value) {
     operation["security"] = security;
 }
 
-/// Answers the document.
+/// Serves the document.
 pub(crate) async fn serve_document(document: Bytes) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], document).into_response()
 }
@@ -162,7 +162,7 @@ pub(crate) fn swagger_ui() -> Router<AppState> {
 mod tests {
     use super::*;
 
-    /// Router and document come from the same calls; what is left to check is that the client's list of routes is theirs.
+    /// Router and document come from the same calls; check that the API crate's list of routes matches them.
     #[test]
     fn the_document_has_every_route_of_the_api_crate() {
         let (_, document) = routes().split_for_parts();

@@ -1,4 +1,4 @@
-//! Usage, jobs, and who changed what.
+//! Usage, jobs, and the audit log.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use uuid::Uuid;
 use super::{body, path::id};
 use crate::{api_error::ApiError, auth::Principal, jobs, state::AppState};
 
-/// Calls of an answer, unless the request says otherwise.
+/// Default number of calls in a response.
 const AUDIT_CALLS: usize = 100;
 
-/// What the caller's tenant keeps in the store, by a listing of it.
+/// The stored data of the caller's tenant, from a listing.
 #[utoipa::path(get, path = routes::USAGE, operation_id = "get_usage", tag = "service",
     responses((status = 200, description = "objects and bytes", body = UsageResponse)))]
 pub(in crate::handlers) async fn usage(
@@ -32,7 +32,7 @@ pub(in crate::handlers) async fn usage(
     Ok(Json(UsageResponse { stored_objects_max: quota.objects, stored_bytes_max: quota.bytes, ..usage }))
 }
 
-/// Starts a job on this replica. One of a kind runs at a time.
+/// Starts a job on this replica. Only one job of each kind runs at a time.
 #[utoipa::path(post, path = routes::JOBS, operation_id = "start_job", tag = "admin", request_body = JobRequest,
     responses((status = 202, description = "started", body = Job)))]
 pub(in crate::handlers) async fn start_job(
@@ -45,7 +45,7 @@ pub(in crate::handlers) async fn start_job(
     Ok((StatusCode::ACCEPTED, Json(job)))
 }
 
-/// The jobs that this replica remembers.
+/// The running and recent jobs of this replica.
 #[utoipa::path(get, path = routes::JOBS, operation_id = "list_jobs", tag = "admin",
     responses((status = 200, description = "newest first", body = JobList)))]
 pub(in crate::handlers) async fn list_jobs(State(state): State<AppState>) -> Json<JobList> {
@@ -55,7 +55,7 @@ pub(in crate::handlers) async fn list_jobs(State(state): State<AppState>) -> Jso
 /// A job and its progress.
 #[utoipa::path(get, path = routes::JOB, operation_id = "get_job", tag = "admin",
     params(("job_id" = uuid::Uuid, Path, description = "the job")),
-    responses((status = 200, description = "how far it is", body = Job)))]
+    responses((status = 200, description = "the job and its progress", body = Job)))]
 pub(in crate::handlers) async fn get_job(
     State(state): State<AppState>,
     Path(job_id): Path<String>,
@@ -64,7 +64,8 @@ pub(in crate::handlers) async fn get_job(
     state.jobs().get(job_id).map(Json).ok_or_else(|| unknown(job_id))
 }
 
-/// The last changes that callers of this replica made, or were refused: of contexts, chunks by hand, salts, jobs.
+/// The latest changes that callers made through this replica, or were refused: of contexts, of chunks removed
+/// by hand, of salts, of jobs.
 #[utoipa::path(get, path = routes::AUDIT, operation_id = "list_audited_calls", tag = "admin", params(AuditQuery),
     responses((status = 200, description = "newest first", body = AuditList)))]
 pub(in crate::handlers) async fn audit(
@@ -76,7 +77,7 @@ pub(in crate::handlers) async fn audit(
     let tenant = match (principal.role, query.tenant) {
         (Role::Operator, tenant) => tenant,
         (_, Some(other)) if other != principal.tenant => {
-            let detail = "what other tenants changed needs the role operator";
+            let detail = "changes of other tenants need the role operator";
             return Err(Problem::new(ErrorCode::Forbidden, detail).into());
         }
         _ => Some(principal.tenant),
@@ -85,10 +86,10 @@ pub(in crate::handlers) async fn audit(
     Ok(Json(AuditList { calls }))
 }
 
-/// Has a job stop at its next safe point. What it did stays done; one that is over stays as it is.
+/// Asks a job to stop at its next safe point. Completed work is kept; a finished job stays as it is.
 #[utoipa::path(post, path = routes::JOB_CANCEL, operation_id = "cancel_job", tag = "admin",
     params(("job_id" = uuid::Uuid, Path, description = "the job")),
-    responses((status = 202, description = "asked to stop: it is `cancelled` once it has", body = Job)))]
+    responses((status = 202, description = "asked to stop; its state becomes `cancelled` once it has stopped", body = Job)))]
 pub(in crate::handlers) async fn cancel_job(
     State(state): State<AppState>,
     Path(job_id): Path<String>,
@@ -99,6 +100,6 @@ pub(in crate::handlers) async fn cancel_job(
 }
 
 fn unknown(job_id: Uuid) -> ApiError {
-    let detail = format!("job {job_id} is not known to this replica; it remembers the last few of its own");
+    let detail = format!("job {job_id} is not known to this replica, which only keeps its own latest jobs");
     Problem::new(ErrorCode::UnknownJob, detail).into()
 }

@@ -1,4 +1,4 @@
-//! Bodies in both directions.
+//! Request and response bodies.
 
 use axum::{
     Json,
@@ -32,7 +32,7 @@ pub(super) async fn read(body: Body, limit: usize) -> Result<Bytes, ApiError> {
 pub(super) async fn json<T: DeserializeOwned>(body: Body) -> Result<T, ApiError> {
     let bytes = read(body, limits::JSON_BYTES_MAX).await?;
     serde_json::from_slice(&bytes)
-        .map_err(|e| ApiError::bad_request(format!("the body is not this route's JSON: {e}")))
+        .map_err(|e| ApiError::bad_request(format!("the body is not valid JSON for this route: {e}")))
 }
 
 pub(super) fn too_large(limit: u64) -> ApiError {
@@ -45,12 +45,12 @@ pub(crate) fn declared_length(headers: &HeaderMap) -> Option<u64> {
     headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok())
 }
 
-/// Refuses by the declared length, before a byte of the body is read.
+/// Rejects by the declared length, before reading a byte of the body.
 pub(super) fn check_length(headers: &HeaderMap, limit: u64) -> Result<(), ApiError> {
     if declared_length(headers).is_some_and(|length| length > limit) { Err(too_large(limit)) } else { Ok(()) }
 }
 
-/// An upload, counted.
+/// An upload, with its bytes counted.
 pub(super) fn upload(
     state: &AppState,
     body: Body,
@@ -59,7 +59,8 @@ pub(super) fn upload(
     body.into_data_stream().inspect_ok(move |part| metrics.received(part.len()))
 }
 
-/// Reads on for a while after a refusal: a client that is still sending would see a reset instead of the answer.
+/// Reads on for a while after a refusal: a client that is still sending would see a reset instead of the
+/// response.
 pub(crate) async fn drain<E>(mut rest: impl Stream<Item = Result<Bytes, E>> + Unpin) {
     let mut left = limits::REFUSED_BODY_BYTES_MAX;
     let draining = async {
@@ -73,14 +74,16 @@ pub(crate) async fn drain<E>(mut rest: impl Stream<Item = Result<Bytes, E>> + Un
     let _ = tokio::time::timeout(limits::REFUSED_BODY_TIME_MAX, draining).await;
 }
 
-/// An object's bytes as a body, counted. A read that fails midway cuts the connection: the declared length tells.
+/// An object's bytes as a body, counted. A read that fails midway closes the connection: the declared length
+/// reveals it.
 pub(super) fn download(state: &AppState, read: ObjectRead) -> Body {
     let metrics = state.metrics().clone();
     let bytes = read.bytes.inspect_ok(move |part| metrics.sent(part.len()));
     Body::from_stream(bytes.inspect_err(|error| tracing::warn!(%error, "a download was cut off")))
 }
 
-/// Completes the answer to a read: its length, its range where one was asked for, and its bytes unless the method is `HEAD`.
+/// Completes the response to a read: its length, its range if one was requested, and its bytes unless the
+/// method is `HEAD`.
 pub(super) fn ranged(
     state: &AppState,
     mut response: Response,
@@ -104,7 +107,7 @@ pub(super) fn ranged(
     response
 }
 
-/// 201 where something was created, else 200.
+/// 201 if an object was created, otherwise 200.
 pub(super) fn created_or_ok(created: bool, answer: impl Serialize) -> Response {
     let status = if created { StatusCode::CREATED } else { StatusCode::OK };
     (status, Json(answer)).into_response()

@@ -15,12 +15,12 @@ use kvasir_types::{ModelId, ObjectDigest, SeqHash};
 use super::{body, conditional, hint, path::id, selection};
 use crate::{api_error::ApiError, auth::Principal, quota_reservation, state::AppState};
 
-/// Stores a chunk object. All of it is verified before any of it is visible. Idempotent.
+/// Stores a chunk object. The whole object is verified before any of it is visible. Idempotent.
 #[utoipa::path(put, path = routes::CHUNK, operation_id = "put_chunk", tag = "chunks",
     params(("model_id" = ModelId, Path, description = "the model"),
            ("seq_hash" = SeqHash, Path, description = "the chunk")),
     request_body(content = inline(kvasir_api::Binary), content_type = MEDIA_CHUNK),
-    responses((status = 200, description = "it was there", body = StoredChunk),
+    responses((status = 200, description = "it was already stored", body = StoredChunk),
               (status = 201, description = "durable and visible", body = StoredChunk)))]
 pub(in crate::handlers) async fn put(
     State(state): State<AppState>,
@@ -54,7 +54,7 @@ pub(in crate::handlers) async fn put(
     }
 }
 
-/// A sample of the chunks of a model, of all namespaces: for programs that train a profile.
+/// A sample of a model's chunks in all namespaces, for programs that train a profile.
 #[utoipa::path(get, path = routes::SAMPLE, operation_id = "sample_chunks", tag = "chunks",
     params(("model_id" = ModelId, Path, description = "the model"), SampleQuery),
     responses((status = 200, description = "the chunks", body = ChunkSample)))]
@@ -68,7 +68,7 @@ pub(in crate::handlers) async fn sample(
     let model_id = id("model_id", &model_id)?;
     let count = query.chunks.unwrap_or(SampleQuery::CHUNKS_DEFAULT);
     if !(1..=SampleQuery::CHUNKS_MAX).contains(&count) {
-        let detail = format!("a sample has 1 to {} chunks, not {count}", SampleQuery::CHUNKS_MAX);
+        let detail = format!("a sample must have 1 to {} chunks, not {count}", SampleQuery::CHUNKS_MAX);
         return Err(ApiError::bad_request(detail));
     }
     Ok(Json(state.storage()?.reads().sample(&principal.tenant, &model_id, count).await?))
@@ -80,7 +80,7 @@ pub(in crate::handlers) async fn sample(
            ("seq_hash" = SeqHash, Path, description = "the chunk"), ChunkQuery),
     responses((status = 200, description = "the object", body = inline(kvasir_api::Binary), content_type = MEDIA_CHUNK),
               (status = 206, description = "the range", body = inline(kvasir_api::Binary), content_type = MEDIA_CHUNK),
-              (status = 304, description = "the ETag that was named is current")))]
+              (status = 304, description = "the given ETag is current")))]
 pub(in crate::handlers) async fn get_preferred(
     State(state): State<AppState>,
     principal: Principal,
@@ -101,7 +101,7 @@ pub(in crate::handlers) async fn get_preferred(
            ("object_digest" = ObjectDigest, Path, description = "the object"), ChunkQuery),
     responses((status = 200, description = "the object", body = inline(kvasir_api::Binary), content_type = MEDIA_CHUNK),
               (status = 206, description = "the range", body = inline(kvasir_api::Binary), content_type = MEDIA_CHUNK),
-              (status = 304, description = "the ETag that was named is current")))]
+              (status = 304, description = "the given ETag is current")))]
 pub(in crate::handlers) async fn get_object(
     State(state): State<AppState>,
     principal: Principal,
@@ -114,7 +114,8 @@ pub(in crate::handlers) async fn get_object(
     answer(&state, &key, selection::parse(query)?, &method, &headers).await
 }
 
-/// Removes all objects of a chunk: refused now, deleted after the grace.
+/// Removes all objects of a chunk: reads are refused at once, and the bytes are deleted after the grace
+/// period.
 #[utoipa::path(delete, path = routes::CHUNK, operation_id = "delete_chunk", tag = "chunks",
     params(("model_id" = ModelId, Path, description = "the model"),
            ("seq_hash" = SeqHash, Path, description = "the chunk")),
@@ -129,7 +130,8 @@ pub(in crate::handlers) async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Removes one object of a chunk: refused now, deleted after the grace.
+/// Removes one object of a chunk: reads are refused at once, and the bytes are deleted after the grace
+/// period.
 #[utoipa::path(delete, path = routes::CHUNK_OBJECT, operation_id = "delete_object", tag = "chunks",
     params(("model_id" = ModelId, Path, description = "the model"),
            ("seq_hash" = SeqHash, Path, description = "the chunk"),
@@ -144,7 +146,7 @@ pub(in crate::handlers) async fn delete_object(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// A presigned URL of one object: for the first read, or in place of one that expired.
+/// A presigned URL of one object: for the first read, or to replace an expired one.
 #[utoipa::path(get, path = routes::CHUNK_OBJECT_URL, operation_id = "get_object_url", tag = "direct",
     params(("model_id" = ModelId, Path, description = "the model"),
            ("seq_hash" = SeqHash, Path, description = "the chunk"),
@@ -172,7 +174,8 @@ fn object_key(
     })
 }
 
-/// A level, a token prefix, a choice of sections is each a representation of its own, with its own length and ETag.
+/// A level, a token prefix and a selection of sections are distinct representations, each with its own length
+/// and ETag.
 async fn answer(
     state: &AppState,
     key: &ChunkKey,
@@ -193,7 +196,7 @@ async fn answer(
     Ok(body::ranged(state, response, read, is_partial, method))
 }
 
-/// A read of what is asked for; for HEAD, one that was never opened.
+/// The requested read; for HEAD, one that is never opened.
 async fn open(
     state: &AppState,
     key: &ChunkKey,
@@ -224,7 +227,7 @@ async fn open(
 fn describe(headers: &mut HeaderMap, etag: &str) {
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_CHUNK));
     headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-    // Objects are named by their bytes: a copy never goes stale.
+    // Objects are named by their bytes: a copy never becomes stale.
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("private, max-age=31536000, immutable"));
     if let Ok(etag) = HeaderValue::try_from(etag) {
         headers.insert(header::ETAG, etag);

@@ -1,4 +1,4 @@
-//! `Range`, `If-Range`, `If-None-Match`: what a request asks of a representation.
+//! `Range`, `If-Range` and `If-None-Match` of a request.
 
 use axum::http::{HeaderMap, header};
 use kvasir_api::{ErrorCode, Problem};
@@ -10,12 +10,12 @@ use crate::api_error::ApiError;
 pub(in crate::handlers) fn is_not_modified(headers: &HeaderMap, etag: &str) -> bool {
     let named = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|v| v.to_str().ok());
     named.flat_map(|list| list.split(',')).map(str::trim).any(|tag| {
-        // Weak comparison, as RFC 9110 wants it here.
+        // Weak comparison, as RFC 9110 requires here.
         tag == "*" || tag.strip_prefix("W/").unwrap_or(tag) == etag
     })
 }
 
-/// The range asked for; the whole where there is none, or `If-Range` names another representation.
+/// The requested range; everything if there is none, or if `If-Range` names another representation.
 ///
 /// # Errors
 /// `range_not_satisfiable` for several ranges, other units and malformed ones.
@@ -25,7 +25,7 @@ pub(super) fn range(headers: &HeaderMap, etag: &str) -> Result<ByteRange, ApiErr
         return Ok(ByteRange::Whole);
     }
     range.to_str().ok().and_then(parse).ok_or_else(|| {
-        let detail = "a Range is bytes=first-last, bytes=first- or bytes=-count, and only one; send one request a range";
+        let detail = "a Range must be a single bytes=first-last, bytes=first- or bytes=-count; send one request per range";
         Problem::new(ErrorCode::RangeNotSatisfiable, detail).into()
     })
 }

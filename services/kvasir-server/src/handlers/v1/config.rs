@@ -6,7 +6,7 @@ use kvasir_types::BLOCK_TOKENS;
 
 use crate::{api_error::ApiError, auth::Principal, state::AppState};
 
-/// What this service is and allows.
+/// Returns this service's capabilities and limits.
 #[utoipa::path(get, path = routes::CONFIG, operation_id = "get_config", tag = "service",
     responses((status = 200, description = "capabilities and limits", body = ConfigResponse)))]
 pub(in crate::handlers) async fn get(

@@ -15,10 +15,10 @@ use kvasir_storage::ContextFilter;
 use super::{body, path::id};
 use crate::{api_error::ApiError, auth::Principal, quota_reservation, state::AppState};
 
-/// Contexts of a page, unless the request says otherwise.
+/// Default number of contexts per page.
 const PAGE: usize = 100;
 
-/// Creates a context from chunks that are stored and follow each other.
+/// Creates a context from a chain of stored chunks.
 #[utoipa::path(post, path = routes::CONTEXTS, operation_id = "create_context", tag = "contexts",
     request_body = ContextRequest,
     responses((status = 201, description = "its first version", body = Context)))]
@@ -33,7 +33,7 @@ pub(in crate::handlers) async fn create(
     Ok((StatusCode::CREATED, Json(context)))
 }
 
-/// Lists contexts in the order of their creation, by labels, page by page.
+/// Lists contexts in the order of their creation, filtered by labels, page by page.
 #[utoipa::path(get, path = routes::CONTEXTS, operation_id = "list_contexts", tag = "contexts",
     params(ContextsQuery),
     responses((status = 200, description = "a page", body = ContextList)))]
@@ -46,7 +46,9 @@ pub(in crate::handlers) async fn list(
     let labels = labels(query.labels.as_deref().unwrap_or_default())?;
     let search = query.search.unwrap_or_default();
     if search.len() > LABEL_VALUE_BYTES_MAX {
-        return Err(ApiError::bad_request(format!("a search has at most {LABEL_VALUE_BYTES_MAX} bytes")));
+        return Err(ApiError::bad_request(format!(
+            "a search may have at most {LABEL_VALUE_BYTES_MAX} bytes"
+        )));
     }
     let (filter, limit) = (ContextFilter { labels, search }, query.limit.unwrap_or(PAGE));
     Ok(Json(state.storage()?.contexts().list(&principal.tenant, &filter, limit, query.after).await?))
@@ -61,7 +63,7 @@ fn labels(text: &str) -> Result<Labels, ApiError> {
     pairs.collect()
 }
 
-/// A context: its newest version, or another one.
+/// A context: its newest version, or a given one.
 #[utoipa::path(get, path = routes::CONTEXT, operation_id = "get_context", tag = "contexts",
     params(("context_id" = uuid::Uuid, Path, description = "the context"), ContextQuery),
     responses((status = 200, description = "the version", body = Context)))]
@@ -76,7 +78,7 @@ pub(in crate::handlers) async fn get(
     Ok(Json(state.storage()?.contexts().get(&principal.tenant, context_id, query.version).await?))
 }
 
-/// Writes a context's next version: other chunks, labels, life or pin.
+/// Writes a new version of a context: other chunks, labels, lifetime or pin.
 #[utoipa::path(patch, path = routes::CONTEXT, operation_id = "change_context", tag = "contexts",
     params(("context_id" = uuid::Uuid, Path, description = "the context")),
     request_body = ContextChange,
@@ -92,7 +94,7 @@ pub(in crate::handlers) async fn change(
     Ok(Json(state.storage()?.contexts().update(&principal.tenant, context_id, change).await?))
 }
 
-/// Deletes a context and its pin. Its chunks stay.
+/// Deletes a context and its pin. Its chunks remain.
 #[utoipa::path(delete, path = routes::CONTEXT, operation_id = "delete_context", tag = "contexts",
     params(("context_id" = uuid::Uuid, Path, description = "the context")),
     responses((status = 204, description = "deleted")))]
@@ -106,7 +108,7 @@ pub(in crate::handlers) async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The versions of a context that are still there.
+/// The remaining versions of a context.
 #[utoipa::path(get, path = routes::CONTEXT_VERSIONS, operation_id = "list_context_versions", tag = "contexts",
     params(("context_id" = uuid::Uuid, Path, description = "the context")),
     responses((status = 200, description = "their numbers, oldest first", body = ContextVersions)))]

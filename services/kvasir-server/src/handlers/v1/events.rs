@@ -1,4 +1,4 @@
-//! The stream of events.
+//! The event stream.
 
 use std::{collections::VecDeque, convert::Infallible, sync::Arc};
 
@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 use crate::{api_error::ApiError, auth::Principal, limits, state::AppState};
 
-/// Selects the events that a reader wants: those of its own tenant, of some types, of one namespace or all.
+/// Selects a reader's events: those of its own tenant, of some types, of one namespace or all.
 #[derive(Debug)]
 struct EventFilter {
     tenant: Name,
@@ -31,7 +31,11 @@ impl EventFilter {
         let wanted = query.types.as_deref().unwrap_or_default().split(',').filter(|text| !text.is_empty());
         let types = wanted.map(|text| {
             let known = EventType::ALL.into_iter().find(|kind| kind.as_str() == text);
-            known.ok_or_else(|| ApiError::bad_request(format!("{text:?} is not stored, removed or cleared")))
+            known.ok_or_else(|| {
+                ApiError::bad_request(format!(
+                    "{text:?} is not an event type: use stored, removed or cleared"
+                ))
+            })
         });
         Ok(Self {
             tenant: principal.tenant,
@@ -41,7 +45,7 @@ impl EventFilter {
     }
 
     fn matches(&self, event: &Event) -> bool {
-        // A reader that must forget everything is told so whatever it asked for.
+        // A reader that must discard its state is told so regardless of its filter.
         let is_for_all = event.event_type == EventType::Cleared && event.namespace.is_none();
         let namespace = is_for_all || self.namespace.is_none() || self.namespace == event.namespace;
         let kind = is_for_all || self.types.is_empty() || self.types.contains(&event.event_type);
@@ -60,13 +64,14 @@ struct EventReader {
     is_over: bool,
 }
 
-/// Server-sent events: what happens to chunks, from now on or from an event on.
+/// Server-sent events: changes of chunks, from now on or after a given event.
 ///
-/// Each has its type as `event`, its id as `id` and an `Event` as `data`. Where a reader that comes back missed
-/// events, the first is a `cleared`. A reader that is too slow gets `dropped` with `EventsDropped`, and the stream ends.
+/// Each has its type as `event`, its id as `id` and an `Event` as `data`. If a reader that reconnects has
+/// missed events, the first one is a `cleared`. A reader that is too slow gets `dropped` with
+/// `EventsDropped`, and the stream ends.
 #[utoipa::path(get, path = routes::EVENTS, operation_id = "events", tag = "events",
-    params(EventsQuery, ("Last-Event-ID" = Option<String>, Header, description = "go on after this event")),
-    responses((status = 200, description = "events without end", body = Event, content_type = MEDIA_EVENTS)))]
+    params(EventsQuery, ("Last-Event-ID" = Option<String>, Header, description = "resume after this event")),
+    responses((status = 200, description = "an endless stream of events", body = Event, content_type = MEDIA_EVENTS)))]
 pub(in crate::handlers) async fn stream(
     State(state): State<AppState>,
     principal: Principal,
@@ -95,7 +100,7 @@ pub(in crate::handlers) async fn stream(
 }
 
 impl EventReader {
-    /// The next event; none once the stream is over.
+    /// The next event; `None` once the stream has ended.
     async fn next(&mut self) -> Option<SseEvent> {
         loop {
             if self.is_over {
@@ -107,7 +112,7 @@ impl EventReader {
                     return sent.json_data(&*event).ok();
                 }
             }
-            // Before the look: a change in between wakes the wait.
+            // Before reading the log: a change in between then wakes the wait.
             self.changes.borrow_and_update();
             match self.storage.changes().events().read(&mut self.position) {
                 Portion::Events(events) if events.is_empty() => {
@@ -119,7 +124,7 @@ impl EventReader {
                     self.is_over = true;
                     self.state.metrics().api().event_reader_dropped();
                     let detail =
-                        "this reader was too slow for the log; come back with the last id, and read faster";
+                        "this reader was too slow for the log; reconnect with the last id, and read faster";
                     let dropped = EventsDropped { missed, detail: detail.to_owned() };
                     return SseEvent::default().event("dropped").json_data(dropped).ok();
                 }

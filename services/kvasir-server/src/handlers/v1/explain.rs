@@ -6,10 +6,10 @@ use kvasir_api::{ExplainRequest, ExplainResponse, LOOKUP_TOKENS_MAX, routes};
 use super::body;
 use crate::{api_error::ApiError, auth::Principal, state::AppState};
 
-/// Says how far a lookup of these tokens gets, and why no farther.
+/// Reports how many of these tokens a lookup matches, and why it stops there.
 #[utoipa::path(post, path = routes::EXPLAIN, operation_id = "explain", tag = "chunks",
     request_body = ExplainRequest,
-    responses((status = 200, description = "the causes, the most telling first", body = ExplainResponse)))]
+    responses((status = 200, description = "the causes, the most informative first", body = ExplainResponse)))]
 pub(in crate::handlers) async fn post(
     State(state): State<AppState>,
     principal: Principal,
@@ -17,7 +17,9 @@ pub(in crate::handlers) async fn post(
 ) -> Result<Json<ExplainResponse>, ApiError> {
     let request: ExplainRequest = body::json(request_body).await?;
     if request.tokens.len() > LOOKUP_TOKENS_MAX {
-        return Err(ApiError::bad_request(format!("more than {LOOKUP_TOKENS_MAX} tokens; ask in parts")));
+        return Err(ApiError::bad_request(format!(
+            "more than {LOOKUP_TOKENS_MAX} tokens; send several requests"
+        )));
     }
     Ok(Json(state.storage()?.explain(&principal.tenant, &request).await?))
 }

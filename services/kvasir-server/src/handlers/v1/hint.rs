@@ -1,4 +1,4 @@
-//! What a caller says of the request that it serves, and of the body that it sends.
+//! Headers about the caller's request and about the body that it sends.
 
 use axum::http::HeaderMap;
 use kvasir_api::{
@@ -14,16 +14,16 @@ use crate::{
     cluster::{Cluster, RoutePlace},
 };
 
-/// The request class that the headers name; what they leave out is inferred.
+/// The request class in the headers; omitted parts are inferred.
 ///
 /// # Errors
-/// `bad_request` for a type that is no name, and a turn that is no number from 1.
+/// `bad_request` for a type that is not a name, and for a turn that is not a number from 1.
 pub(super) fn parse(cluster: &Cluster, headers: &HeaderMap) -> Result<RequestHint, ApiError> {
     let kind = name(headers, HEADER_REQUEST_TYPE)?;
     let turn = match text(headers, HEADER_TURN)? {
         Some(text) => match text.parse() {
             Ok(turn @ 1..) => Some(turn),
-            Ok(0) | Err(_) => return Err(wrong(HEADER_TURN, "turns are whole numbers from 1")),
+            Ok(0) | Err(_) => return Err(wrong(HEADER_TURN, "a turn must be a whole number from 1")),
         },
         None => None,
     };
@@ -40,24 +40,25 @@ pub(super) fn route(headers: &HeaderMap) -> Result<Option<RouteKey>, ApiError> {
     parsed.transpose().map_err(|e| wrong(HEADER_ROUTE, &format!("{e}")))
 }
 
-/// The namespace that a writer names.
+/// The namespace in a writer's headers.
 ///
 /// # Errors
-/// `bad_request` for one that is no name.
+/// `bad_request` if it is not a name.
 pub(super) fn namespace(headers: &HeaderMap) -> Result<Option<Name>, ApiError> {
     name(headers, HEADER_NAMESPACE)
 }
 
-/// The digest that a writer names before its body, with the body's length.
+/// The digest and length in a writer's headers.
 ///
 /// # Errors
-/// `bad_request` for one that is no digest, `length_required` where the length is not said.
+/// `bad_request` if it is not a digest, `length_required` if there is no length.
 pub(super) fn announced(headers: &HeaderMap) -> Result<Option<AnnouncedBody>, ApiError> {
     let Some(digest) = text(headers, HEADER_OBJECT_DIGEST)? else { return Ok(None) };
     let object_digest = digest.parse().map_err(|e| wrong(HEADER_OBJECT_DIGEST, &format!("{e}")))?;
     let no_length = || {
-        let detail =
-            format!("header {HEADER_OBJECT_DIGEST} goes with Content-Length: do not send the body in chunks");
+        let detail = format!(
+            "header {HEADER_OBJECT_DIGEST} needs Content-Length: do not send the body with chunked encoding"
+        );
         Problem::new(ErrorCode::LengthRequired, detail)
     };
     Ok(Some(AnnouncedBody { object_digest, bytes: body::declared_length(headers).ok_or_else(no_length)? }))
@@ -70,7 +71,7 @@ fn name(headers: &HeaderMap, header: &'static str) -> Result<Option<Name>, ApiEr
 
 fn text<'a>(headers: &'a HeaderMap, name: &'static str) -> Result<Option<&'a str>, ApiError> {
     let text = headers.get(name).map(|value| value.to_str());
-    text.transpose().map_err(|_| wrong(name, "it is no ASCII text"))
+    text.transpose().map_err(|_| wrong(name, "it is not ASCII text"))
 }
 
 fn wrong(name: &str, problem: &str) -> ApiError {

@@ -11,7 +11,8 @@ use kvasir_api::{LOAD_TIMELINE_MAX, LoadList, LoadRecord, LoadsQuery, routes};
 use super::body;
 use crate::{api_error::ApiError, auth::Principal, state::AppState};
 
-/// Takes a client's word on how a load went: only the client sees the end of it. Metrics count it, and the last ones are kept.
+/// Records a client's report of a load: only the client sees its end. Metrics count it, and the latest
+/// reports are kept.
 #[utoipa::path(post, path = routes::LOADS, operation_id = "report_load", tag = "service", request_body = LoadRecord,
     responses((status = 204, description = "counted")))]
 pub(in crate::handlers) async fn report(
@@ -23,8 +24,9 @@ pub(in crate::handlers) async fn report(
     let parts =
         record.timeline.as_ref().map_or(0, |timeline| timeline.chunks.len().max(timeline.bandwidth.len()));
     if parts > LOAD_TIMELINE_MAX {
-        let detail =
-            format!("the timeline has {parts} parts; join neighbours until there are {LOAD_TIMELINE_MAX}");
+        let detail = format!(
+            "the timeline has {parts} parts; join neighbours until there are at most {LOAD_TIMELINE_MAX}"
+        );
         return Err(ApiError::bad_request(detail));
     }
     state.metrics().api().load(&record);
@@ -32,7 +34,7 @@ pub(in crate::handlers) async fn report(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The last loads of the caller's tenant that this replica was told of.
+/// The latest loads of the caller's tenant that were reported to this replica.
 #[utoipa::path(get, path = routes::LOADS, operation_id = "list_loads", tag = "service", params(LoadsQuery),
     responses((status = 200, description = "newest first", body = LoadList)))]
 pub(in crate::handlers) async fn list(

@@ -17,12 +17,13 @@ use kvasir_types::{BLOCK_TOKENS, SeqHash};
 use super::{body, hint};
 use crate::{api_error::ApiError, auth::Principal, state::AppState};
 
-/// The longest usable prefix of a token sequence: as JSON, or as raw tokens or block hashes with the rest in the query.
+/// The longest usable prefix of a token sequence. The request is JSON, or raw tokens or block hashes with the
+/// other parameters in the query.
 #[utoipa::path(post, path = routes::LOOKUP, operation_id = "lookup", tag = "chunks",
     request_body(content((LookupRequest = "application/json"), (inline(kvasir_api::Binary) = "application/vnd.kvasir.tokens"),
         (inline(kvasir_api::Binary) = "application/vnd.kvasir.blocks")),
         description = "JSON; or the tokens as u32 little endian, or the block hashes as 32 bytes each, with model_id, namespace, fresh and direct in the query"),
-    responses((status = 200, description = "chunk by chunk; empty where nothing matches", body = LookupResponse)))]
+    responses((status = 200, description = "chunk by chunk; empty if nothing matches", body = LookupResponse)))]
 pub(in crate::handlers) async fn post(
     State(state): State<AppState>,
     principal: Principal,
@@ -45,7 +46,7 @@ pub(in crate::handlers) async fn post(
     let asked = match &query {
         Query::Tokens(tokens) => tokens.len(),
         Query::Blocks(blocks) => blocks.len() * BLOCK_TOKENS,
-        // What they hold is known when they are found.
+        // Their sizes are known when they are found.
         Query::Chunks(_) => 0,
     };
     let LookupQuery { model_id, namespace, fresh, direct } = target;
@@ -85,7 +86,7 @@ fn answer(found: &LookupResponse) -> Result<Response, ApiError> {
 fn from_json(request: LookupRequest) -> Result<(LookupQuery, Query), ApiError> {
     let LookupRequest { model_id, namespace, tokens, block_hashes, chunk_ids, fresh, direct } = request;
     let over = |what: &str, limit: usize| {
-        ApiError::bad_request(format!("more than {limit} {what}; look up in parts"))
+        ApiError::bad_request(format!("more than {limit} {what}; send several lookups"))
     };
     let query = match (tokens, block_hashes, chunk_ids) {
         (Some(tokens), None, None) if tokens.len() > LOOKUP_TOKENS_MAX => {
@@ -101,9 +102,7 @@ fn from_json(request: LookupRequest) -> Result<(LookupQuery, Query), ApiError> {
         }
         (None, None, Some(chunks)) => Query::Chunks(chunks),
         _ => {
-            return Err(ApiError::bad_request(
-                "give one of tokens, block_hashes and chunk_ids, and only one",
-            ));
+            return Err(ApiError::bad_request("give exactly one of tokens, block_hashes and chunk_ids"));
         }
     };
     Ok((LookupQuery { model_id, namespace, fresh, direct }, query))
@@ -113,7 +112,7 @@ async fn read_tokens(request_body: Body) -> Result<Vec<u32>, ApiError> {
     let bytes = body::read(request_body, LOOKUP_TOKENS_MAX * 4).await?;
     let (tokens, rest) = bytes.as_chunks::<4>();
     if !rest.is_empty() {
-        return Err(ApiError::bad_request("a body of raw tokens has four bytes for each"));
+        return Err(ApiError::bad_request("a body of raw tokens must have four bytes per token"));
     }
     Ok(tokens.iter().map(|token| u32::from_le_bytes(*token)).collect())
 }
@@ -122,7 +121,7 @@ async fn read_blocks(request_body: Body) -> Result<Vec<SeqHash>, ApiError> {
     let bytes = body::read(request_body, LOOKUP_BLOCKS_MAX * 32).await?;
     let (hashes, rest) = bytes.as_chunks::<32>();
     if !rest.is_empty() {
-        return Err(ApiError::bad_request("a body of block hashes has 32 bytes for each"));
+        return Err(ApiError::bad_request("a body of block hashes must have 32 bytes per hash"));
     }
     Ok(hashes.iter().map(|hash| SeqHash::from(*hash)).collect())
 }

@@ -1,4 +1,4 @@
-//! The API, one module a resource.
+//! The API, one module per resource.
 
 pub(super) mod admin;
 pub(crate) mod body;

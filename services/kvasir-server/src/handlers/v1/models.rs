@@ -12,9 +12,9 @@ use kvasir_types::{ModelId, ModelSpec};
 use super::{body, path::id};
 use crate::{api_error::ApiError, auth::Principal, state::AppState};
 
-/// Registers a model. Doing it again is no error.
+/// Registers a model. Idempotent.
 #[utoipa::path(post, path = routes::MODELS, operation_id = "register_model", tag = "models", request_body = ModelSpec,
-    responses((status = 200, description = "it was registered before", body = RegisteredModel),
+    responses((status = 200, description = "it was already registered", body = RegisteredModel),
               (status = 201, description = "registered", body = RegisteredModel)))]
 pub(in crate::handlers) async fn register(
     State(state): State<AppState>,
@@ -22,7 +22,7 @@ pub(in crate::handlers) async fn register(
     request_body: Body,
 ) -> Result<Response, ApiError> {
     let spec: ModelSpec = body::json(request_body).await?;
-    // Readers say which model they have; a new one is for writers to bring.
+    // Readers may refer to their model; only writers may add one.
     if principal.role < Role::Write {
         let model_id = spec.model_id();
         state.storage()?.catalog().model(&principal.tenant, &model_id).await?;

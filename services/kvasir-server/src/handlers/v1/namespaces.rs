@@ -8,7 +8,7 @@ use kvasir_api::{NamespaceRequest, NamespaceResponse, NamespaceRotation, routes}
 use super::body;
 use crate::{api_error::ApiError, auth::Principal, state::AppState};
 
-/// The root of a namespace, where its token chains start. A namespace comes into being by being asked for.
+/// The root of a namespace, where its token chains start. The first request for a namespace creates it.
 #[utoipa::path(post, path = routes::NAMESPACES, operation_id = "open_namespace", tag = "namespaces",
     request_body = NamespaceRequest,
     responses((status = 200, description = "its root", body = NamespaceResponse)))]
@@ -22,8 +22,8 @@ pub(in crate::handlers) async fn post(
     Ok(Json(NamespaceResponse { root }))
 }
 
-/// Gives a namespace a new salt, and its new root. Chunks that were stored before are found for `keep_s` more, at most
-/// five seconds later everywhere; then the collector removes them.
+/// Gives a namespace a new salt and returns its new root. Chunks stored before are found for another
+/// `keep_s`, plus at most five seconds until all replicas agree; then the collector removes them.
 #[utoipa::path(post, path = routes::NAMESPACE_ROTATION, operation_id = "rotate_namespace", tag = "namespaces",
     request_body = NamespaceRotation,
     responses((status = 200, description = "its new root", body = NamespaceResponse)))]
@@ -36,7 +36,7 @@ pub(in crate::handlers) async fn rotate(
     let keep = keep_s.unwrap_or(NamespaceRotation::KEEP_S_DEFAULT);
     if keep > NamespaceRotation::KEEP_S_MAX {
         let most = NamespaceRotation::KEEP_S_MAX;
-        return Err(ApiError::bad_request(format!("keep_s is {keep}, at most {most} (ten years) is taken")));
+        return Err(ApiError::bad_request(format!("keep_s is {keep}; the maximum is {most} (ten years)")));
     }
     let storage = state.storage()?;
     let root = storage

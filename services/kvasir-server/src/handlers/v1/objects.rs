@@ -20,12 +20,13 @@ use crate::{api_error::ApiError, auth::Principal, quota_reservation, state::AppS
 
 const MEDIA_BYTES: &str = "application/octet-stream";
 
-/// Stores bytes under a key. They are never overwritten: the same bytes may be stored again, others are refused.
+/// Stores bytes under a key. They are never overwritten: storing the same bytes again succeeds, other bytes
+/// are refused.
 #[utoipa::path(put, path = routes::OBJECT, operation_id = "put_opaque_object", tag = "objects",
     params(("namespace" = Name, Path, description = "the key's namespace"),
            ("key" = ObjectKey, Path, description = "the key, with %2F for a slash")),
-    request_body(content = inline(Option<kvasir_api::Binary>), content_type = MEDIA_BYTES, description = "an object may have no bytes"),
-    responses((status = 200, description = "the same bytes were there", body = StoredObject),
+    request_body(content = inline(Option<kvasir_api::Binary>), content_type = MEDIA_BYTES, description = "an object may be empty"),
+    responses((status = 200, description = "the same bytes were already stored", body = StoredObject),
               (status = 201, description = "durable and visible", body = StoredObject)))]
 pub(in crate::handlers) async fn put(
     State(state): State<AppState>,
@@ -38,8 +39,7 @@ pub(in crate::handlers) async fn put(
     let (namespace, key) = (id("namespace", &namespace)?, id("key", &key)?);
     body::check_length(&headers, storage.settings().chunk_bytes_max)?;
     let no_length = || {
-        let detail =
-            "the head of a stored object says its length: send the body with Content-Length, not in chunks";
+        let detail = "send the body with Content-Length, not with chunked encoding: the object's header contains its length";
         Problem::new(ErrorCode::LengthRequired, detail)
     };
     let bytes = body::declared_length(&headers).ok_or_else(no_length)?;
@@ -65,7 +65,7 @@ pub(in crate::handlers) async fn put(
            ("key" = ObjectKey, Path, description = "the key, with %2F for a slash")),
     responses((status = 200, description = "the bytes", body = inline(kvasir_api::Binary), content_type = MEDIA_BYTES),
               (status = 206, description = "the range", body = inline(kvasir_api::Binary), content_type = MEDIA_BYTES),
-              (status = 304, description = "the ETag that was named is current")))]
+              (status = 304, description = "the given ETag is current")))]
 pub(in crate::handlers) async fn get(
     State(state): State<AppState>,
     principal: Principal,
@@ -99,7 +99,8 @@ pub(in crate::handlers) async fn get(
     Ok(body::ranged(&state, response, read, range != ByteRange::Whole, &method))
 }
 
-/// Removes the bytes under a key: refused now, deleted after the grace. Other bytes may be stored under it then.
+/// Removes the bytes under a key: reads are refused at once, and the bytes are deleted after the grace
+/// period. Other bytes may then be stored under the key.
 #[utoipa::path(delete, path = routes::OBJECT, operation_id = "delete_opaque_object", tag = "objects",
     params(("namespace" = Name, Path, description = "the key's namespace"),
            ("key" = ObjectKey, Path, description = "the key, with %2F for a slash")),
@@ -114,11 +115,12 @@ pub(in crate::handlers) async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The sizes of the objects of the leading keys, up to the first that is not there; with gaps of all.
+/// The sizes of the objects of the leading keys, up to the first that is not stored; with `gaps`, of all
+/// stored ones.
 #[utoipa::path(post, path = routes::OBJECTS_LOOKUP, operation_id = "lookup_opaque_objects", tag = "objects",
     params(("namespace" = Name, Path, description = "the keys' namespace")),
     request_body = ObjectsLookup,
-    responses((status = 200, description = "those that are there", body = ObjectsResponse)))]
+    responses((status = 200, description = "the stored ones", body = ObjectsResponse)))]
 pub(in crate::handlers) async fn lookup(
     State(state): State<AppState>,
     principal: Principal,
@@ -144,11 +146,11 @@ pub(in crate::handlers) async fn lookup(
     Ok(Json(ObjectsResponse { objects }))
 }
 
-/// Says how many of the leading keys have an object, and why the next one has none.
+/// Reports how many of the leading keys have an object, and why the next one has none.
 #[utoipa::path(post, path = routes::OBJECTS_EXPLAIN, operation_id = "explain_opaque_objects", tag = "objects",
     params(("namespace" = Name, Path, description = "the keys' namespace")),
     request_body = ObjectsRequest,
-    responses((status = 200, description = "the causes, the most telling first", body = ExplainObjectsResponse)))]
+    responses((status = 200, description = "the causes, the most informative first", body = ExplainObjectsResponse)))]
 pub(in crate::handlers) async fn explain(
     State(state): State<AppState>,
     principal: Principal,
@@ -162,7 +164,7 @@ pub(in crate::handlers) async fn explain(
     Ok(Json(storage.explain_objects(&principal.tenant, &namespace, &keys).await?))
 }
 
-/// The bytes of the leading keys, up to the first that is not there.
+/// The bytes of the leading keys, up to the first that is not stored.
 #[utoipa::path(post, path = routes::OBJECTS_READ, operation_id = "read_opaque_objects", tag = "objects",
     params(("namespace" = Name, Path, description = "the keys' namespace")),
     request_body = ObjectsRequest,
@@ -185,7 +187,7 @@ pub(in crate::handlers) async fn read(
     state.metrics().api().lookup_keys(keys.len(), found.len());
     let total: u64 = found.iter().map(|object| LENGTH_BYTES + object.bytes()).sum();
     let reads = std::sync::Arc::clone(storage.reads());
-    // Those behind are opened while the first is sent.
+    // The following objects are opened while the first is sent.
     let bytes = stream::iter(found).map(move |object| {
         let (reads, hint) = (std::sync::Arc::clone(&reads), hint.clone());
         async move {
@@ -204,12 +206,12 @@ pub(in crate::handlers) async fn read(
     Ok((headers, body::download(&state, read)).into_response())
 }
 
-/// Bytes of a length before an object.
+/// Size of the length field before an object.
 const LENGTH_BYTES: u64 = 8;
 
 fn check_count(keys: &[ObjectKey]) -> Result<(), ApiError> {
     if keys.len() <= ObjectsRequest::KEYS_MAX {
         return Ok(());
     }
-    Err(ApiError::bad_request(format!("more than {} keys; ask in parts", ObjectsRequest::KEYS_MAX)))
+    Err(ApiError::bad_request(format!("more than {} keys; send several requests", ObjectsRequest::KEYS_MAX)))
 }

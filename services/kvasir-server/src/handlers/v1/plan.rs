@@ -1,4 +1,5 @@
-//! What keeping a cache costs, and which level fits a link: arithmetic, of no tenant's data but a model's spec and levels.
+//! The cost of keeping a cache, and the level that fits a link: arithmetic that uses no tenant's data except
+//! a model's spec and levels.
 
 use axum::{Json, body::Body, extract::State};
 use kvasir_api::{
@@ -14,14 +15,14 @@ use kvasir_types::CHUNK_TOKENS_DEFAULT;
 use super::body;
 use crate::{api_error::ApiError, auth::Principal, limits, state::AppState};
 
-/// Tokens of a context, unless the request says otherwise.
+/// Default number of tokens of a context.
 const TOKENS: u64 = 8_192;
-/// Bits a second of a link, unless the request says otherwise.
+/// Default bandwidth of a link, in bits per second.
 const BANDWIDTH: f64 = 3e9;
-/// GPU, unless the request says otherwise.
+/// Default GPU.
 const GPU: &str = "h100";
 
-/// The models and GPUs that a plan may name.
+/// The models and GPUs that a plan may use.
 #[utoipa::path(get, path = routes::PLAN, operation_id = "list_plan_options", tag = "service",
     responses((status = 200, description = "models and GPUs", body = PlanOptions)))]
 pub(in crate::handlers) async fn options() -> Json<PlanOptions> {
@@ -41,7 +42,8 @@ pub(in crate::handlers) async fn options() -> Json<PlanOptions> {
     Json(PlanOptions { models: presets().iter().map(model).collect(), gpus: GPUS.iter().map(gpu).collect() })
 }
 
-/// How large a model's cache is, what keeping it costs, when that pays, and which level fits links and a deadline.
+/// The size of a model's cache, the cost of keeping it, when that pays, and the level that fits links and a
+/// deadline.
 #[utoipa::path(post, path = routes::PLAN, operation_id = "plan", tag = "service", request_body = PlanRequest,
     responses((status = 200, description = "the plan", body = PlanResponse)))]
 pub(in crate::handlers) async fn post(
@@ -70,14 +72,14 @@ async fn model(
     let parameters = asked.parameters.map(|given| positive(given, "parameters")).transpose()?;
     let mut model = match (&asked.model, &asked.model_id) {
         (Some(name), None) => preset(name).cloned().ok_or_else(|| {
-            let detail = format!("no well-known model is called {name:?}; GET {} lists them", routes::PLAN);
+            let detail = format!("there is no well-known model {name:?}; GET {} lists them", routes::PLAN);
             ApiError::bad_request(detail)
         })?,
         (None, Some(model_id)) => {
             let spec = state.storage()?.catalog().model(&principal.tenant, model_id).await?;
             let parameters = parameters.ok_or_else(|| {
                 ApiError::bad_request(
-                    "a registered model does not say how many parameters it has; send `parameters`",
+                    "a registered model's spec does not contain its number of parameters; send `parameters`",
                 )
             })?;
             ModelPreset::from_spec(&spec, parameters, u64::MAX)
@@ -96,12 +98,12 @@ async fn levels(
 ) -> Result<Vec<LevelRate>, ApiError> {
     let Some(profile_hash) = &asked.profile_hash else { return Ok(LevelRate::ASSUMED.to_vec()) };
     let Some(model_id) = &asked.model_id else {
-        return Err(ApiError::bad_request("a profile is of a registered model; send its `model_id`"));
+        return Err(ApiError::bad_request("a profile belongs to a registered model; send its `model_id`"));
     };
     let profile =
         state.storage()?.catalog().profile_levels(&principal.tenant, model_id, profile_hash).await?;
     if profile.levels.is_empty() {
-        return Err(ApiError::bad_request("the service cannot read what this profile says of its levels"));
+        return Err(ApiError::bad_request("the service cannot read the levels of this profile"));
     }
     let measured = profile.levels.iter().map(|level| LevelRate {
         bits_per_element: Rate::measured(level.bits_per_element.into()),
@@ -125,7 +127,7 @@ fn bandwidths(asked: &PlanRequest) -> Result<Vec<Rate>, ApiError> {
 fn deployment(asked: &PlanRequest) -> Result<Deployment, ApiError> {
     let name = asked.gpu.as_deref().unwrap_or(GPU);
     let card = gpu(name).ok_or_else(|| {
-        ApiError::bad_request(format!("no GPU is called {name:?}; GET {} lists them", routes::PLAN))
+        ApiError::bad_request(format!("there is no known GPU {name:?}; GET {} lists them", routes::PLAN))
     })?;
     let gpus = within(asked.gpus.unwrap_or(1).into(), 1, limits::PLAN_GPUS_MAX, "gpus")?;
     Ok(Deployment { gpus: u32::try_from(gpus).unwrap_or(1), ..Deployment::on(*card) })
@@ -133,18 +135,20 @@ fn deployment(asked: &PlanRequest) -> Result<Deployment, ApiError> {
 
 fn within(value: u64, least: u64, most: u64, name: &str) -> Result<u64, ApiError> {
     let is_within = (least..=most).contains(&value);
-    is_within.then_some(value).ok_or_else(|| ApiError::bad_request(format!("{name} are {least} to {most}")))
+    is_within
+        .then_some(value)
+        .ok_or_else(|| ApiError::bad_request(format!("{name} must be {least} to {most}")))
 }
 
-/// A number above zero, and small enough for results to be numbers.
+/// A number above zero, small enough that results remain finite.
 fn positive(value: f64, name: &str) -> Result<f64, ApiError> {
     let is_sound = (1e-9..=1e18).contains(&value);
     is_sound
         .then_some(value)
-        .ok_or_else(|| ApiError::bad_request(format!("{name}: a number from 1e-9 to 1e18")))
+        .ok_or_else(|| ApiError::bad_request(format!("{name} must be a number from 1e-9 to 1e18")))
 }
 
-/// A longest context; one that is not known is the largest number.
+/// A maximum context; the largest number stands for unknown.
 fn known(context: u64) -> Option<u64> {
     (context != u64::MAX).then_some(context)
 }

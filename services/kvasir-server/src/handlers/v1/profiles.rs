@@ -31,7 +31,7 @@ pub(in crate::handlers) async fn list(
     params(("model_id" = ModelId, Path, description = "the model"),
            ("profile_hash" = ProfileHash, Path, description = "BLAKE3 of the body")),
     request_body(content = inline(kvasir_api::Binary), content_type = MEDIA_PROFILE),
-    responses((status = 200, description = "it was there", body = ProfileInfo),
+    responses((status = 200, description = "it was already stored", body = ProfileInfo),
               (status = 201, description = "stored", body = ProfileInfo)))]
 pub(in crate::handlers) async fn put(
     State(state): State<AppState>,
@@ -79,7 +79,7 @@ pub(in crate::handlers) async fn get(
     Ok(response)
 }
 
-/// What a profile says of its levels, as measured when it was made.
+/// A profile's levels, as measured when it was made.
 #[utoipa::path(get, path = routes::PROFILE_LEVELS, operation_id = "get_profile_levels", tag = "profiles",
     params(("model_id" = ModelId, Path, description = "the model"),
            ("profile_hash" = ProfileHash, Path, description = "the profile")),

@@ -1,4 +1,4 @@
-//! What a chunk `GET` selects, from its query.
+//! The selection of a chunk `GET`, from its query.
 
 use std::ops::Range;
 
@@ -8,14 +8,14 @@ use kvasir_storage::Selection;
 
 use crate::{api_error::ApiError, limits};
 
-/// The selection, and what the query adds to the ETag.
+/// The selection, and its suffix for the ETag.
 pub(super) fn parse(
     query: Result<Query<ChunkQuery>, QueryRejection>,
 ) -> Result<(Selection, String), ApiError> {
     let Query(ChunkQuery { level, tokens, sections }) =
         query.map_err(|e| ApiError::bad_request(e.to_string()))?;
     if tokens == Some(0) {
-        return Err(ApiError::bad_request("tokens must be at least 1; HEAD asks for nothing"));
+        return Err(ApiError::bad_request("tokens must be at least 1; use HEAD for no bytes"));
     }
     let mut tag = String::new();
     if let Some(level) = level {
@@ -35,7 +35,7 @@ fn ranges(text: &str) -> Result<Vec<Range<u16>>, ApiError> {
     let wrong = || {
         let most = limits::SECTION_RANGES_MAX;
         ApiError::bad_request(format!(
-            "sections are numbers and ranges as 0-3,7, at most {most}, not {text:?}"
+            "sections must be numbers and ranges such as 0-3,7, at most {most}, not {text:?}"
         ))
     };
     let ranges = text.split(',').map(|part| {

@@ -9,7 +9,8 @@ use kvasir_storage::hot::HotTier;
 
 use crate::{api_error::ApiError, limits, state::AppState};
 
-/// What this replica did in the last hour: a few of its metrics over time, and who fills its hot tier.
+/// Activity of this replica in the last hour: several metrics over time, and each tenant's use of its hot
+/// tier.
 #[utoipa::path(get, path = routes::SERIES, operation_id = "get_series", tag = "service", params(SeriesQuery),
     responses((status = 200, description = "the series", body = SeriesResponse)))]
 pub(in crate::handlers) async fn get(

@@ -12,7 +12,7 @@ use kvasir_api::{StoredChunk, UploadRequest, UploadTicket, routes};
 use super::{body, path::id};
 use crate::{api_error::ApiError, auth::Principal, quota_reservation, state::AppState};
 
-/// Announces a chunk object that is to be sent to the object store directly.
+/// Announces a chunk object that will be sent to the object store directly.
 #[utoipa::path(post, path = routes::UPLOADS, operation_id = "announce_upload", tag = "direct",
     request_body = UploadRequest,
     responses((status = 201, description = "where to send it", body = UploadTicket)))]
@@ -27,10 +27,10 @@ pub(in crate::handlers) async fn announce(
     Ok((StatusCode::CREATED, Json(ticket)))
 }
 
-/// Checks an upload and makes it visible. May be sent again.
+/// Checks an upload and makes it visible. May be repeated.
 #[utoipa::path(post, path = routes::UPLOAD_COMMIT, operation_id = "commit_upload", tag = "direct",
     params(("upload_id" = uuid::Uuid, Path, description = "the ticket's")),
-    responses((status = 200, description = "it was there", body = StoredChunk),
+    responses((status = 200, description = "it was already stored", body = StoredChunk),
               (status = 201, description = "durable and visible", body = StoredChunk)))]
 pub(in crate::handlers) async fn commit(
     State(state): State<AppState>,

@@ -21,12 +21,13 @@ use tokio::{sync::Semaphore, task::JoinHandle};
 use super::{body, hint, path::id};
 use crate::{api_error::ApiError, auth::Principal, limits, quota_reservation, state::AppState};
 
-/// Stores several objects: each as `PUT` does, and answered for on its own. While one is made durable, the next ones are received.
+/// Stores several objects, each as `PUT` does and with its own result. While one is made durable, the next
+/// ones are received.
 #[utoipa::path(post, path = routes::OBJECTS_WRITE, operation_id = "write_opaque_objects", tag = "objects",
     params(("namespace" = Name, Path, description = "the keys' namespace")),
     request_body(content = inline(kvasir_api::Binary), content_type = MEDIA_NEW_OBJECTS,
                  description = "the length of the JSON as u32 little endian, a WriteObjectsRequest as JSON, then the bytes of the objects"),
-    responses((status = 200, description = "what became of each", body = WriteObjectsResponse)))]
+    responses((status = 200, description = "the result of each", body = WriteObjectsResponse)))]
 pub(in crate::handlers) async fn write(
     State(state): State<AppState>,
     principal: Principal,
@@ -59,7 +60,7 @@ pub(in crate::handlers) async fn write(
             while left > 0 {
                 let part = received.next(left).await?;
                 left -= part.len() as u64;
-                // Who does not take it any more has refused the object, whose bytes are passed over.
+                // A closed receiver means that the object was refused; skip its bytes.
                 let _ = sender.send(Ok::<_, axum::Error>(part)).await;
             }
         }
@@ -103,12 +104,12 @@ struct Received<S> {
 }
 
 impl<S: Stream<Item = Result<Bytes, axum::Error>> + Unpin> Received<S> {
-    /// The next bytes, one at least and `most` at most.
+    /// The next bytes, at least one and at most `most`.
     async fn next(&mut self, most: u64) -> Result<Bytes, ApiError> {
         while self.held.is_empty() {
             let part = self.parts.next().await;
-            let part =
-                part.ok_or_else(|| ApiError::bad_request("the body ends before its last object does"))?;
+            let part = part
+                .ok_or_else(|| ApiError::bad_request("the body ends before its last object is complete"))?;
             self.held =
                 part.map_err(|error| ApiError::bad_request(format!("the body broke off: {error}")))?;
         }
@@ -125,21 +126,21 @@ impl<S: Stream<Item = Result<Bytes, axum::Error>> + Unpin> Received<S> {
         Ok(bytes)
     }
 
-    /// The objects that are in the body, `bytes_max` bytes together at most.
+    /// The list of objects in the body, together at most `bytes_max` bytes.
     async fn head(&mut self, bytes_max: u64) -> Result<Vec<NewObject>, ApiError> {
         let length = self.exactly(4).await?;
         let length = u32::from_le_bytes(length.try_into().unwrap_or_default()) as usize;
         if length > limits::NEW_OBJECTS_HEAD_BYTES_MAX {
             let detail =
-                format!("{length} bytes of JSON; at most {} are taken", limits::NEW_OBJECTS_HEAD_BYTES_MAX);
+                format!("{length} bytes of JSON; the maximum is {}", limits::NEW_OBJECTS_HEAD_BYTES_MAX);
             return Err(ApiError::bad_request(detail));
         }
         let WriteObjectsRequest { objects } =
             serde_json::from_slice(&self.exactly(length).await?).map_err(|error| {
-                ApiError::bad_request(format!("the body does not begin with its JSON: {error}"))
+                ApiError::bad_request(format!("the body does not begin with valid JSON: {error}"))
             })?;
         if objects.len() > ObjectsRequest::KEYS_MAX {
-            let detail = format!("more than {} objects; store them in parts", ObjectsRequest::KEYS_MAX);
+            let detail = format!("more than {} objects; send several requests", ObjectsRequest::KEYS_MAX);
             return Err(ApiError::bad_request(detail));
         }
         let bytes = objects.iter().fold(0u64, |sum, object| sum.saturating_add(object.bytes));
@@ -149,10 +150,10 @@ impl<S: Stream<Item = Result<Bytes, axum::Error>> + Unpin> Received<S> {
         Ok(objects)
     }
 
-    /// Nothing follows the last object.
+    /// Checks that nothing follows the last object.
     async fn end(&mut self) -> Result<(), ApiError> {
         match self.next(1).await {
-            Ok(_) => Err(ApiError::bad_request("the body goes on after its last object")),
+            Ok(_) => Err(ApiError::bad_request("the body continues after its last object")),
             Err(_) => Ok(()),
         }
     }

@@ -1,4 +1,4 @@
-//! `kvasir admin top`: a running service, live.
+//! `kvasir admin top`: a live view of a running service.
 
 mod sample;
 mod view;
@@ -27,13 +27,13 @@ pub(crate) struct TopArguments {
     /// The service.
     #[command(flatten)]
     service: ServiceArguments,
-    /// Pause between two looks, in milliseconds.
+    /// Interval between two samples, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(100..=60_000))]
     interval_ms: u64,
-    /// Show so many views and end; without it, until Ctrl-C.
+    /// Show N views and stop. Default: run until Ctrl-C.
     #[arg(long, value_name = "N")]
     count: Option<u64>,
-    /// Print one JSON document a view.
+    /// Print one JSON document per view.
     #[arg(long)]
     json: bool,
 }

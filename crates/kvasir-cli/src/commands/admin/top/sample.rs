@@ -1,8 +1,8 @@
-//! One look at a service's metrics.
+//! One sample of a service's metrics.
 
 use std::collections::BTreeMap;
 
-/// Values by metric name and labels, as Prometheus' text format has them.
+/// Values by metric name and labels, parsed from the Prometheus text format.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Sample(BTreeMap<String, Vec<Line>>);
 
@@ -13,7 +13,7 @@ struct Line {
 }
 
 impl Sample {
-    /// Reads the text; lines of another form are left out: a newer service may have them.
+    /// Parses the text. Skips lines in an unknown form: a newer service may have them.
     pub(super) fn parse(text: &str) -> Self {
         let mut sample = Self::default();
         for line in text.lines().filter(|line| !line.starts_with('#')) {

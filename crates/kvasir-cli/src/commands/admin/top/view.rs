@@ -1,4 +1,4 @@
-//! What `kvasir top` shows: rates between two looks, and totals.
+//! The view of `kvasir admin top`: rates between two samples, and totals.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -10,33 +10,33 @@ use crate::output::{bytes, columns};
 /// One view.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct View {
-    /// Whether the replica wants traffic.
+    /// Whether the replica is ready for traffic.
     ready: bool,
     /// Open connections.
     connections: u64,
-    /// Requests a second.
+    /// Requests per second.
     requests_per_s: f64,
-    /// Of these, answered with an error of the service or the store.
+    /// Requests per second that failed with an error of the service or the store.
     errors_per_s: f64,
-    /// Requests a second by route.
+    /// Requests per second, by route.
     routes: BTreeMap<String, f64>,
-    /// Tokens looked up, a second.
+    /// Tokens looked up per second.
     asked_tokens_per_s: f64,
-    /// Tokens matched, a second.
+    /// Tokens matched per second.
     hit_tokens_per_s: f64,
     /// Share of all tokens ever looked up that matched.
     hit_ratio: Option<f64>,
-    /// Body bytes sent a second.
+    /// Body bytes sent per second.
     sent_bytes_per_s: f64,
-    /// Body bytes received a second.
+    /// Body bytes received per second.
     received_bytes_per_s: f64,
-    /// Bytes served since start by where they were: `cpu`, `disk`, `object`.
+    /// Bytes served since start, by the medium that held them: `cpu`, `disk`, `object`.
     served_bytes_by_medium: BTreeMap<String, f64>,
-    /// Share of the bytes asked for of late that memory would have, by how many times as large it is.
+    /// Estimated hit ratio, by bytes, of recent requests if memory were this many times its present size.
     estimated_hit_ratio_by_memory: BTreeMap<String, f64>,
-    /// Bytes that clients loaded by level, as they report.
+    /// Bytes that clients loaded, by level, as they report.
     loaded_bytes_by_level: BTreeMap<String, f64>,
-    /// Of these, directly from the store.
+    /// Of these, bytes read directly from the store.
     loaded_direct_bytes: f64,
     /// Loads that clients reported.
     loads: f64,
@@ -47,10 +47,10 @@ pub(super) struct View {
 }
 
 impl View {
-    /// From two looks that lie `elapsed` apart.
+    /// Builds a view from two samples that were taken `elapsed` apart.
     pub(super) fn between(before: &Sample, now: &Sample, elapsed: Duration) -> Self {
         let seconds = elapsed.as_secs_f64().max(1e-3);
-        // A counter that fell: the service was started anew in between.
+        // A counter that fell means that the service restarted in between.
         let rate = |name: &str, labels: &[(&str, &str)]| {
             (now.sum(name, labels) - before.sum(name, labels)).max(0.0) / seconds
         };
@@ -68,11 +68,11 @@ impl View {
         let errors = ["500", "502", "503"].map(|status| rate(requests, &[("status", status)]));
         let mut served = now.by("kvasir_hot_served_bytes_total", "medium");
         if served.is_empty() {
-            // Without a hot tier all comes from the store.
+            // Without a hot tier, all bytes come from the store.
             served.insert("object".to_owned(), now.sum("kvasir_http_sent_bytes_total", &[]));
         }
         let mut estimated = now.by("kvasir_hot_estimated_hit_ratio", "memory");
-        // Before the first read there is nothing to estimate from.
+        // Before the first read there is no data for an estimate.
         estimated.retain(|_, ratio| ratio.is_finite());
         Self {
             ready: now.sum("kvasir_ready", &[]) > 0.0,

@@ -1,4 +1,4 @@
-//! Contexts whose prefix was prefilled and watched once, and what is summed up over them.
+//! Contexts whose prefix was prefilled and observed once, and sums over them.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use serde::Serialize;
 
 /// Last queries that Scissorhands remembers, and FastGen's reach of local attention.
 pub(super) const HISTORY: usize = 128;
-/// SqueezeAttention's p where it is not swept: the paper's best.
+/// SqueezeAttention's p if it is not swept: the paper's best.
 pub(super) const SQUEEZE_P: f64 = 0.35;
 
 /// A window.
@@ -35,7 +35,7 @@ impl<'a> Case<'a> {
         Ok(Self { prefix, suffix, kv, statistics, exact })
     }
 
-    /// What a policy keeps at a mean budget of `share`, squeezed by `p` if given.
+    /// The tokens that a policy keeps at a mean budget of `share`, squeezed by `p` if given.
     pub(super) fn keep(&self, policy: &dyn TokenPolicy, share: f64, p: Option<f64>) -> Keep {
         let budget = (self.prefix.len() as f64 * share).round() as usize;
         let budgets = match p {
@@ -45,7 +45,8 @@ impl<'a> Case<'a> {
         Keep::choose(&self.statistics, policy, &budgets)
     }
 
-    /// The suffix's logits over a cache of the prefix of which only `keep` is seen. The cache stays as it is.
+    /// The suffix's logits over a cache of the prefix, of which only the tokens in `keep` are visible. The
+    /// cache is not changed.
     pub(super) fn logits(
         &self,
         model: &Model,
@@ -82,17 +83,17 @@ pub(super) struct BudgetRow {
     pub(super) method: String,
     /// `fp16`, `8-bit`, `level N`.
     pub(super) coding: String,
-    /// Share of tokens asked for.
+    /// Share of tokens requested.
     pub(super) budget: f64,
-    /// SqueezeAttention's p, where it is used.
+    /// SqueezeAttention's p, if used.
     pub(super) squeeze_p: Option<f64>,
     /// Share of (head, token) pairs that is kept.
     pub(super) kept: f64,
     /// Mean bytes of a context, positions and objects' heads included.
     pub(super) bytes: f64,
-    /// Logit KL against the whole exact cache, nats a token.
+    /// Logit KL against the whole exact cache, nats per token.
     pub(super) kl: Estimate,
-    /// Rise of the cross entropy, nats a token.
+    /// Rise of the cross entropy, nats per token.
     pub(super) nats_rise: Estimate,
     /// Share of positions with the same most likely token.
     pub(super) top1: Estimate,
@@ -104,7 +105,7 @@ pub(super) struct BudgetRow {
     pub(super) windows: usize,
 }
 
-/// What is summed up for a row.
+/// Sums for a row.
 #[derive(Debug, Default)]
 pub(super) struct Tally {
     kl: Vec<f64>,

@@ -1,4 +1,4 @@
-//! The paper's table: 8-bit, ours, X, ours on X. What is coded is stored in a service and loaded from it.
+//! The paper's table: 8-bit, ours, X, ours on X. Coded caches are stored in a service and loaded from it.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use kvasir_cli::{
     shipped::engine_error,
 };
 
-/// What the table is made for.
+/// The settings of the table.
 pub(super) struct Settings<'a> {
     pub(super) training: &'a [Vec<u32>],
     pub(super) prefix: usize,
@@ -143,7 +143,7 @@ fn rounded(model: &Model, case: &Case<'_>) -> CliResult<(PagedKv, f64)> {
     Ok((pages, packed.len() as f64))
 }
 
-/// A prompt without the tokens that the model found easiest: what is cached is an ordinary cache.
+/// A prompt without the tokens that the model found easiest to predict; its cache is an ordinary cache.
 fn dropped_text(
     kvasir: &Testbed<'_>,
     model: &Model,
@@ -229,7 +229,7 @@ impl Thin<'_> {
                 })?;
                 let (loaded, bytes) = found.ok_or_else(|| CliError::internal("a class is not stored"))?;
                 if loaded != keep {
-                    return Err(CliError::internal("other tokens came back than were stored"));
+                    return Err(CliError::internal("the loaded tokens differ from the stored ones"));
                 }
                 let lossy = case.logits(model, &pages, Some(&loaded)).map_err(engine_error)?;
                 tally.add(case, &lossy, loaded.share(), bytes as f64);

@@ -38,10 +38,10 @@ const ENTROPY_STEP: f32 = 0.5;
 /// Arguments of `kvasir-lab bench budgets`.
 #[derive(Debug, Args)]
 pub(crate) struct BudgetArguments {
-    /// Text to measure on. Without it: a built-in tale, too short for figures.
+    /// Text to measure on. Without it: a built-in tale, too short for reliable figures.
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
-    /// Text to train the profiles of thinned caches on; other windows of the first where absent.
+    /// Text to train the profiles of thinned caches on; without it, other windows of the first text.
     #[arg(long, value_name = "FILE", requires = "text")]
     train_text: Option<PathBuf>,
     /// Windows that are judged.
@@ -53,7 +53,7 @@ pub(crate) struct BudgetArguments {
     /// Tokens of a window that are thinned.
     #[arg(long, value_name = "N", default_value_t = 768)]
     prefix: usize,
-    /// Tokens behind them that judge.
+    /// Tokens after them that measure the quality.
     #[arg(long, value_name = "N", default_value_t = 256)]
     suffix: usize,
     /// Share of the tokens that the table of compositions keeps, 0 to 1.
@@ -100,7 +100,7 @@ pub(super) struct Insights {
     pub(super) variances: Vec<DeltaVariance>,
     /// Fig. 4: one layer at a time rounded to a standard deviation.
     pub(super) sensitivity: Vec<LayerSensitivity>,
-    /// Fig. 5, bits an element.
+    /// Fig. 5, bits per element.
     pub(super) entropy: GroupedEntropy,
 }
 
@@ -121,7 +121,7 @@ pub(crate) fn run(arguments: &BudgetArguments) -> CliResult {
 fn measure(arguments: &BudgetArguments) -> CliResult<BudgetReport> {
     let (prefix, suffix) = if arguments.quick { (256, 48) } else { (arguments.prefix, arguments.suffix) };
     if prefix < 32 || suffix < 2 || !(0.0..=1.0).contains(&arguments.share) {
-        let message = "--prefix is at least 32, --suffix at least 2, --share 0 to 1";
+        let message = "--prefix must be at least 32, --suffix at least 2, --share between 0 and 1";
         return Err(CliError::new(Exit::Data, message, ""));
     }
     let model = shipped::model()?;

@@ -62,7 +62,8 @@ pub(super) fn table(rows: &[BudgetRow]) -> Vec<Vec<String>> {
 
 /// Scores of questions.
 pub(super) fn task_table(rows: &[TaskRow]) -> Vec<Vec<String>> {
-    let mut lines = vec![["cache", "task", "asked", "right (95 %)", "F1 (95 %)"].map(str::to_owned).to_vec()];
+    let mut lines =
+        vec![["cache", "task", "questions", "right (95 %)", "F1 (95 %)"].map(str::to_owned).to_vec()];
     lines.extend(rows.iter().map(|row| {
         let range = |e: &Estimate| format!("{:.2} ({:.2}–{:.2})", e.mean, e.low.max(0.0), e.high.min(1.0));
         let kind = format!("{:?}", row.kind).to_lowercase();
@@ -88,7 +89,7 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-/// CacheGen's figures beside ours, over all windows.
+/// CacheGen's figures next to ours, over all windows.
 pub(super) fn insight_table(windows: &[Insights]) -> Vec<Vec<String>> {
     let over = |of: &dyn Fn(&Insights) -> f64| Estimate::of_mean(&windows.iter().map(of).collect::<Vec<_>>());
     let ratio_of = |plane, of: fn(&DeltaVariance) -> f64| over(&|insights| ratio(insights, plane, of));
@@ -125,7 +126,7 @@ fn line(name: String, points: impl Iterator<Item = (f64, f64)>) -> Series {
     Series { name, mark: Mark::Joined, side: Side::Left, points: points.map(Into::into).collect() }
 }
 
-/// KL is plotted on a logarithmic axis: what loses nothing has no place on it.
+/// KL is plotted on a logarithmic axis, which cannot show a loss of zero.
 const KL_MIN: f64 = 1e-6;
 
 fn over_budgets(rows: &[BudgetRow]) -> Plot {
@@ -141,7 +142,7 @@ fn over_budgets(rows: &[BudgetRow]) -> Plot {
     Plot {
         description: "Logit KL over the share of tokens kept, with and without SqueezeAttention".to_owned(),
         x: Axis { label: "tokens kept, %".to_owned(), ..Axis::default() },
-        left: Axis::log("KL, nats a token"),
+        left: Axis::log("KL, nats per token"),
         right: None,
         series,
         guides: Vec::new(),
@@ -158,7 +159,7 @@ fn over_p(rows: &[BudgetRow]) -> Plot {
     Plot {
         description: "Logit KL over SqueezeAttention's p at two budgets".to_owned(),
         x: Axis { label: "p".to_owned(), ..Axis::default() },
-        left: Axis::from_zero("KL, nats a token"),
+        left: Axis::from_zero("KL, nats per token"),
         right: None,
         series: P_SHARES.iter().flat_map(|share| methods.map(|method| of((method, *share)))).collect(),
         guides: Vec::new(),
@@ -179,7 +180,7 @@ fn size_against_quality(report: &BudgetReport) -> Plot {
         description: "Logit KL over the bytes of a context, for the codec alone and on thinned caches"
             .to_owned(),
         x: Axis::log("kB a context"),
-        left: Axis::log("KL, nats a token"),
+        left: Axis::log("KL, nats per token"),
         right: None,
         series,
         guides: Vec::new(),
@@ -194,7 +195,7 @@ fn sensitivity(windows: &[Insights]) -> Plot {
     Plot {
         description: "Logit KL of rounding one layer to a standard deviation".to_owned(),
         x: Axis::whole("layer", layers.saturating_sub(1) as u32),
-        left: Axis::from_zero("KL, nats a token"),
+        left: Axis::from_zero("KL, nats per token"),
         right: None,
         series: vec![line(String::new(), (0..layers).map(|layer| (layer as f64, mean(&losses(layer)))))],
         guides: Vec::new(),
@@ -246,7 +247,7 @@ pub(super) fn render(report: &BudgetReport) -> String {
     html_table(&mut page, table(&report.squeeze));
     page.heading("Questions about contexts");
     page.paragraph(
-        "Compare with the exact cache: what the model cannot answer over that, no cache can be blamed for.",
+        "Compare with the exact cache: a question that the model cannot answer over that is not the fault of a codec.",
     );
     html_table(&mut page, task_table(&report.tasks));
     page.heading("CacheGen's observations, on this model");

@@ -6,7 +6,8 @@ use kvasir_engine::Model;
 use super::case::{BudgetRow, Case, SQUEEZE_P, Tally, policies};
 use kvasir_cli::{error::CliResult, shipped::engine_error};
 
-/// Shares of the tokens at which p is swept: one where tokens are scarce, one where important layers can have all of them.
+/// Shares of the tokens at which p is swept: one where tokens are scarce, one where important layers can have
+/// all of them.
 pub(super) const P_SHARES: [f64; 2] = [0.3, 0.5];
 
 fn tenths(quick: bool) -> Vec<f64> {

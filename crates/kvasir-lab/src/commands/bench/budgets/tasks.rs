@@ -73,7 +73,7 @@ pub(super) fn ask(
     Ok(rows)
 }
 
-/// What the model says over every cache of a task's context.
+/// The model's answers over every cache of a task's context.
 fn answers(
     model: &Model,
     profile: &Arc<Profile>,

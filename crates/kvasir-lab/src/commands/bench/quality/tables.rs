@@ -3,7 +3,7 @@
 use super::QualityReport;
 use kvasir_cli::output::columns;
 
-/// A share as it is shown.
+/// A ratio for display.
 pub(in super::super) fn ratio(value: Option<f64>) -> String {
     value.map_or_else(|| "–".to_owned(), |value| format!("{value:.3}"))
 }
@@ -54,7 +54,7 @@ pub(in super::super) fn row_table(report: &QualityReport) -> Vec<Vec<String>> {
     rows
 }
 
-/// What is printed.
+/// The printed report.
 pub(super) fn text(report: &QualityReport) -> String {
     format!("{}\n\n{}", columns(&row_table(report)), columns(&verdict_table(report)))
 }

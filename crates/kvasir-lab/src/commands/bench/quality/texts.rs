@@ -1,4 +1,4 @@
-//! What `kvasir-lab bench quality` measures on, and what other runs of it found.
+//! The input of `kvasir-lab bench quality`: texts, and the results of other runs.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ use kvasir_cli::{
 /// The text inside the program: half of its windows calibrate, the other half judge.
 const BUILT_IN: &str = kvasir_cli::demo::TALE;
 
-/// What is calibrated on, and what is measured on.
+/// Calibration and measurement texts.
 pub(super) struct Texts {
     pub(super) calibration: Vec<Vec<u32>>,
     pub(super) measured: Vec<Text>,
@@ -68,7 +68,7 @@ pub(super) fn texts(model: &Model, arguments: &QualityArguments, tokens: usize) 
     Ok(Texts { calibration, measured })
 }
 
-/// What is read of another run's result.
+/// The part of another run's result that is read.
 #[derive(Debug, Deserialize)]
 struct Piece {
     model: String,
@@ -77,7 +77,7 @@ struct Piece {
     rows: Vec<QualityRow>,
 }
 
-/// Rows of other runs, which must have been made alike.
+/// Rows of other runs, which must have the same settings.
 pub(super) fn pieces(
     arguments: &QualityArguments,
     prefix: usize,

@@ -1,10 +1,12 @@
-//! `kvasir-lab bench ttft`: time to first token on the real engine, by how the KV comes, over shaped links.
+//! `kvasir-lab bench ttft`: time to first token on the real engine, by source of the KV, over shaped links.
 //!
-//! **Scaling.** The small model on a CPU prefills at another speed than a large one on a GPU, and its KV has another size.
-//! What decides between computing and loading is the ratio of the two, so links are scaled until it is the stated model's:
-//! with `s` = our prefill time over the stated one's and `b` = our KV bytes a token over its own, a link of `w` bit/s there
-//! is one of `w · b / s` here, a round trip of `t` is `t · s`, and a time measured here divided by `s` is one there. Decoding
-//! is not scaled: it runs on the CPU here and on a GPU there, which is to the disadvantage of the strategies that decode.
+//! **Scaling.** The small model on a CPU prefills at another speed than a large one on a GPU, and its KV has
+//! another size. The ratio of the two decides between computing and loading, so links are scaled until the
+//! ratio equals that of the stated model. Let `s` = our prefill time over that of the stated model, and `b` =
+//! our KV bytes per token over its KV bytes per token. Then a link of `w` bit/s there is one of `w · b / s`
+//! here, a round trip of `t` is `t · s`, and a time measured here divided by `s` is the time there. Decoding
+//! is not scaled: it runs on the CPU here and on a GPU there, which is to the disadvantage of the strategies
+//! that decode.
 
 mod page;
 mod strategies;
@@ -45,7 +47,7 @@ pub(crate) struct TtftArguments {
     /// Links of the stated deployment, in Gb/s.
     #[arg(long, value_name = "GBPS", value_delimiter = ',', default_values_t = [0.05, 0.1, 0.2, 0.5, 1.0, 3.0, 10.0])]
     bandwidth: Vec<f64>,
-    /// Requests at once, over the link of --concurrent-bandwidth.
+    /// Concurrent requests over the link of --concurrent-bandwidth.
     #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1u16, 2, 4, 8])]
     concurrency: Vec<u16>,
     /// Link of the concurrent requests, in Gb/s.
@@ -68,7 +70,7 @@ pub(crate) struct TtftArguments {
     json: bool,
 }
 
-/// How the small model stands for a large one.
+/// How the small model is scaled to represent a large one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Scaling {
     /// The stated model and GPU.
@@ -79,22 +81,22 @@ pub(super) struct Scaling {
     pub(super) prefill_ms_there: f64,
     /// Ours, measured, in milliseconds.
     pub(super) prefill_ms_here: f64,
-    /// KV bytes a token there (16 bit) and here.
+    /// KV bytes per token there (16 bit) and here.
     pub(super) token_bytes: [u64; 2],
-    /// `s`: a time there is one here divided by this.
+    /// `s`: a time there is a time here divided by this.
     pub(super) time: f64,
-    /// A bandwidth here is one there times this.
+    /// A bandwidth here is a bandwidth there times this.
     pub(super) bandwidth: f64,
 }
 
-/// One way over one link, requests of all rounds together. Times are measured here, in milliseconds.
+/// One strategy over one link, with the requests of all rounds. Times are measured here, in milliseconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct TtftRow {
     /// `text`, `fp16`, `8-bit`, `cachegen`, `progressive`.
     pub(super) way: &'static str,
     /// Of the stated deployment.
     pub(super) gbps: f64,
-    /// Requests at once.
+    /// Concurrent requests.
     pub(super) requests: usize,
     /// Measured requests.
     pub(super) samples: usize,
@@ -106,9 +108,9 @@ pub(super) struct TtftRow {
     pub(super) there_ms: f64,
     /// Mean bytes of KV that travelled.
     pub(super) bytes: f64,
-    /// Mean predicted KL of what was loaded; 0 for what is exact, none where nothing predicts it.
+    /// Mean predicted KL of the loaded KV; 0 if it is exact, `None` if there is no prediction.
     pub(super) kl: Option<f64>,
-    /// Share of requests whose prompt was computed, for the most part, after all.
+    /// Share of requests whose prompt was mostly computed instead of loaded.
     pub(super) computed: f64,
 }
 
@@ -145,7 +147,8 @@ fn measure(arguments: &TtftArguments) -> CliResult<TtftReport> {
     let usage = |message: String| CliError::new(Exit::Data, message, "See `kvasir plan --list`.");
     let like =
         preset(&arguments.like).ok_or_else(|| usage(format!("no model is called {}", arguments.like)))?;
-    let card = gpu(&arguments.gpu).ok_or_else(|| usage(format!("no GPU is called {}", arguments.gpu)))?;
+    let card =
+        gpu(&arguments.gpu).ok_or_else(|| usage(format!("there is no known GPU {}", arguments.gpu)))?;
     let (tokens, rounds) = if arguments.quick { (256, 1) } else { (arguments.tokens, arguments.rounds) };
     let positive = |x: &f64| x.is_finite() && *x > 0.0;
     let links = arguments.bandwidth.iter().chain([&arguments.concurrent_bandwidth, &arguments.slo_ms]);
@@ -178,7 +181,7 @@ fn measure(arguments: &TtftArguments) -> CliResult<TtftReport> {
         slo: std::time::Duration::from_secs_f64(arguments.slo_ms / 1e3 * time),
     };
     let run = |gbps: f64, requests: u16| -> CliResult<Vec<TtftRow>> {
-        let step = Step::start(format!("{gbps} Gb/s, {requests} at once"));
+        let step = Step::start(format!("{gbps} Gb/s, {requests} concurrent"));
         let mut rows = Vec::new();
         for way in Strategy::ALL {
             let seconds =

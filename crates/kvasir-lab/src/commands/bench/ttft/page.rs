@@ -46,7 +46,7 @@ pub(super) fn table(rows: &[TtftRow]) -> Vec<Vec<String>> {
     let head = [
         "way",
         "Gb/s",
-        "at once",
+        "concurrent",
         "TTFT there",
         "TTFT",
         "lookup",
@@ -133,15 +133,15 @@ pub(super) fn render(report: &TtftReport) -> String {
             Axis::log("Gb/s of the stated deployment"),
             |r| r.gbps,
         ),
-        "Text does not depend on the link. Settings that would have taken more than a minute were not run.",
+        "The time to compute from text does not depend on the link. Settings that would have taken more than a minute were not run.",
     );
     html_table(&mut page, table(&report.links));
-    page.heading("Over the number of requests at once");
+    page.heading("Over the number of concurrent requests");
     page.drawing(
         &plot(
             &report.concurrent,
             "Time to first token over concurrency by way",
-            Axis::from_zero("requests at once"),
+            Axis::from_zero("concurrent requests"),
             |r| r.requests as f64,
         ),
         "All share one link and one engine.",

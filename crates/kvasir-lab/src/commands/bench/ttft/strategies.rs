@@ -30,17 +30,17 @@ use kvasir_cli::{
 const TEXT: &str = kvasir_cli::demo::TALE;
 /// Chunks of the small model's contexts.
 const CHUNK_TOKENS: usize = 256;
-/// A link that is no link: for what is not measured.
+/// A link that is effectively unlimited, for the parts that are not measured.
 const FAST_MBPS: f64 = 100_000.0;
 
-/// How the KV of a prompt comes.
+/// How the KV of a prompt is obtained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Strategy {
     /// It is computed.
     Text,
-    /// As it is, 16 bits an element.
+    /// Uncompressed, 16 bits per element.
     Fp16,
-    /// 8 bits an element, a scale a row.
+    /// 8 bits per element, one scale per row.
     Int8,
     /// From Kvasir, by CacheGen's Algorithm 1.
     CacheGen,
@@ -69,7 +69,7 @@ impl Strategy {
         }
     }
 
-    /// Least bytes that have to travel, if it is known beforehand.
+    /// Minimum number of bytes to transfer, if known in advance.
     pub(super) fn bytes(self, model: &Model, tokens: usize) -> usize {
         let elements = tokens * model.spec().elements_per_token();
         match self {
@@ -101,7 +101,7 @@ pub(super) struct Sample {
     computed: bool,
 }
 
-/// Service, contexts, and what they were computed with.
+/// Service, contexts, and the model that computed them.
 pub(super) struct Testbed<'a> {
     runtime: &'a Runtime,
     model: &'a Arc<Model>,
@@ -166,7 +166,8 @@ impl<'a> Testbed<'a> {
         Ok(best)
     }
 
-    /// Requests of a way, `rounds` times `requests` at once. Every round has an engine of its own: nothing is in memory.
+    /// Runs the requests of a strategy: `rounds` times `requests` concurrent ones. Every round has a new
+    /// engine, so memory is empty.
     pub(super) fn measure(
         &self,
         way: Strategy,
@@ -221,7 +222,7 @@ impl<'a> Testbed<'a> {
         Engine::start(Arc::clone(self.model), config, remote).map_err(engine_error)
     }
 
-    /// One request for each of the first contexts, at once.
+    /// One concurrent request for each of the first contexts.
     fn requests(&self, engine: &Engine, count: usize) -> CliResult<Vec<Sample>> {
         self.runtime.block_on(async {
             let begun: Vec<_> = self.contexts[..count]
@@ -299,7 +300,7 @@ async fn summary(mut completion: Completion) -> CliResult<Summary> {
             return Ok(*summary);
         }
     }
-    Err(CliError::internal("the engine gave a request up"))
+    Err(CliError::internal("the engine stopped a request"))
 }
 
 fn connect(runtime: &Runtime, model: &Arc<Model>, address: std::net::SocketAddr) -> CliResult<Kvasir> {
@@ -315,7 +316,7 @@ fn connect(runtime: &Runtime, model: &Arc<Model>, address: std::net::SocketAddr)
     runtime.block_on(builder.connect()).map_err(client_error)
 }
 
-/// Samples of one setting as a row; a time there is one here divided by `time`.
+/// The samples of one setting as a row; a time there is a time here divided by `time`.
 pub(super) fn row(way: Strategy, gbps: f64, requests: usize, samples: &[Sample], time: f64) -> TtftRow {
     let n = samples.len().max(1) as f64;
     let mean = |of: fn(&TtftBreakdown) -> f64| samples.iter().map(|sample| of(&sample.ttft)).sum::<f64>() / n;

@@ -50,7 +50,7 @@ pub(crate) struct EvictArguments {
     html: Option<PathBuf>,
 }
 
-/// What `--policy` may name.
+/// The values of `--policy`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PolicyChoice {
     All,
@@ -69,7 +69,8 @@ fn policy(text: &str) -> Result<PolicyChoice, String> {
 }
 
 pub(super) fn capacity(text: &str) -> Result<f64, String> {
-    let number: f64 = text.trim_end_matches('%').parse().map_err(|_| format!("{text:?} is no percentage"))?;
+    let number: f64 =
+        text.trim_end_matches('%').parse().map_err(|_| format!("{text:?} is not a percentage"))?;
     if (0.0..=100.0).contains(&number) {
         Ok(number / 100.0)
     } else {
@@ -78,8 +79,8 @@ pub(super) fn capacity(text: &str) -> Result<f64, String> {
 }
 
 fn warm_share(text: &str) -> Result<f64, String> {
-    let number: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;
-    if (0.0..1.0).contains(&number) { Ok(number) } else { Err("not within 0 and 1".to_owned()) }
+    let number: f64 = text.parse().map_err(|_| format!("{text:?} is not a number"))?;
+    if (0.0..1.0).contains(&number) { Ok(number) } else { Err("must be at least 0 and below 1".to_owned()) }
 }
 
 /// Runs the command.
@@ -127,7 +128,7 @@ pub(super) fn trace_error(path: &Path, error: TraceError) -> CliError {
     }
 }
 
-/// The online policies, each once, and whether Belady's MIN is wanted too.
+/// The online policies, each once, and whether to run Belady's MIN.
 fn policies(choices: &[PolicyChoice]) -> (Vec<ComparedPolicy>, bool) {
     let mut kinds = Vec::new();
     for choice in choices {

@@ -39,10 +39,11 @@ pub(crate) struct StreamArguments {
     /// Requests that share the link and the GPU.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
     concurrent: u8,
-    /// Prefill speed: `published` (0.2 s a chunk, CacheGen's simulation) or `data-sheet` (half of the A40's peak).
+    /// Prefill speed: `published` (0.2 s per chunk, CacheGen's simulation) or `data-sheet` (half of the A40's
+    /// peak).
     #[arg(long, default_value = "published", value_parser = engine)]
     engine: Engine,
-    /// True speed of the GPU, as a share of what the loads believe at first.
+    /// True speed of the GPU, as a share of the speed that the loads assume at first.
     #[arg(long, value_name = "SHARE", default_value_t = 1.0, value_parser = share)]
     gpu_truth: f64,
     /// Spread of true prefill times: standard deviation of their logarithm.
@@ -54,25 +55,25 @@ pub(crate) struct StreamArguments {
     /// Round trip: from a request to its first byte, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(..=10_000))]
     rtt_ms: u64,
-    /// Decodes and timers are late by up to so many milliseconds, as on a busy machine.
+    /// Largest delay of decodes and timers in milliseconds, as on a busy machine.
     #[arg(long, value_name = "MS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=10_000))]
     jitter_ms: u64,
     /// Means that bandwidth series are scaled to, in Gb/s.
     #[arg(long, value_name = "LO-HI", default_value = "0.2-10", value_parser = scale)]
     scale: (f64, f64),
-    /// One seed gives one result.
+    /// Seed; the same seed gives the same result.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Requests arrive within so many milliseconds of each other.
+    /// Requests arrive within this many milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(..=600_000))]
     spread: u64,
-    /// CacheGen's T, in milliseconds: its requests wait so long for others to be served with.
+    /// CacheGen's T, in milliseconds: a request waits this long for others to be batched with.
     #[arg(long, value_name = "MS", default_value_t = BATCH.0.as_millis() as u64, value_parser = clap::value_parser!(u64).range(..=600_000))]
     window: u64,
     /// CacheGen's B: most requests that are served together.
     #[arg(long, value_name = "N", default_value_t = BATCH.1 as u8, value_parser = clap::value_parser!(u8).range(1..=64))]
     batch: u8,
-    /// Run the paper's sweeps, too: bandwidth, context length, concurrent requests, SLO, GPU share, cost.
+    /// Also run the paper's sweeps: bandwidth, context length, concurrent requests, SLO, GPU share, cost.
     #[arg(long)]
     sweeps: bool,
     /// Print the result as one JSON document.
@@ -103,13 +104,13 @@ fn engine(text: &str) -> Result<Engine, String> {
 }
 
 fn share(text: &str) -> Result<f64, String> {
-    let share: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;
-    if (0.01..=100.0).contains(&share) { Ok(share) } else { Err("not within 0.01 and 100".to_owned()) }
+    let share: f64 = text.parse().map_err(|_| format!("{text:?} is not a number"))?;
+    if (0.01..=100.0).contains(&share) { Ok(share) } else { Err("must be 0.01 to 100".to_owned()) }
 }
 
 fn spread(text: &str) -> Result<f64, String> {
-    let sigma: f64 = text.parse().map_err(|_| format!("{text:?} is no number"))?;
-    if (0.0..=3.0).contains(&sigma) { Ok(sigma) } else { Err("not within 0 and 3".to_owned()) }
+    let sigma: f64 = text.parse().map_err(|_| format!("{text:?} is not a number"))?;
+    if (0.0..=3.0).contains(&sigma) { Ok(sigma) } else { Err("must be 0 to 3".to_owned()) }
 }
 
 fn scale(text: &str) -> Result<(f64, f64), String> {
@@ -119,7 +120,7 @@ fn scale(text: &str) -> Result<(f64, f64), String> {
     }
 }
 
-/// Where the links come from.
+/// Source of the links.
 #[derive(Debug, Clone)]
 enum Links {
     Random(Bandwidth),
@@ -211,7 +212,7 @@ pub(crate) fn run(arguments: &StreamArguments) -> CliResult {
     print(&out)
 }
 
-/// What `--json` prints.
+/// The document that `--json` prints.
 #[derive(Debug, Serialize)]
 struct Document<'a> {
     #[serde(flatten)]

@@ -21,7 +21,7 @@ pub(super) fn render(
          knows the link's future, meets it.",
     );
     page.figures(&headline(report));
-    cells(&mut page, report, "The links asked for");
+    cells(&mut page, report, "The requested links");
     if let Some(shipped) = shipped {
         cells(&mut page, shipped, "The project's own series, scaled to means of 0.2–10 Gb/s");
     }
@@ -39,7 +39,7 @@ pub(super) fn render(
     page.drawing(
         &bandwidth.to_svg(),
         "Over bandwidth (Fig. 11). Policies with an SLO of 1 s use the time that they have; fixed is the \
-         published size, 2.29 bits an element.",
+         published size, 2.29 bits per element.",
     );
     let context = over(&figures.context, Axis::log("context, tokens"), "TTFT over context length");
     page.drawing(&context.to_svg(), "Over context length at 3 Gb/s (Fig. 12).");
@@ -171,7 +171,7 @@ fn cost(page: &mut Page, cost: &Cost) {
     page.paragraph(&format!(
         "A context of 9.4 K tokens, {:.3} US$ per GB and month of object storage and {:.2} US$ per GPU hour. Nested \
          levels store what the finest takes; separate versions store their sum. Storing is cheaper from {:.0} \
-         reuses a month on (Appendix E of the paper says 150 for Llama-13B and its prices).",
+         reuses per month on (Appendix E of the paper says 150 for Llama-13B and its prices).",
         Cost::STORE_GB_MONTH,
         Cost::GPU_HOUR,
         cost.break_even().ceil()
@@ -184,8 +184,8 @@ fn cost(page: &mut Page, cost: &Cost) {
         points: reuses.iter().map(|&n| (n, value(n)).into()).collect(),
     };
     let plot = Plot {
-        description: "Cost a month over reuses a month".to_owned(),
-        x: Axis::log("reuses a month"),
+        description: "Cost per month over reuses per month".to_owned(),
+        x: Axis::log("reuses per month"),
         left: Axis::log("US$ a month"),
         right: None,
         series: vec![
@@ -195,7 +195,7 @@ fn cost(page: &mut Page, cost: &Cost) {
         ],
         guides: vec![Guide { at: Place::X(cost.break_even()), label: "break-even".to_owned() }],
     };
-    page.drawing(&plot.to_svg(), "Cost of one context a month (Appendix E).");
+    page.drawing(&plot.to_svg(), "Monthly cost of one context (Appendix E).");
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ pub(super) struct Document<'a> {
     /// Gain of the published size over the better of text and 8 bits.
     heat: &'a [HeatCell],
     cost: &'a Cost,
-    /// Reuses a month from which storing is cheaper.
+    /// Reuses per month from which storing is cheaper.
     break_even_reuses: f64,
 }
 
@@ -60,8 +60,8 @@ pub(super) fn text(figures: &Figures) -> String {
     out.push_str(&columns(&heat));
     let cost = &figures.cost;
     out.push_str(&format!(
-        "\n\ncost of a context of 9.4 K tokens: stored {:.5} US$ a month nested, {:.5} as versions; computed {:.6} US$ \
-         each time; break-even at {:.0} reuses a month",
+        "\n\ncost of a context of 9.4 K tokens: stored {:.5} US$ per month nested, {:.5} as versions; computed {:.6} US$ \
+         each time; break-even at {:.0} reuses per month",
         cost.store_month,
         cost.store_versions_month,
         cost.recompute,
