@@ -60,7 +60,8 @@ struct Bench {
 pub(crate) fn run(out: &Path, server: &str, namespace: &str, claim: Claim) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     let runs = runtime.block_on(async {
-        let bench = phase("storing and a first load", Bench::new(server, namespace.to_owned())).await?;
+        let begun = Box::pin(Bench::new(server, namespace.to_owned()));
+        let bench = phase("storing and a first load", begun).await?;
         let policies: [(&str, Box<dyn Policy>); 3] = [
             ("progressive", Box::new(Progressive::new())),
             ("cachegen", Box::new(CacheGen::default())),

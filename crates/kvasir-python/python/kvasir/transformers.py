@@ -64,7 +64,7 @@ class LastLoad:
 class KvasirCache:
     """Loads and stores the caches of a model's prompts; the caches are plain `DynamicCache` objects.
 
-    Layers with a sliding window are loaded with the rows of all tokens, so that tokens generated over them can be stored as well.
+    Layers with a sliding window are loaded with the rows of all tokens, so that tokens generated over them can be stored.
 
     Parameters
     ----------
