@@ -233,7 +233,7 @@ async fn a_prefix_that_too_many_prompts_share_is_split_and_they_spread() {
         of_replicas.push(replicas.routed(nth, "first").await);
     }
     of_replicas.sort_unstable();
-    // The first 64 went to one; the others by what follows the template.
+    // The first 32 went to one; the others by what follows the template.
     assert!(of_replicas[0] > 20 && of_replicas[2] < 150, "{of_replicas:?}");
     let route = RouteKey::of(prompt(0).blocks(), |_| false).expect("a route");
     let mut keepers = Vec::new();
@@ -247,7 +247,9 @@ async fn a_prefix_that_too_many_prompts_share_is_split_and_they_spread() {
     assert_eq!(keepers.len(), 1, "who keeps the prefix decides, and nobody else");
     // A client that does not know is told so by the replica that it asks.
     let service = replicas.service(keepers[0]);
-    let body = serde_json::json!({ "model_id": replicas.model_id, "namespace": "n", "tokens": template });
+    let body = serde_json::json!({
+        "model_id": replicas.model_id, "namespace": "n", "block_hashes": prompt(500).blocks(),
+    });
     let request = service.http.post(format!("http://{}{}", service.address, routes::LOOKUP));
     let answer = request.header(HEADER_ROUTE, route.to_string()).json(&body).send().await.expect("an answer");
     assert_eq!(answer.status(), StatusCode::OK);

@@ -21,10 +21,10 @@ pub const TENANTS_MAX: usize = 256;
 /// Entries of the largest copy in a [`HitRatioCurve`](super::HitRatioCurve); the three others have fewer. More would be nearer to
 /// the truth and cost as much more memory.
 pub const CURVE_ENTRIES_MAX: usize = 8 * 1024;
-/// How long lookups of routes are counted before the counts begin anew.
-pub const ROUTE_WINDOW_SECONDS: f64 = 10.0;
-/// Lookups of one route within that which say that it is busy at all.
-pub const SPLIT_LOOKUPS_MIN: u32 = 64;
+/// How long prompts of routes are counted before the counts begin anew.
+pub const ROUTE_WINDOW_SECONDS: f64 = 60.0;
+/// Prompts of one route within that which say that it is shared at all.
+pub const SPLIT_PROMPTS_MIN: u32 = 32;
 /// A route with more than one of this many lookups of its replica is split.
 pub const SPLIT_SHARE: u32 = 4;
 /// How long a split lasts. A prefix that many still share is split anew within a window.

@@ -4,7 +4,7 @@ use std::{borrow::Cow, collections::HashSet};
 
 use kvasir_eviction::{Access, ClassId, ClassTable, EvictionIndex, PolicyKind, RouteSplits};
 use kvasir_replay::trace::{Request, TraceError};
-use kvasir_types::{BLOCK_TOKENS, ObjectDigest, ROUTE_TOKENS, RouteKey, SeqHash};
+use kvasir_types::{BLOCK_TOKENS, ObjectDigest, RouteKey, SeqHash};
 
 use super::{RecomputeModel, TraceSource, lane::block_costs, profile::TraceProfile, replay::class_of};
 
@@ -90,7 +90,7 @@ struct Cluster {
 struct Replica {
     tier: EvictionIndex<u64>,
     held: HashSet<u64>,
-    splits: RouteSplits<RouteKey>,
+    splits: RouteSplits<RouteKey, SeqHash>,
     asked: u64,
     found: u64,
 }
@@ -114,11 +114,12 @@ impl Cluster {
         if spreading == Spreading::Random {
             return (uniform(&[self.requests]) * self.replicas.len() as f64) as usize % self.replicas.len();
         }
-        let route = RouteKey::of(&blocks_of(request, block_tokens), |key| self.known.contains(key));
+        let blocks = blocks_of(request, block_tokens);
+        let route = RouteKey::of(&blocks, |key| self.known.contains(key));
         let Some(route) = route else { return 0 };
         let ranked = route.rank(self.names.iter().map(|name| (name.as_str(), 1.0)));
         let first = ranked.first().copied().unwrap_or(0);
-        if self.replicas.len() > 1 && self.replicas[first].splits.note(&route, request.at) {
+        if self.replicas.len() > 1 && self.replicas[first].splits.note(&route, &blocks, request.at) {
             self.known.insert(route);
         }
         first
@@ -172,20 +173,20 @@ impl Cluster {
     }
 }
 
-/// Hashes of the request's blocks of 16 tokens. Those at which no route is decided are all alike.
+/// Stands for the hashes of the request's blocks of 16 tokens: numbers, each another one in another context.
 fn blocks_of(request: &Request, block_tokens: u64) -> Vec<SeqHash> {
-    let tokens = usize::try_from(request.input_tokens)
-        .unwrap_or(usize::MAX)
-        .min(request.blocks.len() * block_tokens as usize);
-    let step = ROUTE_TOKENS / BLOCK_TOKENS;
-    let count = tokens / BLOCK_TOKENS;
-    let hash_at = |block: usize| {
-        let decides = (block + 1).is_multiple_of(step) || block + 1 == count;
-        let of = block * BLOCK_TOKENS / block_tokens.max(1) as usize;
-        let within = (block + 1) as u64;
-        SeqHash::from(if decides { hash(&[request.blocks[of], within]) } else { [0; 32] })
+    let within = block_tokens / BLOCK_TOKENS as u64;
+    let name = |number: u64| {
+        let mut hash = [0; 32];
+        hash[..8].copy_from_slice(&number.to_be_bytes());
+        SeqHash::from(hash)
     };
-    (0..count).map(hash_at).collect()
+    let of_block = |block: &u64| {
+        let first = block.wrapping_mul(within);
+        (0..within).map(move |number| name(first.wrapping_add(number)))
+    };
+    let tokens = usize::try_from(request.input_tokens).unwrap_or(usize::MAX);
+    request.blocks.iter().flat_map(of_block).take(tokens / BLOCK_TOKENS).collect()
 }
 
 /// Replays a trace on each number of replicas, whose memory together is each of `capacities`.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use hickory_resolver::TokioResolver;
 use kvasir_api::{Member, MembersResponse, ROUTE_REPLICAS};
-use kvasir_types::{Name, RouteKey};
+use kvasir_types::{Name, RouteKey, SeqHash};
 use parking_lot::RwLock;
 
 pub use self::member_source::MemberSource;
@@ -148,8 +148,8 @@ impl Cluster {
     }
 
     /// Takes note of a lookup; gives whether its route is split, so that the caller's next lookups should go by the next one.
-    pub(crate) fn note_lookup(&self, tenant: &Name, route: RouteKey) -> bool {
-        self.len() > 1 && self.splits.note(tenant, route)
+    pub(crate) fn note_lookup(&self, tenant: &Name, route: RouteKey, blocks: &[SeqHash]) -> bool {
+        self.len() > 1 && self.splits.note(tenant, route, blocks)
     }
 
     /// Routes that were split so far.
@@ -239,9 +239,10 @@ mod tests {
     fn one_replica_alone_splits_nothing() {
         let tenant: Name = "t".parse().expect("a name");
         let alone = cluster("http://a:7480", Some("http://a:7480"));
-        assert!((0..10_000).all(|_| !alone.note_lookup(&tenant, key(1))));
+        let prompt = |n: u32| [SeqHash::from(*blake3::hash(&n.to_le_bytes()).as_bytes())];
+        assert!((0..10_000).all(|n| !alone.note_lookup(&tenant, key(1), &prompt(n))));
         let two = cluster("http://a:7480,http://b:7480", Some("http://a:7480"));
-        assert!((0..10_000).any(|_| two.note_lookup(&tenant, key(1))));
+        assert!((0..10_000).any(|n| two.note_lookup(&tenant, key(1), &prompt(n))));
         assert_eq!(two.describe(&tenant).splits, [key(1)]);
         assert_eq!(two.describe(&"other".parse().expect("a name")).splits, []);
     }

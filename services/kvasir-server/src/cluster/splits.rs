@@ -1,7 +1,7 @@
 //! The routes that this replica has split, by tenant.
 
 use kvasir_eviction::{Moment, RouteSplits};
-use kvasir_types::{Name, RouteKey};
+use kvasir_types::{Name, RouteKey, SeqHash};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 #[derive(Debug)]
 pub(super) struct Splits {
     begun: Instant,
-    routes: Mutex<RouteSplits<(Name, RouteKey)>>,
+    routes: Mutex<RouteSplits<(Name, RouteKey), SeqHash>>,
 }
 
 impl Default for Splits {
@@ -24,10 +24,10 @@ impl Splits {
     }
 
     /// Counts a lookup; gives whether its route is split.
-    pub(super) fn note(&self, tenant: &Name, route: RouteKey) -> bool {
+    pub(super) fn note(&self, tenant: &Name, route: RouteKey, blocks: &[SeqHash]) -> bool {
         let (now, mut routes) = (self.now(), self.routes.lock());
         let before = routes.made();
-        let is_split = routes.note(&(tenant.clone(), route), now);
+        let is_split = routes.note(&(tenant.clone(), route), blocks, now);
         if routes.made() > before {
             tracing::info!(%route, %tenant, "a route is split: too many prompts share its prefix");
         }

@@ -52,7 +52,13 @@ pub(in crate::handlers) async fn post(
     let LookupQuery { model_id, namespace, fresh, direct } = target;
     let storage = state.caught_up_storage().await?;
     let (tenant, hint) = (principal.tenant.clone(), hint::parse(state.cluster(), &headers)?);
-    let split = hint::route(&headers)?.filter(|route| state.cluster().note_lookup(&tenant, *route));
+    // Clients that know routes send block hashes.
+    let split = match &query {
+        Query::Blocks(blocks) => {
+            hint::route(&headers)?.filter(|route| state.cluster().note_lookup(&tenant, *route, blocks))
+        }
+        Query::Tokens(_) | Query::Chunks(_) => None,
+    };
     let mut found = storage.lookup(&Lookup { tenant, namespace, model_id, query, fresh, hint }).await?;
     if direct {
         for chunk in &mut found.chunks {
