@@ -40,8 +40,8 @@ pub(crate) const H1_BUFFER_BYTES_MAX: u64 = 256 << 10;
 pub(crate) const GATHERED_BYTES_MIN: usize = 1 << 20;
 /// The same for a socket that takes them fast; twice as much is no cheaper. A millisecond of a core.
 pub(crate) const GATHERED_BYTES_MAX: usize = 4 << 20;
-/// Longest time in which a fast connection takes them: 200 MB/s.
-pub(crate) const GATHERED_TIME_MAX: Duration = Duration::from_millis(20);
+/// Longest time in which a fast connection takes them: 40 MB/s.
+pub(crate) const GATHERED_TIME_MAX: Duration = Duration::from_millis(100);
 /// Shortest part behind which others are gathered: usually a frame of the hot tier, whose memory is leased.
 /// Parts that a store sends for a reader whose frames do not fit into the tier are shorter, and are not held.
 pub(crate) const GATHERED_PART_BYTES_MIN: usize = 512 << 10;
