@@ -101,6 +101,7 @@ pub const ALL: &[&str] = &[
     READYZ,
     METRICS,
     CONFIG,
+    MEMBERS,
     MODELS,
     MODEL,
     PROFILES,
