@@ -38,6 +38,7 @@ const TABLE: &[Row] = &[
     ("metrics", None, Is(200), Is(200)),
     ("openapi", None, Is(200), Is(200)),
     ("get_config", READ, Is(200), Is(200)),
+    ("get_members", READ, Is(200), Is(200)),
     ("register_model", READ, ByRole("unknown_model", 201), ByRole("unknown_model", 201)),
     ("list_models", READ, Is(200), Is(200)),
     ("get_model", READ, Is(200), Problem("unknown_model")),

@@ -20,6 +20,7 @@ const ORDER: &[&str] = &[
     "livez",
     "readyz",
     "get_config",
+    "get_members",
     "register_model",
     "get_model",
     "list_models",
@@ -123,7 +124,12 @@ impl Bench {
     async fn start(directory: &TempDir, server: &S3Server) -> Self {
         let tenant = "default".parse().expect("a name");
         server.overwrite("o/2/t/default/salt", kvasir_storage::salt_record(&tenant, &[0; 32]));
-        let service = Service::start(server.config("o"), directory.path()).await;
+        let service = Service::start_with(server.config("o"), directory.path(), |config| {
+            let members = "http://kvasir-0:7480,http://kvasir-1:7480";
+            config.cluster.members = Some(kvasir_server::MemberSource::parse(members).expect("a list"));
+            config.cluster.advertise = Some("http://kvasir-0:7480".to_owned());
+        });
+        let service = service.await;
         let model_id = chunks::spec().model_id();
         let root = RootHash::derive("default", "team-a", &[0; 32], &model_id);
         let chunk = chunks::chunk(root, &(1000..1032).collect::<Vec<u32>>(), 0, 32, 64);

@@ -59,7 +59,7 @@ async fn a_full_tenant_is_told_which_limit_and_gets_room_when_the_collector_has_
     assert_eq!(refused.headers()[header::RETRY_AFTER], "600");
     let problem = expect_problem(refused, "storage_quota").await;
     assert!(
-        problem.detail.contains("stored_objects") && problem.detail.contains("3 of the 3"),
+        problem.detail.contains("stored_objects") && problem.detail.contains("3 of the 3 "),
         "{}",
         problem.detail
     );

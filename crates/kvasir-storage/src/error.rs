@@ -263,7 +263,7 @@ pub enum ContextError {
 pub enum QuotaError {
     /// The tenant has reached its quota.
     #[error(
-        "the tenant uses {used} of its limit {limit} of {max}; remove chunks and wait for the collector, or ask for a larger quota"
+        "the tenant uses {used} of the {max} that {limit} allows; remove chunks and wait for the collector, or ask for a larger quota"
     )]
     Full {
         /// As in the tenants file.
