@@ -157,7 +157,7 @@ fn impossible_json_is_refused_by_name() {
         (r#"{"pairing":"half","theta":1.0,"rotary_dims":2}"#, "theta must be above 1"),
         (
             r#"{"pairing":"half","theta":1e4,"rotary_dims":2,"scaling":{"type":"linear","factor":0.0}}"#,
-            "gives pair 0 no frequency",
+            "gives pair 0 a frequency outside",
         ),
         (
             r#"{"pairing":"half","theta":1e4,"rotary_dims":4,"scaling":{"type":"longrope","factors":[1.0]}}"#,
