@@ -13,7 +13,7 @@ use kvasir_tests::{
     chunks::{self, Chunk},
     faulty::Dice,
     model::{Bounds, Interval, Lookup, Model, Outcome},
-    service::lookup_request,
+    service::{expect_problem, lookup_request},
 };
 use kvasir_types::{ModelId, ObjectDigest, RootHash, SeqHash, TokenChain};
 use reqwest::StatusCode;
@@ -122,6 +122,12 @@ impl Chunks {
                 let chunk = self.contexts[context].1[nth].clone();
                 let put = self.judge.get_mut().put_begins(REPLICA, step.now(), &chunk);
                 let answer = step.send(&[("upload_id", upload.to_string())], "", Vec::new()).await;
+                // Its object may have been stored otherwise and removed since the announcement.
+                if answer.status() == StatusCode::CONFLICT && self.removed.contains(&chunk.seq_hash) {
+                    expect_problem(answer, "direct_unavailable").await;
+                    let refused = self.judge.get_mut().put_ends(put, step.now(), Outcome::Refused, None);
+                    return refused.expect("no name was acknowledged");
+                }
                 self.put(step, &chunk, put, answer).await;
             }
             "get_chunk" | "get_object" => {
