@@ -104,6 +104,10 @@ impl Chunks {
                 let request = json!({"model_id": self.model, "seq_hash": seq_hash, "object_digest": chunk.object_digest,
                     "bytes": chunk.bytes.len(), "sha256": sha256});
                 let answer = step.send(&[], "", request.to_string().into_bytes()).await;
+                if answer.status() == StatusCode::CONFLICT && self.removed.contains(&seq_hash) {
+                    expect_problem(answer, "direct_unavailable").await;
+                    return;
+                }
                 let ticket: UploadTicket = json(answer, StatusCode::CREATED).await;
                 let mut upload = step.bench.guarded.service.http.put(&ticket.url).body(chunk.bytes.clone());
                 for (name, value) in &ticket.headers {

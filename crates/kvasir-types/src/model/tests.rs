@@ -175,7 +175,7 @@ fn impossible_json_is_refused_by_name() {
     for count in ["0", "257", "4294967295"] {
         let error =
             serde_json::from_str::<ModelSpec>(&json.replace("\"count\":8", &format!("\"count\":{count}")));
-        assert!(error.expect_err(count).to_string().contains("runs have 1 to 256 layers together"));
+        assert!(error.expect_err(count).to_string().contains("all runs together must have 1 to 256 layers"));
     }
     let rope = r#"{"pairing":"half","rotary_dims":1024,"theta":10000.0}"#;
     let many = json.replacen("\"ropes\":[", &format!("\"ropes\":[{}", format!("{rope},").repeat(300)), 1);
