@@ -90,6 +90,16 @@ class Config(unittest.TestCase):
             self.assertFalse([n for n in nested if n[0].startswith("/etc")], "a read-only folder takes no mounts")
 
 
+    def test_replicas_know_each_other(self):
+        """Members by DNS, and each pod its own name; one replica over a volume has no others."""
+        documents = rendered("minimal")
+        self.assertEqual(tomllib.loads(config(documents))["cluster"]["members"], "dns+srv://_api._tcp.rel-kvasir-headless")
+        server = container(documents)
+        self.assertIn("--cluster.advertise=http://$(POD_NAME).rel-kvasir-headless:7480", server["args"])
+        self.assertIn("POD_NAME", [variable["name"] for variable in server["env"]])
+        documents = rendered("file")
+        self.assertNotIn("cluster", tomllib.loads(config(documents)))
+
     def test_variables_of_the_image_do_not_win(self):
         """The environment goes before kvasir.toml: what the image sets there must be set here again."""
         dockerfile = (chart.ROOT / "deploy/Dockerfile").read_text()
