@@ -138,6 +138,8 @@ pub const SHARED_SILENCE_MAX: Duration = Duration::from_millis(250);
 pub const DIRECT_FAILURES_MAX: u32 = 2;
 /// Threads of a blocking client's runtime: one for the network, one for work that must not wait for it.
 pub const BLOCKING_WORKERS: usize = 2;
+/// Shortest time between two requests for the list of replicas: two lists may be in use for a while.
+pub const MEMBERS_ASKED_EVERY: Duration = Duration::from_secs(1);
 /// How long an unreachable replica is skipped; doubles with each failure in a row.
 pub const MEMBER_AWAY_MIN: Duration = Duration::from_millis(500);
 /// Longest time that it is skipped: about what a pod takes to return.

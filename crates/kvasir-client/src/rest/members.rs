@@ -16,7 +16,9 @@ use kvasir_api::{MembersResponse, ROUTE_REPLICAS};
 use kvasir_types::{Name, RouteKey, SeqHash};
 use tokio::time::Instant;
 
-use crate::limits::{MEMBER_AWAY_MAX, MEMBER_AWAY_MIN, SPLIT_KNOWN_FOR, SPLITS_KNOWN_MAX};
+use crate::limits::{
+    MEMBER_AWAY_MAX, MEMBER_AWAY_MIN, MEMBERS_ASKED_EVERY, SPLIT_KNOWN_FOR, SPLITS_KNOWN_MAX,
+};
 
 /// A base address, without a slash at its end.
 pub(super) type Base = Arc<str>;
@@ -35,6 +37,8 @@ pub(crate) struct Members {
 #[derive(Debug, Default)]
 struct MembersState {
     list: Option<Arc<MembersResponse>>,
+    /// When it was last asked for.
+    asked_at: Option<Instant>,
     /// Members that could not be reached: until when they are passed over, and how often that was so in a row.
     away: HashMap<String, (Instant, u32)>,
     splits: HashMap<RouteKey, Instant>,
@@ -144,8 +148,19 @@ impl Members {
             Some(epoch) => self.has(epoch),
             None => self.with(|state| state.list.is_some()),
         };
-        let begins = !is_current && !self.is_refreshing.swap(true, Ordering::AcqRel);
-        begins.then(|| Refreshing(self))
+        if is_current || self.is_refreshing.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        let (refreshing, now) = (Refreshing(self), Instant::now());
+        // Replicas with different lists must not make every answer a question.
+        let may_ask = self.with(|state| {
+            let is_due = state.asked_at.is_none_or(|asked| now - asked >= MEMBERS_ASKED_EVERY);
+            if is_due {
+                state.asked_at = Some(now);
+            }
+            is_due
+        });
+        may_ask.then_some(refreshing)
     }
 }
 
@@ -173,5 +188,99 @@ impl Refreshing<'_> {
 impl Drop for Refreshing<'_> {
     fn drop(&mut self) {
         self.0.is_refreshing.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvasir_api::Member;
+    use kvasir_types::{RootHash, TokenChain};
+
+    use super::*;
+
+    const GIVEN: &str = "http://lb:7480";
+
+    fn list(epoch: &str, members: &[(&str, Option<&str>)]) -> MembersResponse {
+        let member = |(url, zone): &(&str, Option<&str>)| Member {
+            url: (*url).to_owned(),
+            zone: zone.map(|zone| zone.parse().expect("a name")),
+            weight: 1.0,
+        };
+        MembersResponse {
+            epoch: epoch.to_owned(),
+            members: members.iter().map(member).collect(),
+            this: None,
+            splits: Vec::new(),
+        }
+    }
+
+    fn knowing(given: &str, zone: Option<&str>, list: MembersResponse) -> Members {
+        let members = Members::new(given, zone.map(|zone| zone.parse().expect("a name")));
+        members.begin_refresh(None).expect("nothing is known").take(list);
+        members
+    }
+
+    fn prompt() -> TokenChain {
+        TokenChain::new(RootHash::from([7; 32]), &(0..512).collect::<Vec<_>>())
+    }
+
+    fn order(members: &Members, target: &Target) -> Vec<String> {
+        (0..target.len()).map(|attempt| members.base(target, attempt).to_string()).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_replica_that_is_away_comes_last_until_its_time_is_over() {
+        let urls = [("http://a:1", None), ("http://b:1", None), ("http://c:1", None)];
+        let members = knowing(GIVEN, None, list("1", &urls));
+        let target = members.target(prompt().blocks());
+        let at_first = order(&members, &target);
+        assert_eq!(
+            (at_first.len(), at_first[2].as_str()),
+            (3, GIVEN),
+            "the given address is the last resort"
+        );
+        members.on_unreachable(&at_first[0].as_str().into());
+        assert_eq!(order(&members, &target), [&*at_first[1], GIVEN, &*at_first[0]]);
+        tokio::time::advance(MEMBER_AWAY_MIN).await;
+        assert_eq!(order(&members, &target), at_first);
+        (0..40).for_each(|_| members.on_unreachable(&at_first[0].as_str().into()));
+        tokio::time::advance(MEMBER_AWAY_MAX).await;
+        assert_eq!(order(&members, &target), at_first, "never longer than that");
+        members.on_unreachable(&GIVEN.into());
+        assert_eq!(order(&members, &target), at_first, "there is nothing behind the given address");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn two_lists_in_use_cost_a_question_a_second() {
+        let members = knowing(GIVEN, None, list("1", &[("http://a:1", None)]));
+        assert!(members.has("1") && members.begin_refresh(Some("1")).is_none());
+        let mut questions = 0;
+        for n in 0..100 {
+            tokio::time::advance(MEMBERS_ASKED_EVERY / 10).await;
+            if let Some(refreshing) = members.begin_refresh(Some(&format!("other {n}"))) {
+                refreshing.take(list("1", &[("http://a:1", None)]));
+                questions += 1;
+            }
+        }
+        assert_eq!(questions, 10);
+    }
+
+    #[test]
+    fn a_credential_is_not_sent_in_the_clear_where_the_given_address_has_tls() {
+        let urls = [("http://a:1", None), ("https://b:1", None)];
+        let members = knowing("https://lb", None, list("1", &urls));
+        assert_eq!(order(&members, &members.target(prompt().blocks())), ["https://b:1", "https://lb"]);
+    }
+
+    #[test]
+    fn a_replica_of_the_same_zone_comes_first_and_without_a_list_there_is_no_route() {
+        let urls = [("http://a:1", Some("x")), ("http://b:1", Some("y"))];
+        for (zone, first) in [("x", "http://a:1"), ("y", "http://b:1")] {
+            let members = knowing(GIVEN, Some(zone), list("1", &urls));
+            assert_eq!(order(&members, &members.target(prompt().blocks()))[0], first);
+        }
+        let unknown = knowing(GIVEN, None, list("1", &[]));
+        let target = unknown.target(prompt().blocks());
+        assert_eq!((target.route, order(&unknown, &target)), (None, vec![GIVEN.to_owned()]));
     }
 }

@@ -1,11 +1,16 @@
 //! Measures how well the service's hit ratio curve estimates the hit ratio of a cache of another size.
 
 use kvasir_eviction::{
-    Access, CURVE_SCALES, ClassTable, EvictionIndex, HitRatioCurve, PolicyKind, limits::REUSE_WINDOW_SECONDS,
+    CURVE_SCALES, ClassTable, EvictionIndex, HitRatioCurve, PolicyKind, limits::REUSE_WINDOW_SECONDS,
 };
 use kvasir_replay::trace::TraceError;
 
-use super::{RecomputeModel, TraceSource, lane::block_costs, profile::TraceProfile, replay::class_of};
+use super::{
+    RecomputeModel, TraceSource,
+    lane::{access_to, block_costs},
+    profile::TraceProfile,
+    replay::class_of,
+};
 
 /// An estimate and the measured value, at one scale of one capacity.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -56,11 +61,7 @@ pub fn compare_curve(
             asked += request.blocks.len() as f64;
             block_costs(request, profile.block_tokens, &RecomputeModel::default(), &mut costs);
             for (index, block) in request.blocks.iter().enumerate() {
-                let parent = index.checked_sub(1).map(|before| request.blocks[before]);
-                let access = Access::new(request.at, class)
-                    .paced(request.pace_seconds)
-                    .at(u32::try_from(index).unwrap_or(u32::MAX), parent)
-                    .recompute(costs[index]);
+                let access = access_to(request, class, index, costs[index]);
                 curve.note(0, *block, &access, true);
                 for (cache, found) in caches.iter_mut().zip(&mut found) {
                     if cache.contains(block) {

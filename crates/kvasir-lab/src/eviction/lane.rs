@@ -220,6 +220,15 @@ impl Lane {
     }
 }
 
+/// An access to block `index` of a request, which takes `cost` seconds to recompute.
+pub(super) fn access_to(request: &Request, class: ClassId, index: usize, cost: f32) -> Access<u64> {
+    let parent = index.checked_sub(1).map(|before| request.blocks[before]);
+    Access::new(request.at, class)
+        .paced(request.pace_seconds)
+        .at(u32::try_from(index).unwrap_or(u32::MAX), parent)
+        .recompute(cost)
+}
+
 /// Writes the seconds to recompute each block of a request into `costs`.
 pub(super) fn block_costs(
     request: &Request,

@@ -2,11 +2,16 @@
 
 use std::{borrow::Cow, collections::HashSet};
 
-use kvasir_eviction::{Access, ClassId, ClassTable, EvictionIndex, PolicyKind, RouteSplits};
+use kvasir_eviction::{ClassId, ClassTable, EvictionIndex, PolicyKind, RouteSplits};
 use kvasir_replay::trace::{Request, TraceError};
 use kvasir_types::{BLOCK_TOKENS, ObjectDigest, RouteKey, SeqHash};
 
-use super::{RecomputeModel, TraceSource, lane::block_costs, profile::TraceProfile, replay::class_of};
+use super::{
+    RecomputeModel, TraceSource,
+    lane::{access_to, block_costs},
+    profile::TraceProfile,
+    replay::class_of,
+};
 
 /// How requests are spread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +54,7 @@ impl SharedTemplate {
     /// The request as it is where its conversation begins with the template: its own blocks are others then.
     fn before<'a>(&self, request: &'a Request) -> Cow<'a, Request> {
         // What all requests of a trace begin with says nothing of the conversation.
-        let Some(conversation) = request.blocks.get(1).filter(|_| self.blocks > 0) else {
+        let Some(conversation) = request.blocks.get(1).filter(|_| self.share > 0.0) else {
             return Cow::Borrowed(request);
         };
         if uniform(&[*conversation]) >= self.share {
@@ -139,11 +144,7 @@ impl Cluster {
         replica.found +=
             request.blocks.iter().take_while(|block| replica.tier.contains(block)).count() as u64;
         for (index, block) in request.blocks.iter().enumerate() {
-            let parent = index.checked_sub(1).map(|before| request.blocks[before]);
-            let access = Access::new(request.at, class)
-                .paced(request.pace_seconds)
-                .at(u32::try_from(index).unwrap_or(u32::MAX), parent)
-                .recompute(costs[index]);
+            let access = access_to(request, class, index, costs[index]);
             if replica.tier.contains(block) {
                 replica.tier.touch(block, &access);
                 continue;

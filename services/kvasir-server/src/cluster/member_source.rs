@@ -2,7 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use hickory_resolver::{TokioResolver, proto::rr::RData};
+use hickory_resolver::{
+    TokioResolver,
+    proto::rr::{RData, Record},
+};
 use kvasir_api::Member;
 use url::Url;
 
@@ -53,45 +56,25 @@ impl MemberSource {
             Self::Fixed(members) => members.iter().map(member_text).collect::<Vec<_>>().join(","),
         }
     }
+}
 
-    /// Asks DNS. Members' URLs begin with `scheme`.
-    pub(super) async fn resolve(
-        &self,
-        resolver: &TokioResolver,
-        scheme: &str,
-    ) -> Result<Vec<Member>, String> {
-        let name = match self {
-            Self::Fixed(members) => return Ok(members.clone()),
-            Self::Srv { name } => name,
-        };
-        let answer =
-            tokio::time::timeout(limits::MEMBERS_RESOLVE_TIME_MAX, resolver.srv_lookup(name.as_str()));
-        let answer =
-            answer.await.map_err(|_| "DNS does not answer".to_owned())?.map_err(|e| e.to_string())?;
-        let mut members: Vec<Member> = answer
-            .answers()
-            .iter()
-            .filter_map(|record| match &record.data {
-                RData::SRV(srv) => {
-                    let host = srv.target.to_utf8();
-                    // A weight of zero is what those have that no weight was given.
-                    let (weight, port) = (f64::from(srv.weight.max(1)), srv.port);
-                    Some(Member {
-                        url: format!("{scheme}://{}:{port}", host.trim_end_matches('.')),
-                        zone: None,
-                        weight,
-                    })
-                }
-                _ => None,
-            })
-            .collect();
-        if members.is_empty() {
-            return Err("the name has no SRV records".to_owned());
-        }
-        members.sort_by(|a, b| a.url.cmp(&b.url));
-        members.truncate(limits::MEMBERS_MAX);
-        Ok(members)
-    }
+/// Asks DNS for the SRV records of a name. Members' URLs begin with `scheme`.
+pub(super) async fn resolve(
+    name: &str,
+    resolver: &TokioResolver,
+    scheme: &str,
+) -> Result<Vec<Member>, String> {
+    let answer = tokio::time::timeout(limits::MEMBERS_RESOLVE_TIME_MAX, resolver.srv_lookup(name)).await;
+    let answer = answer.map_err(|_| "DNS does not answer".to_owned())?.map_err(|e| e.to_string())?;
+    let member = |record: &Record| {
+        let RData::SRV(srv) = &record.data else { return None };
+        let host = srv.target.to_utf8();
+        let url = format!("{scheme}://{}:{}", host.trim_end_matches('.'), srv.port);
+        // A weight of zero is what those have that no weight was given.
+        Some(Member { url, zone: None, weight: f64::from(srv.weight.max(1)) })
+    };
+    let members: Vec<Member> = answer.answers().iter().filter_map(member).collect();
+    if members.is_empty() { Err("the name has no SRV records".to_owned()) } else { Ok(members) }
 }
 
 /// A member's URL in the form in which it is compared: scheme, host and port. What is wrong is said without a URL that may hold
@@ -146,7 +129,7 @@ mod tests {
         net::runtime::TokioRuntimeProvider,
         proto::{
             op::{Message, MessageType},
-            rr::{Name, Record, rdata::SRV},
+            rr::{Name, rdata::SRV},
         },
     };
     use parking_lot::Mutex;

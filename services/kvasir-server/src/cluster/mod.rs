@@ -16,6 +16,7 @@ use parking_lot::RwLock;
 pub use self::member_source::MemberSource;
 pub(crate) use self::member_source::canonical_url;
 use self::splits::Splits;
+use crate::limits;
 
 /// Who the members are.
 #[derive(Debug, Clone, Default)]
@@ -81,6 +82,7 @@ impl MemberList {
     fn new(mut members: Vec<Member>) -> Self {
         members.sort_by(|a, b| a.url.cmp(&b.url));
         members.dedup_by(|a, b| a.url == b.url);
+        members.truncate(limits::MEMBERS_MAX);
         Self { epoch: MembersResponse::epoch_of(&members), members }
     }
 }
@@ -164,8 +166,8 @@ impl Cluster {
 
     /// Asks DNS for the list. Where it does not answer or has no member, the list stays.
     pub(crate) async fn resolve(&self, resolver: &TokioResolver) -> Result<(), String> {
-        let Some(source @ MemberSource::Srv { .. }) = &self.config.members else { return Ok(()) };
-        let list = MemberList::new(source.resolve(resolver, self.scheme).await?);
+        let Some(MemberSource::Srv { name }) = &self.config.members else { return Ok(()) };
+        let list = MemberList::new(member_source::resolve(name, resolver, self.scheme).await?);
         let before = self.current();
         if before.epoch != list.epoch {
             tracing::info!(

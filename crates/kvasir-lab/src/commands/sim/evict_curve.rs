@@ -1,30 +1,22 @@
 //! `kvasir-lab sim evict-curve`: how well the service estimates the hit ratio with more memory.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use kvasir_cli::{
     error::CliResult,
     output::{columns, print},
 };
-use kvasir_eviction::PolicyKind;
-use kvasir_replay::trace::{BadLine, TraceFormat};
 
-use super::evict::{capacity, percent, share, trace_error};
-use crate::eviction::{TraceSource, compare_curve};
+use super::{
+    ReplayedTrace,
+    evict::{capacity, percent, share, trace_error},
+};
+use crate::eviction::compare_curve;
 
 /// Arguments of `kvasir-lab sim evict-curve`.
 #[derive(Debug, Args)]
 pub(crate) struct CurveArguments {
-    /// Trace file, one JSON row per line (unpack compressed ones first).
-    #[arg(long, value_name = "FILE")]
-    trace: PathBuf,
-    /// Its format: mooncake or bailian.
-    #[arg(long)]
-    format: TraceFormat,
-    /// The policy: adaptive, adaptive-cost or lru.
-    #[arg(long, default_value_t = PolicyKind::AdaptiveCost)]
-    policy: PolicyKind,
+    #[command(flatten)]
+    replayed: ReplayedTrace,
     /// Capacities in per cent of the trace's unique blocks, separated by commas.
     #[arg(long, default_value = "2%,5%,10%", value_delimiter = ',', value_parser = capacity)]
     capacity: Vec<f64>,
@@ -32,9 +24,9 @@ pub(crate) struct CurveArguments {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &CurveArguments) -> CliResult {
-    let CurveArguments { trace, format, policy, capacity } = arguments;
-    let source = TraceSource::File { path: trace.clone(), format: *format, bad_line: BadLine::Fail };
-    let rows = compare_curve(&source, *policy, capacity).map_err(|error| trace_error(trace, error))?;
+    let CurveArguments { replayed, capacity } = arguments;
+    let rows = compare_curve(&replayed.source(), replayed.policy, capacity);
+    let rows = rows.map_err(|error| trace_error(&replayed.trace, error))?;
     let head = ["capacity", "times", "found %", "estimated %", "error"].map(str::to_owned).to_vec();
     let rows = rows.iter().map(|row| {
         let error = format!("{:+.2}", (row.estimated - row.found) * 100.0);

@@ -6,8 +6,34 @@ mod evict_study;
 mod routes;
 mod stream;
 
-use clap::Subcommand;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
 use kvasir_cli::error::CliResult;
+use kvasir_eviction::PolicyKind;
+use kvasir_replay::trace::{BadLine, TraceFormat};
+
+use crate::eviction::TraceSource;
+
+/// A recorded trace and the policy under which it is replayed.
+#[derive(Debug, Args)]
+struct ReplayedTrace {
+    /// Trace file, one JSON row per line (unpack compressed ones first).
+    #[arg(long, value_name = "FILE")]
+    trace: PathBuf,
+    /// Its format: mooncake or bailian.
+    #[arg(long)]
+    format: TraceFormat,
+    /// The policy: adaptive, adaptive-cost or lru.
+    #[arg(long, default_value_t = PolicyKind::AdaptiveCost)]
+    policy: PolicyKind,
+}
+
+impl ReplayedTrace {
+    fn source(&self) -> TraceSource {
+        TraceSource::File { path: self.trace.clone(), format: self.format, bad_line: BadLine::Fail }
+    }
+}
 
 /// The simulation to run.
 #[derive(Debug, Subcommand)]
