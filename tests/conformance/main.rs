@@ -11,6 +11,7 @@ mod listing;
 mod multipart;
 mod opaque;
 mod pins;
+mod reading;
 mod removal;
 mod replicas;
 mod semantics;
@@ -204,6 +205,8 @@ suite! {
     replicas::an_append_that_is_dropped_is_made_again,
     replicas::an_index_older_than_the_journal_is_emptied,
     replicas::a_removal_outlives_its_batch_in_the_index,
+    reading::a_replica_that_reads_removals_alone_asks_the_store_for_the_rest,
+    reading::one_replica_keeps_accounts_for_all,
     listing::lists_are_in_order_and_whole,
     listing::lists_have_what_can_be_read,
     multipart::parts_become_an_object,

@@ -12,8 +12,8 @@ use std::{
 use futures::{FutureExt, TryStreamExt};
 use kvasir_api::ErrorCode;
 use kvasir_storage::{
-    ByteRange, CatalogError, ChunkError, Lookup, PutChunk, Query, Selection, Storage, gc::GcPolicy,
-    hot::RequestHint,
+    ByteRange, CatalogError, ChunkError, JournalReading, Lookup, PutChunk, Query, Selection, Storage,
+    gc::GcPolicy, hot::RequestHint,
 };
 use kvasir_store::layout::{ChunkKey, JournalLog, Key};
 use kvasir_tests::{
@@ -87,7 +87,7 @@ pub(crate) async fn a_fresh_lookup_offers_none_of_many_removed_objects(backend: 
     let tokens = chunks::tokens(121, 64);
     let seq_hash = put_objects(&storage, root, &tokens).await;
     storage.changes().journal_append().await.expect("appends");
-    other.changes().journal_tail().await.expect("tails");
+    other.changes().journal_tail(JournalReading::Rows).await.expect("tails");
     assert_eq!(matched(&other, &tokens).await, 64);
     storage.lifecycle().remove_chunk(&tenant(), &model_id(), &seq_hash).await.expect("removes");
     assert_eq!(matched(&other, &tokens).await, 0, "it has not heard of the removal, and the store has");
@@ -120,7 +120,7 @@ pub(crate) async fn a_removed_object_is_served_by_no_name(backend: &Backend) {
     put(&storage, &chunk).await;
     assert_eq!(read(&other, &chunk, ByteRange::Whole).await.expect("is there"), chunk.bytes);
     storage.lifecycle().remove(&key(&chunk)).await.expect("removes");
-    other.changes().journal_tail().await.expect("reads");
+    other.changes().journal_tail(JournalReading::Rows).await.expect("reads");
     for replica in [&storage, &other] {
         let (reads, key) = (replica.reads(), key(&chunk));
         let selection = Selection { level: Some(Level(0)), ..Selection::default() };
@@ -278,7 +278,12 @@ async fn a_removal_that_was_heard_of_outlives_an_upload_of_the_same_bytes() {
             match looks.fetch_add(1, Ordering::Relaxed) + 1 {
                 2 => {
                     other.lifecycle().remove(&removed_key).await.expect("removes");
-                    here.get().expect("it runs").changes().journal_tail().await.expect("hears of it");
+                    here.get()
+                        .expect("it runs")
+                        .changes()
+                        .journal_tail(JournalReading::Rows)
+                        .await
+                        .expect("hears of it");
                     // What the look is told was true a moment before.
                     objects.delete(&tombstone).await.expect("deletes");
                     Ok(())
@@ -314,13 +319,13 @@ pub(crate) async fn a_removal_that_was_never_announced_is_heard_of_when_the_byte
     let chunk = chunks::chunk(root, &tokens, 0, 64, 50);
     put(&storage, &chunk).await;
     storage.changes().journal_append().await.expect("appends");
-    other.changes().journal_tail().await.expect("reads");
+    other.changes().journal_tail(JournalReading::Rows).await.expect("reads");
     assert_eq!(matched(&other, &tokens).await, 64);
     let tombstone = storage.store().layout().path(&Key::Tombstone(key(&chunk)));
     storage.store().objects().put(&tombstone, "removed".into()).await.expect("writes");
     assert_eq!(collect(&storage, &at_once()).await.deleted, 1);
     storage.changes().journal_append().await.expect("appends");
-    other.changes().journal_tail().await.expect("reads");
+    other.changes().journal_tail(JournalReading::Rows).await.expect("reads");
     // Not fresh: that would ask for the tombstone.
     let (tenant, namespace, model_id) = (tenant(), "n".parse().expect("a name"), model_id());
     let lookup = Lookup::new(&tenant, &namespace, &model_id, Query::Tokens(tokens));
@@ -375,14 +380,14 @@ async fn a_damaged_batch_of_removals_brings_nothing_back() {
     let batches: Vec<_> = objects.list(Some(&folder)).try_collect().await.expect("lists");
     assert_eq!(batches.len(), 1);
     objects.put(&batches[0].location, "nothing of the kind".into()).await.expect("writes");
-    other.changes().journal_tail().await.expect("reads");
+    other.changes().journal_tail(JournalReading::Rows).await.expect("reads");
     assert_eq!(offered(&other, &tokens[0]).await, 0);
     let served = read(&other, &removed, ByteRange::Whole).await;
     assert!(matches!(served, Err(ChunkError::Unknown { .. })), "{served:?}");
     // Nor by a later one; what the store lists is found.
     put(&storage, &late).await;
     storage.changes().journal_append().await.expect("appends");
-    other.changes().journal_tail().await.expect("reads");
+    other.changes().journal_tail(JournalReading::Rows).await.expect("reads");
     assert_eq!(other.index().len(), 0);
     assert_eq!(offered(&other, &tokens[1]).await, 64);
 }
@@ -413,7 +418,7 @@ async fn what_says_that_a_chunk_was_stored_goes_before_what_says_that_it_was_rem
         assert!(collector.lifecycle().collect_garbage(&forgetful, |_| {}).await.is_err());
     }
     let other = backend.replica().await;
-    other.changes().journal_tail().await.expect("reads");
+    other.changes().journal_tail(JournalReading::Rows).await.expect("reads");
     assert_eq!(offered(&other, &tokens).await, 0);
 }
 
@@ -473,14 +478,14 @@ async fn what_is_noted_as_gone_is_announced() {
     let chunk = chunks::chunk(root, &tokens, 0, 64, 50);
     put(&storage, &chunk).await;
     storage.changes().journal_append().await.expect("appends");
-    reader.changes().journal_tail().await.expect("reads");
+    reader.changes().journal_tail(JournalReading::Rows).await.expect("reads");
     assert_eq!(matched(&reader, &tokens).await, 64);
     let old = GcPolicy { ttl: Some(Duration::ZERO), ..at_once() };
     assert_eq!(collect(&*backend.replica().await, &old).await.expired, 1);
     assert_eq!(collect(&*backend.replica().await, &at_once()).await.deleted, 1);
     let note = storage.store().layout().path(&Key::Gone(key(&chunk)));
     storage.store().objects().head(&note).await.expect("is noted");
-    reader.changes().journal_tail().await.expect("reads");
+    reader.changes().journal_tail(JournalReading::Rows).await.expect("reads");
     let lookup = Lookup::new(&tenant(), &name("n"), &model_id(), Query::Tokens(tokens));
     assert_eq!(reader.lookup(&lookup).await.expect("answers").matched_tokens, 0, "its bytes are gone");
 }

@@ -4,7 +4,7 @@ use std::{sync::Arc, task::Poll, time::Duration};
 
 use futures::TryStreamExt;
 use kvasir_storage::{
-    ByteRange, ChunkError, Lookup, PutChunk, Query, Settings, Storage,
+    ByteRange, ChunkError, JournalReading, Lookup, PutChunk, Query, Settings, Storage,
     gc::{GcPolicy, GcReport},
     hot::RequestHint,
 };
@@ -151,15 +151,19 @@ pub(crate) async fn blocks_match_on_other_replicas_through_the_journal(backend: 
     assert_eq!(matched(&b, &other).await, 1536, "whole chunks come from the store alone");
     assert_eq!(a.changes().journal_append().await.expect("appends"), 2);
     assert_eq!(a.changes().journal_append().await.expect("appends"), 0);
-    assert!(b.changes().journal_tail().await.expect("tails") >= 2);
+    assert!(b.changes().journal_tail(JournalReading::Rows).await.expect("tails") >= 2);
     assert_eq!(matched(&b, &other).await, 2_000);
-    assert_eq!(b.changes().journal_tail().await.expect("tails"), 0);
-    assert_eq!(a.changes().journal_tail().await.expect("tails"), 0, "its own batches are not news");
+    assert_eq!(b.changes().journal_tail(JournalReading::Rows).await.expect("tails"), 0);
+    assert_eq!(
+        a.changes().journal_tail(JournalReading::Rows).await.expect("tails"),
+        0,
+        "its own batches are not news"
+    );
     // Removals, too.
     assert_eq!(matched(&b, &tokens).await, 3_000);
     a.lifecycle().remove(&key(&context[1])).await.expect("removes");
     a.changes().journal_append().await.expect("appends");
-    assert_eq!(b.changes().journal_tail().await.expect("tails"), 1);
+    assert_eq!(b.changes().journal_tail(JournalReading::Rows).await.expect("tails"), 1);
     assert_eq!(matched(&b, &tokens).await, 1536);
     // A damaged batch is skipped, later ones are not.
     let folder = a.store().layout().log_prefix(JournalLog::Stored).join("someone");
@@ -168,11 +172,11 @@ pub(crate) async fn blocks_match_on_other_replicas_through_the_journal(backend: 
         .put(&folder.clone().join(format!("{:020}", 0)), "KVSJ\u{1}nonsense".into())
         .await
         .expect("writes");
-    assert_eq!(b.changes().journal_tail().await.expect("tails"), 0);
+    assert_eq!(b.changes().journal_tail(JournalReading::Rows).await.expect("tails"), 0);
     // Compaction.
     let compact = GcPolicy { journal_retention: Duration::ZERO, ..at_once() };
     assert!(collect(&a, &compact).await.batches_deleted >= 2);
-    let left = backend.replica().await.changes().journal_tail().await.expect("tails");
+    let left = backend.replica().await.changes().journal_tail(JournalReading::Rows).await.expect("tails");
     assert_eq!(
         left, 2,
         "what was removed is kept for as long as its tombstone, and what the collector said of it"
@@ -190,12 +194,12 @@ pub(crate) async fn an_acknowledged_removal_survives_its_replica(backend: &Backe
         put(&a, chunk).await;
     }
     a.changes().journal_append().await.expect("appends");
-    b.changes().journal_tail().await.expect("tails");
+    b.changes().journal_tail(JournalReading::Rows).await.expect("tails");
     assert_eq!((matched(&b, &tokens[0]).await, matched(&b, &tokens[1]).await), (300, 300));
     a.lifecycle().remove(&key(&stored[0])).await.expect("removes");
     a.lifecycle().remove_chunk(&tenant(), &model_id(), &stored[1].seq_hash).await.expect("removes");
     drop(a); // killed: nothing that waited in its memory is ever written
-    assert_eq!(b.changes().journal_tail().await.expect("tails"), 2);
+    assert_eq!(b.changes().journal_tail(JournalReading::Rows).await.expect("tails"), 2);
     assert_eq!((matched(&b, &tokens[0]).await, matched(&b, &tokens[1]).await), (0, 0));
 }
 
@@ -214,7 +218,7 @@ pub(crate) async fn an_append_that_is_dropped_is_made_again(backend: &Backend) {
         }
     }
     assert_eq!(a.changes().journal_append().await.expect("appends"), 1, "the entry waits again");
-    assert!(b.changes().journal_tail().await.expect("tails") >= 1);
+    assert!(b.changes().journal_tail(JournalReading::Rows).await.expect("tails") >= 1);
 }
 
 /// A replica that was offline while a removal entered and left the journal does not offer the removed chunk
@@ -229,7 +233,7 @@ pub(crate) async fn an_index_older_than_the_journal_is_emptied(backend: &Backend
     put(&a, &chunk).await;
     a.changes().journal_append().await.expect("appends");
     let early = backend.replica_on_disk(|_| {}).await;
-    early.changes().journal_tail().await.expect("tails");
+    early.changes().journal_tail(JournalReading::Rows).await.expect("tails");
     early.index().flush();
     drop(early);
     let again = backend.replica_on_disk(briefly).await;
@@ -242,7 +246,7 @@ pub(crate) async fn an_index_older_than_the_journal_is_emptied(backend: &Backend
     assert!(collect(&a, &forgotten).await.batches_deleted > 0);
     let late = backend.replica_on_disk(briefly).await;
     assert!(late.changes().empty_outdated_index());
-    late.changes().journal_tail().await.expect("tails");
+    late.changes().journal_tail(JournalReading::Rows).await.expect("tails");
     assert_eq!(matched(&late, &tokens).await, 0);
 }
 
@@ -257,14 +261,14 @@ pub(crate) async fn a_removal_outlives_its_batch_in_the_index(backend: &Backend)
     put(&a, &chunk).await;
     a.changes().journal_append().await.expect("appends");
     let first = backend.replica_on_disk(|_| {}).await;
-    first.changes().journal_tail().await.expect("tails");
+    first.changes().journal_tail(JournalReading::Rows).await.expect("tails");
     first.index().flush();
     drop(first);
     let second = backend.replica_on_disk(|_| {}).await;
     assert!(!second.changes().empty_outdated_index());
     a.lifecycle().remove(&key(&chunk)).await.expect("removes");
     assert_eq!(
-        second.changes().journal_tail().await.expect("tails"),
+        second.changes().journal_tail(JournalReading::Rows).await.expect("tails"),
         1,
         "the position was kept: the removal alone is news"
     );
@@ -277,7 +281,7 @@ pub(crate) async fn a_removal_outlives_its_batch_in_the_index(backend: &Backend)
     }
     let third = backend.replica_on_disk(|_| {}).await;
     assert!(!third.changes().empty_outdated_index());
-    third.changes().journal_tail().await.expect("tails");
+    third.changes().journal_tail(JournalReading::Rows).await.expect("tails");
     let namespace = "n".parse().expect("a name");
     let lookup = Lookup::new(&tenant(), &namespace, &model_id(), Query::Tokens(tokens));
     assert_eq!(third.lookup(&lookup).await.expect("answers").matched_tokens, 0);

@@ -223,7 +223,7 @@ impl Book {
         node.storage.changes().empty_outdated_index();
         let _ = node.run(node.storage.changes().journal_append()).await;
         let begun = self.now();
-        if let Some(Ok(_)) = node.run(node.storage.changes().journal_tail()).await {
+        if let Some(Ok(_)) = node.run(node.storage.changes().journal_tail(node.reading())).await {
             self.model().heard(node.id, self.since(begun));
         }
     }

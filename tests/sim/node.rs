@@ -8,7 +8,7 @@ use std::{
 
 use kvasir_eviction::{Moment, PolicyKind};
 use kvasir_storage::{
-    Settings, Storage,
+    JournalReading, Settings, Storage,
     hot::{HotClock, HotSettings, HotTier, NoHotObserver},
     index::{Index, MemoryIndex},
     transitions::{CrashPointObserver, Transition},
@@ -148,6 +148,16 @@ pub(crate) struct Node {
 }
 
 impl Node {
+    /// What it reads of the others' journals: in a small cluster all of it, in a large one some removals alone. The promises are
+    /// the same, whoever reads what.
+    pub(crate) fn reading(&self) -> JournalReading {
+        match self.id % 3 {
+            0 => JournalReading::Rows,
+            1 => JournalReading::Stored,
+            _ => JournalReading::Removals,
+        }
+    }
+
     /// A replica with nothing but the store.
     pub(crate) async fn cold(id: Replica, store: &FaultyStore, dice: &mut Dice) -> Self {
         let cuts = Cuts::default();

@@ -140,10 +140,17 @@ pub const DIRECT_FAILURES_MAX: u32 = 2;
 pub const BLOCKING_WORKERS: usize = 2;
 /// Shortest time between two requests for the list of replicas: two lists may be in use for a while.
 pub const MEMBERS_ASKED_EVERY: Duration = Duration::from_secs(1);
-/// How long an unreachable replica is skipped; doubles with each failure in a row.
-pub const MEMBER_AWAY_MIN: Duration = Duration::from_millis(500);
-/// Longest time that it is skipped: about what a pod takes to return.
-pub const MEMBER_AWAY_MAX: Duration = Duration::from_secs(10);
+/// Pause before an unreachable replica is probed; doubles with each failure in a row.
+pub const MEMBER_PROBE_PAUSE_MIN: Duration = Duration::from_millis(500);
+/// Longest such pause: about what a pod takes to return.
+pub const MEMBER_PROBE_PAUSE_MAX: Duration = Duration::from_secs(10);
+/// Timeout of a probe.
+pub const MEMBER_PROBE_TIME_MAX: Duration = Duration::from_secs(3);
+/// How long a client that connects waits for the first probes. Replicas that have not answered by then are not used until they
+/// do.
+pub const MEMBERS_PROBED_WITHIN: Duration = Duration::from_millis(500);
+/// Probes of new replicas at once.
+pub const MEMBER_PROBES: usize = 16;
 /// Split routes that a client remembers.
 pub const SPLITS_KNOWN_MAX: usize = 4_096;
 /// How long a client remembers a split route: the replica that split it repeats the hint.

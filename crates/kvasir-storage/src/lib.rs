@@ -29,7 +29,7 @@ pub mod transitions;
 
 pub use catalog::{Catalog, salt_record};
 pub use changes::{
-    Changes, events,
+    Changes, JournalReading, events,
     ledger::{Reservation, Stored, StoredQuota},
 };
 pub use contexts::{ContextFilter, Contexts};

@@ -258,6 +258,8 @@ pub const LEDGER_AGE_MAX: Duration = Duration::from_secs(3600);
 /// Objects younger than this when a collector begins may arrive through the journal while it counts: many
 /// times its lag.
 pub const LEDGER_RECENT: Duration = Duration::from_secs(120);
+/// Replicas whose last batch is remembered, so that a batch that is read again is not counted again.
+pub const LEDGER_HEARD_MAX: usize = 4_096;
 /// Replicas named in a count: as many as fit into a field of the journal.
 pub const LEDGER_REPLICAS_MAX: usize = 400;
 /// Objects remembered as read directly once: after the second time, the hot tier caches their base.

@@ -24,6 +24,9 @@ pub struct RouteKey(u64);
 pub struct ParseRouteKeyError;
 
 impl RouteKey {
+    /// The route of what is counted for all tenants.
+    pub const ACCOUNTS: Self = Self(0);
+
     /// The route of a prompt with these block hashes, or `None` for an empty one.
     ///
     /// Where the prompt ends before a prefix that is not split, its last block decides: such prompts spread over all replicas.

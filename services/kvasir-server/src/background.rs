@@ -4,10 +4,10 @@ use std::{panic::AssertUnwindSafe, time::Duration};
 
 use futures::FutureExt;
 use hickory_resolver::TokioResolver;
-use kvasir_storage::{ScrubReport, gc::GcPolicy};
+use kvasir_storage::{JournalReading, ScrubReport, Storage, gc::GcPolicy};
 use tokio::task::JoinSet;
 
-use crate::{config::Config, limits, state::AppState};
+use crate::{config::Config, journal_sync::reading, limits, state::AppState};
 
 /// A background task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -104,9 +104,10 @@ pub(crate) fn start(state: &AppState, config: &Config) -> JoinSet<()> {
         },
     ));
     // An interval of zero disables the task.
-    let journal_interval = state.journal().interval();
-    if !journal_interval.is_zero() {
-        tasks.spawn(repeat(Journal, state.clone(), jittered(journal_interval), sync_journal));
+    if state.journal().is_on() {
+        let of = state.clone();
+        let pause = move || jittered(of.journal().interval(of.cluster().len()))();
+        tasks.spawn(repeat(Journal, state.clone(), pause, sync_journal));
     }
     let (gc, scrubs) = (config.gc.interval, config.scrub.interval);
     if !gc.is_zero() {
@@ -189,19 +190,28 @@ async fn resolve_members(state: &AppState, resolver: &mut Option<TokioResolver>)
 
 async fn sync_journal(state: AppState) {
     let Some(storage) = state.ready_storage() else { return };
-    let (journal, metrics) = (state.journal(), state.metrics());
-    match storage.changes().journal_append().await {
-        Ok(entries) => metrics.journal("appended", entries),
-        Err(error) => tracing::warn!(%error, "journal synchronisation failed; it will be retried"),
+    append_journal(&state, storage).await;
+    if state.journal().is_due(&state, storage) {
+        state.journal().read(&state, storage, reading(&state, storage)).await;
+        // The others wait for the counts that followed.
+        append_journal(&state, storage).await;
     }
-    if journal.is_due(storage) {
-        journal.read(metrics, storage).await;
+}
+
+async fn append_journal(state: &AppState, storage: &Storage) {
+    match storage.changes().journal_append().await {
+        Ok(entries) => state.metrics().journal("appended", entries),
+        Err(error) => tracing::warn!(%error, "journal synchronisation failed; it will be retried"),
     }
 }
 
 async fn collect_garbage(state: &AppState, policy: &GcPolicy) {
     let Some(storage) = state.ready_storage() else { return };
     let metrics = state.metrics();
+    if reading(state, storage) == JournalReading::Counts {
+        // Its count needs to know what others store from here on.
+        state.journal().read(state, storage, JournalReading::Stored).await;
+    }
     match storage.lifecycle().collect_garbage(policy, |now| metrics.collecting(now)).await {
         Ok(report) if report.led => {
             metrics.collected(&report, false);

@@ -1,4 +1,4 @@
-//! Decides when this replica reads the other replicas' journals.
+//! Decides when this replica reads the other replicas' journals, and what of them.
 //!
 //! While it serves requests, it reads every `journal.interval`. Without requests it reads less and less
 //! often, so that an idle replica sends almost no requests to the store. A lookup that finds the last read
@@ -10,11 +10,12 @@ use std::{
     time::Duration,
 };
 
-use kvasir_storage::Storage;
+use kvasir_storage::{JournalReading, Storage};
+use kvasir_types::Name;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use crate::{limits, metrics::Metrics};
+use crate::{limits, state::AppState};
 
 /// Paces the reads of the journal.
 #[derive(Debug)]
@@ -37,8 +38,16 @@ impl JournalSync {
         }
     }
 
-    pub(crate) fn interval(&self) -> Duration {
-        self.interval
+    /// The interval between reads under traffic, in a cluster of `members`: all of them together read no more often than
+    /// [`limits::JOURNAL_READS_PER_SECOND`] while that keeps the bound on removals.
+    pub(crate) fn interval(&self, members: usize) -> Duration {
+        let shared = Duration::from_secs_f64(members as f64 / limits::JOURNAL_READS_PER_SECOND);
+        self.interval.max(shared.min(limits::JOURNAL_SHARED_INTERVAL_MAX))
+    }
+
+    /// Whether there is a journal.
+    pub(crate) fn is_on(&self) -> bool {
+        !self.interval.is_zero()
     }
 
     /// Records a request.
@@ -47,9 +56,10 @@ impl JournalSync {
     }
 
     /// Whether the next read is due; called at most an interval apart.
-    pub(crate) fn is_due(&self, storage: &Storage) -> bool {
-        let is_in_use =
-            self.is_in_use.swap(false, Ordering::Relaxed) || storage.changes().events().has_readers();
+    pub(crate) fn is_due(&self, state: &AppState, storage: &Storage) -> bool {
+        let is_in_use = self.is_in_use.swap(false, Ordering::Relaxed)
+            || storage.changes().events().has_readers()
+            || reading(state, storage) == JournalReading::Stored;
         is_in_use || self.age().is_none_or(|age| age >= limits::JOURNAL_IDLE_INTERVAL)
     }
 
@@ -58,14 +68,14 @@ impl JournalSync {
     }
 
     /// Reads other replicas' new entries.
-    pub(crate) async fn read(&self, metrics: &Metrics, storage: &Storage) {
+    pub(crate) async fn read(&self, state: &AppState, storage: &Storage, reading: JournalReading) {
         let _one_at_a_time = self.reading.lock().await;
-        self.read_now(metrics, storage).await;
+        self.read_now(state, storage, reading).await;
     }
 
     /// Reads other replicas' new entries if the last read is too old for lookups. If the store does not
     /// respond in time, the lookup uses the present state.
-    pub(crate) async fn catch_up(&self, metrics: &Metrics, storage: &Storage) {
+    pub(crate) async fn catch_up(&self, state: &AppState, storage: &Storage) {
         let is_recent =
             || self.interval.is_zero() || self.age().is_some_and(|age| age < limits::JOURNAL_AGE_MAX);
         if is_recent() {
@@ -74,7 +84,7 @@ impl JournalSync {
         let catch_up = async {
             let _one_at_a_time = self.reading.lock().await;
             if !is_recent() {
-                self.read_now(metrics, storage).await;
+                self.read_now(state, storage, reading(state, storage)).await;
             }
         };
         if tokio::time::timeout(limits::JOURNAL_CATCH_UP_TIME_MAX, catch_up).await.is_err() {
@@ -82,17 +92,58 @@ impl JournalSync {
         }
     }
 
-    async fn read_now(&self, metrics: &Metrics, storage: &Storage) {
-        let begun = Instant::now();
-        match storage.changes().journal_tail().await {
+    /// Reads what others stored, if this replica did not until now but has readers of events. Where the store does not respond in
+    /// time, the next read does it.
+    pub(crate) async fn hear_stored(&self, state: &AppState, storage: &Storage) {
+        if storage.changes().events().is_complete() || !self.is_on() {
+            return;
+        }
+        let read = self.read(state, storage, reading(state, storage));
+        let _ = tokio::time::timeout(limits::JOURNAL_CATCH_UP_TIME_MAX, read).await;
+    }
+
+    async fn read_now(&self, state: &AppState, storage: &Storage, reading: JournalReading) {
+        let (begun, metrics) = (Instant::now(), state.metrics());
+        match storage.changes().journal_tail(reading).await {
             Ok(entries) => {
                 metrics.journal("applied", entries);
                 metrics.journal_skipped(storage.changes().journal_skipped());
                 *self.last_read.lock() = Some(begun);
+                if reading == JournalReading::Stored && keeps_accounts(state) {
+                    publish_usage(state, storage).await;
+                }
             }
             Err(error) => {
                 tracing::warn!(%error, "reading other replicas' journals failed; it will be retried")
             }
         }
+    }
+}
+
+/// What this replica reads now.
+pub(crate) fn reading(state: &AppState, storage: &Storage) -> JournalReading {
+    if !state.cluster().is_large() {
+        return JournalReading::Rows;
+    }
+    let has_quotas = state.authenticator().has_stored_quotas();
+    let counts = has_quotas && (keeps_accounts(state) || storage.changes().is_counting());
+    if counts || storage.changes().events().has_readers() {
+        JournalReading::Stored
+    } else if has_quotas {
+        JournalReading::Counts
+    } else {
+        JournalReading::Removals
+    }
+}
+
+/// Whether this replica tells the others the usage of tenants with a quota.
+fn keeps_accounts(state: &AppState) -> bool {
+    state.cluster().keeps_accounts() && state.authenticator().has_stored_quotas()
+}
+
+async fn publish_usage(state: &AppState, storage: &Storage) {
+    let has_quota = |tenant: &Name| !state.authenticator().quota(tenant).stored().is_open();
+    if let Err(error) = storage.changes().publish_usage(has_quota).await {
+        tracing::warn!(%error, "the usage of a tenant could not be counted for the other replicas; it will be retried");
     }
 }

@@ -123,7 +123,7 @@ impl AppState {
     /// Like [`storage`](Self::storage), for requests whose response must include other replicas' removals.
     pub(crate) async fn caught_up_storage(&self) -> Result<&Arc<Storage>, ApiError> {
         let storage = self.storage()?;
-        self.0.journal.catch_up(self.metrics(), storage).await;
+        self.0.journal.catch_up(self, storage).await;
         Ok(storage)
     }
 

@@ -5,20 +5,18 @@
 //! or none of them can be reached from here, everything goes to the given address, as behind any load balancer.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
 
-use kvasir_api::{MembersResponse, ROUTE_REPLICAS};
+use kvasir_api::{MembersResponse, ROUTE_REPLICAS, routes};
 use kvasir_types::{Name, RouteKey, SeqHash};
 use tokio::time::Instant;
 
-use crate::limits::{
-    MEMBER_AWAY_MAX, MEMBER_AWAY_MIN, MEMBERS_ASKED_EVERY, SPLIT_KNOWN_FOR, SPLITS_KNOWN_MAX,
-};
+use crate::limits::{MEMBER_PROBE_TIME_MAX, MEMBERS_ASKED_EVERY, SPLIT_KNOWN_FOR, SPLITS_KNOWN_MAX};
 
 /// A base address, without a slash at its end.
 pub(super) type Base = Arc<str>;
@@ -39,8 +37,8 @@ struct MembersState {
     list: Option<Arc<MembersResponse>>,
     /// When it was last asked for.
     asked_at: Option<Instant>,
-    /// Members that could not be reached: until when they are passed over, and how often that was so in a row.
-    away: HashMap<String, (Instant, u32)>,
+    /// Members that are passed over, because they could not be reached or were never probed. All of them are being probed.
+    away: HashSet<String>,
     splits: HashMap<RouteKey, Instant>,
 }
 
@@ -94,13 +92,10 @@ impl Members {
         })
     }
 
-    /// The address for an attempt, from 0: the target's in their order, those last that could not be reached a moment ago.
+    /// The address for an attempt, from 0: the target's in their order, those last that are passed over.
     pub(super) fn base(&self, target: &Target, attempt: usize) -> Base {
-        let now = Instant::now();
         let mut bases: Vec<&Base> = target.bases.iter().collect();
-        self.with(|state| {
-            bases.sort_by_key(|base| state.away.get(&***base).is_some_and(|(until, _)| *until > now));
-        });
+        self.with(|state| bases.sort_by_key(|base| state.away.contains(&***base)));
         bases
             .get(attempt % bases.len().max(1))
             .map_or_else(|| Arc::clone(&self.given), |base| Arc::clone(base))
@@ -111,17 +106,29 @@ impl Members {
         self.with(|state| state.away.remove(&**base));
     }
 
-    /// A replica could not be reached or did not answer: it is passed over for a while, longer each time.
-    pub(super) fn on_unreachable(&self, base: &Base) {
-        if *base == self.given {
-            return;
-        }
+    /// A replica could not be reached or did not answer: it is passed over until it answers a probe. Returns whether the caller
+    /// has to begin to probe it.
+    pub(super) fn on_unreachable(&self, base: &Base) -> bool {
         self.with(|state| {
-            let (until, times) = state.away.entry(base.to_string()).or_insert((Instant::now(), 0));
-            *times = times.saturating_add(1);
-            let away = MEMBER_AWAY_MIN.saturating_mul(1 << (*times - 1).min(16)).min(MEMBER_AWAY_MAX);
-            *until = Instant::now() + away;
-        });
+            let is_member =
+                state.list.as_ref().is_some_and(|list| list.members.iter().any(|of| of.url == **base));
+            is_member && *base != self.given && state.away.insert(base.to_string())
+        })
+    }
+
+    /// Asks a replica whether it is ready, without a credential.
+    pub(super) async fn probe(&self, http: &reqwest::Client, base: &Base) -> bool {
+        let request = http.get(format!("{base}{}", routes::READYZ)).timeout(MEMBER_PROBE_TIME_MAX);
+        let is_ready = request.send().await.is_ok_and(|response| response.status().is_success());
+        if is_ready {
+            self.on_answer(base);
+        }
+        is_ready
+    }
+
+    /// Whether a replica is passed over.
+    pub(super) fn is_away(&self, base: &Base) -> bool {
+        self.with(|state| state.away.contains(&**base))
     }
 
     /// The replica that keeps a route says that too many prompts share it: the next ones go by the next 256 tokens.
@@ -170,18 +177,30 @@ pub(super) struct Refreshing<'a>(&'a Members);
 
 impl Refreshing<'_> {
     /// Takes the list over. A service that knows no members has none in it, and what is not reached by TLS where the given
-    /// address is, would be sent the credential in the clear.
-    pub(super) fn take(self, mut list: MembersResponse) {
+    /// address is, would be sent the credential in the clear. Returns the new members, which the caller has to probe.
+    pub(super) fn take(self, mut list: MembersResponse) -> Vec<Base> {
         let now = Instant::now();
         let is_tls = self.0.given.starts_with("https:");
         list.members.retain(|member| !is_tls || member.url.starts_with("https:"));
         self.0.with(|state| {
-            state.away.retain(|url, _| list.members.iter().any(|member| member.url == *url));
+            state.away.retain(|url| list.members.iter().any(|member| member.url == *url));
+            let is_known = |url: &str| {
+                url == &*self.0.given
+                    || state.list.iter().flat_map(|list| &list.members).any(|member| member.url == url)
+            };
+            let new: Vec<Base> = list
+                .members
+                .iter()
+                .filter(|of| !is_known(&of.url))
+                .map(|of| of.url.as_str().into())
+                .collect();
+            state.away.extend(new.iter().map(|url| url.to_string()));
             for split in list.splits.iter().take(SPLITS_KNOWN_MAX) {
                 state.splits.insert(*split, now + SPLIT_KNOWN_FOR);
             }
             state.list = (!list.members.is_empty()).then(|| Arc::new(list));
-        });
+            new
+        })
     }
 }
 
@@ -216,7 +235,9 @@ mod tests {
 
     fn knowing(given: &str, zone: Option<&str>, list: MembersResponse) -> Members {
         let members = Members::new(given, zone.map(|zone| zone.parse().expect("a name")));
-        members.begin_refresh(None).expect("nothing is known").take(list);
+        for new in members.begin_refresh(None).expect("nothing is known").take(list) {
+            members.on_answer(&new);
+        }
         members
     }
 
@@ -228,8 +249,8 @@ mod tests {
         (0..target.len()).map(|attempt| members.base(target, attempt).to_string()).collect()
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_replica_that_is_away_comes_last_until_its_time_is_over() {
+    #[tokio::test]
+    async fn a_replica_that_is_away_comes_last_until_it_answers() {
         let urls = [("http://a:1", None), ("http://b:1", None), ("http://c:1", None)];
         let members = knowing(GIVEN, None, list("1", &urls));
         let target = members.target(prompt().blocks());
@@ -239,15 +260,27 @@ mod tests {
             (3, GIVEN),
             "the given address is the last resort"
         );
-        members.on_unreachable(&at_first[0].as_str().into());
+        let first: Base = at_first[0].as_str().into();
+        assert!(members.on_unreachable(&first) && !members.on_unreachable(&first), "it is probed once");
         assert_eq!(order(&members, &target), [&*at_first[1], GIVEN, &*at_first[0]]);
-        tokio::time::advance(MEMBER_AWAY_MIN).await;
+        members.on_answer(&first);
         assert_eq!(order(&members, &target), at_first);
-        (0..40).for_each(|_| members.on_unreachable(&at_first[0].as_str().into()));
-        tokio::time::advance(MEMBER_AWAY_MAX).await;
-        assert_eq!(order(&members, &target), at_first, "never longer than that");
-        members.on_unreachable(&GIVEN.into());
-        assert_eq!(order(&members, &target), at_first, "there is nothing behind the given address");
+        assert!(!members.on_unreachable(&GIVEN.into()), "there is nothing behind the given address");
+        assert!(!members.on_unreachable(&"http://gone:1".into()), "it left the list while a request ran");
+        assert_eq!(order(&members, &target), at_first);
+    }
+
+    #[tokio::test]
+    async fn a_replica_is_used_once_it_has_answered() {
+        let members = Members::new(GIVEN, None);
+        let refresh =
+            |epoch, urls: &[_]| members.begin_refresh(Some(epoch)).expect("news").take(list(epoch, urls));
+        let new = refresh("1", &[("http://a:1", None)]);
+        assert_eq!(new, ["http://a:1".into()]);
+        let target = members.target(prompt().blocks());
+        assert_eq!(order(&members, &target), [GIVEN, "http://a:1"]);
+        members.on_answer(&new[0]);
+        assert_eq!(order(&members, &target), ["http://a:1", GIVEN]);
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,7 +1,8 @@
 //! How a request is sent: to the replica that keeps its prompt, to another one where that does not answer, and again.
 
-use std::pin::pin;
+use std::{pin::pin, sync::Arc};
 
+use futures::{StreamExt, stream};
 use kvasir_api::{
     HEADER_MEMBERS, HEADER_SPLIT, LookupQuery, LookupResponse, MEDIA_BLOCKS, MembersResponse, routes,
 };
@@ -36,10 +37,39 @@ impl Client {
     /// As [`learn_members`](Self::learn_members), and where the list in use is not that of `epoch`.
     async fn refresh_members(&self, epoch: Option<&str>) {
         let Some(refreshing) = self.members.begin_refresh(epoch) else { return };
-        match self.json::<MembersResponse>(self.request(Method::GET, routes::MEMBERS)).await {
+        let new = match self.json::<MembersResponse>(self.request(Method::GET, routes::MEMBERS)).await {
             Ok(list) => refreshing.take(list),
-            Err(error) => tracing::debug!(%error, "the members of the service are not known"),
-        }
+            Err(error) => return tracing::debug!(%error, "the members of the service are not known"),
+        };
+        let this = self.clone();
+        let probing = tokio::spawn(async move {
+            let probe = async |base: Base| {
+                if !this.members.probe(&this.http, &base).await {
+                    this.probe_until_it_answers(base);
+                }
+            };
+            stream::iter(new).for_each_concurrent(limits::MEMBER_PROBES, probe).await;
+        });
+        let _ = tokio::time::timeout(limits::MEMBERS_PROBED_WITHIN, probing).await;
+    }
+
+    /// Probes a replica that is passed over until it answers, has left the list, or the client is gone. Requests never wait for a
+    /// replica that is away.
+    fn probe_until_it_answers(&self, base: Base) {
+        let (http, members) = (self.http.clone(), Arc::downgrade(&self.members));
+        tokio::spawn(async move {
+            let mut pause = limits::MEMBER_PROBE_PAUSE_MIN;
+            loop {
+                tokio::time::sleep(pause).await;
+                let Some(members) = members.upgrade().filter(|members| members.is_away(&base)) else {
+                    return;
+                };
+                if members.probe(&http, &base).await {
+                    return;
+                }
+                pause = (pause * 2).min(limits::MEMBER_PROBE_PAUSE_MAX);
+            }
+        });
     }
 
     /// Sends an idempotent request until it succeeds, its error is final, or attempts or budget run out.
@@ -112,7 +142,9 @@ impl Client {
                 problem::check(response).await
             }
             Err(error) => {
-                self.members.on_unreachable(&base);
+                if self.members.on_unreachable(&base) {
+                    self.probe_until_it_answers(base);
+                }
                 Err(Error::Transport(error))
             }
         }

@@ -3,7 +3,7 @@
 //!
 //! A count records how far it reaches into each replica's journal, so that every replica adds exactly the
 //! later entries that it has seen. Removed objects count until the collector has deleted their bytes and
-//! freed the space.
+//! freed the space. Where replicas read counts alone, one of them reads all entries and publishes its accounts as counts.
 //!
 //! Writers on one replica reserve before they write, so together they never exceed a limit. Other replicas'
 //! acknowledgements arrive with the journal's lag, so a tenant may exceed its limit by
@@ -86,20 +86,36 @@ struct LedgerState {
     accounts: HashMap<Name, Account>,
     /// During a count: changes that may or may not be in its listing.
     meanwhile: Option<Vec<(Name, [u8; 32], Stored)>>,
+    /// The last batch heard of each replica: an index that was emptied reads them again.
+    heard: BTreeMap<Name, u64>,
 }
 
 #[derive(Debug, Default)]
 struct Account {
     counted: Stored,
     counted_at: Option<Instant>,
+    /// How far the count reaches, and the store's time at that in ms; none without a count.
+    reach: Option<Reach>,
+    as_of_ms: Option<i64>,
+    /// What this replica said last to the others.
+    published: Option<Stored>,
     /// Later changes, by replica and batch.
     since: VecDeque<(Name, u64, Stored)>,
     reserved: Stored,
 }
 
 impl Account {
+    fn stored(&self) -> Stored {
+        self.since.iter().fold(self.counted, |sum, (.., stored)| sum.plus(*stored))
+    }
+
     fn used(&self) -> Stored {
-        self.since.iter().fold(self.counted, |sum, (.., stored)| sum.plus(*stored)).plus(self.reserved)
+        self.stored().plus(self.reserved)
+    }
+
+    /// Whether the count includes a batch.
+    fn includes(&self, replica: &Name, n: u64) -> bool {
+        self.reach.iter().flat_map(|reach| reach.iter()).any(|(of, last)| of == replica && n <= *last)
     }
 
     fn add(&mut self, replica: &Name, n: u64, stored: Stored) {
@@ -131,14 +147,62 @@ impl Drop for Reservation {
     }
 }
 
-impl Ledger {
-    /// Records that batch `n` of a replica's journal reports an object as stored; `digest` identifies it.
-    pub(crate) fn note(&self, tenant: &Name, digest: [u8; 32], stored: Stored, replica: &Name, n: u64) {
-        let mut state = self.0.lock();
-        state.accounts.entry(tenant.clone()).or_default().add(replica, n, stored);
-        if let Some(meanwhile) = &mut state.meanwhile {
+impl LedgerState {
+    fn note(&mut self, tenant: &Name, digest: [u8; 32], stored: Stored) -> &mut Account {
+        if let Some(meanwhile) = &mut self.meanwhile {
             meanwhile.push((tenant.clone(), digest, stored));
         }
+        self.accounts.entry(tenant.clone()).or_default()
+    }
+}
+
+impl Ledger {
+    /// Records an object that this replica stored and reports in batch `n` of its journal; `digest` identifies it.
+    pub(crate) fn note(&self, tenant: &Name, digest: [u8; 32], stored: Stored, this: &Name, n: u64) {
+        self.0.lock().note(tenant, digest, stored).add(this, n, stored);
+    }
+
+    /// Records that batch `n` of another replica's journal reports an object as stored. Counts it once, whether the batch is
+    /// read again or a count that includes it came first.
+    pub(crate) fn note_heard(&self, tenant: &Name, digest: [u8; 32], stored: Stored, replica: &Name, n: u64) {
+        let mut state = self.0.lock();
+        let is_known = state.heard.get(replica).is_some_and(|last| n <= *last);
+        let account = state.note(tenant, digest, stored);
+        if !is_known && !account.includes(replica, n) {
+            account.add(replica, n, stored);
+        }
+    }
+
+    /// Batch `n` of another replica's journal is applied.
+    pub(crate) fn heard(&self, replica: &Name, n: u64) {
+        let mut state = self.0.lock();
+        let last = state.heard.entry(replica.clone()).or_insert(n);
+        *last = (*last).max(n);
+        // Names begin with their replicas' start time: the first is the one most likely gone.
+        if state.heard.len() > limits::LEDGER_HEARD_MAX {
+            state.heard.pop_first();
+        }
+    }
+
+    /// Whether the collector is listing.
+    pub(crate) fn is_counting(&self) -> bool {
+        self.0.lock().meanwhile.is_some()
+    }
+
+    /// The tenants of whose usage this replica has not said the latest.
+    pub(crate) fn unpublished(&self) -> Vec<Name> {
+        let state = self.0.lock();
+        let changed =
+            state.accounts.iter().filter(|(_, account)| account.published != Some(account.stored()));
+        changed.map(|(tenant, _)| tenant.clone()).collect()
+    }
+
+    /// A tenant's usage, which the caller tells the others; `None` without a count.
+    pub(crate) fn publish(&self, tenant: &Name) -> Option<Stored> {
+        let mut state = self.0.lock();
+        let account = state.accounts.get_mut(tenant).filter(|account| account.reach.is_some())?;
+        account.published = Some(account.stored());
+        account.published
     }
 
     /// Reserves `wanted`, if `quota` allows it.
@@ -168,13 +232,19 @@ impl Ledger {
         at.is_some_and(|at| at.elapsed() < limits::LEDGER_AGE_MAX)
     }
 
-    /// Applies a count that reaches as far as `reach`.
-    pub(crate) fn take_count(&self, tenant: &Name, counted: Stored, reach: &[(Name, u64)]) {
+    /// Applies a count that reaches as far as `reach`, unless a later one is known: counts are read by replica, not in order.
+    pub(crate) fn take_count(&self, tenant: &Name, counted: Stored, reach: &Reach, as_of_ms: Option<i64>) {
         let mut state = self.0.lock();
         let account = state.accounts.entry(tenant.clone()).or_default();
+        if as_of_ms.is_some() && as_of_ms < account.as_of_ms {
+            return;
+        }
+        account.as_of_ms = as_of_ms;
         account.counted = counted;
         account.counted_at = Some(Instant::now());
-        account.since.retain(|(replica, n, _)| !reach.iter().any(|(of, last)| of == replica && n <= last));
+        account.reach = Some(Arc::clone(reach));
+        let since = std::mem::take(&mut account.since);
+        account.since = since.into_iter().filter(|(replica, n, _)| !account.includes(replica, *n)).collect();
     }
 
     /// The collector starts listing.
@@ -258,9 +328,12 @@ mod tests {
 
     proptest! {
         /// Whenever stores happen around a count, and in whatever order batches and the count arrive, every
-        /// replica ends with the true usage.
+        /// replica ends with the true usage; also if its index is emptied, and it reads all batches again.
         #[test]
-        fn all_replicas_come_to_the_truth(stores in prop::collection::vec((0u8..3, 0u64..4, 1u64..100), 1..40), cut in 0usize..40, listed: u64) {
+        fn all_replicas_come_to_the_truth(
+            stores in prop::collection::vec((0u8..3, 0u64..4, 1u64..100), 1..40),
+            cut in 0usize..40, listed: u64, arrives in 0usize..40, again: bool,
+        ) {
             let (counter, other, tenant) = (Ledger::default(), Ledger::default(), name("a"));
             let replica = |r: u8| name(&format!("r{r}"));
             let digest = |i: usize| { let mut d = [0; 32]; d[..8].copy_from_slice(&(i as u64).to_le_bytes()); d };
@@ -289,13 +362,25 @@ mod tests {
             // A batch arrives whole or not at all: the entries of the count's last batch are in both.
             let whole = |(replica, n, _): &(Name, u64, u64)| !reach.iter().any(|(of, last)| of == replica && n == last);
             let later: Vec<_> = batches[cut..].iter().filter(|batch| whole(batch)).collect();
-            for (i, (replica, n, bytes)) in batches[..cut].iter().enumerate() {
-                other.note(&tenant, digest(i), Stored::one(*bytes), replica, *n);
+            let mut heard: BTreeMap<(Name, u64), Vec<u64>> = BTreeMap::new();
+            for (replica, n, bytes) in batches[..cut].iter().chain(later.iter().copied()) {
+                heard.entry((replica.clone(), *n)).or_default().push(*bytes);
             }
-            for (i, (replica, n, bytes)) in later.iter().enumerate() {
-                other.note(&tenant, digest(1000 + i), Stored::one(*bytes), replica, *n);
+            let (reach, arrives) = (reach.into(), arrives.min(heard.len()));
+            for look in 0..=u8::from(again) {
+                for (i, ((replica, n), objects)) in heard.iter().enumerate() {
+                    if look == 0 && i == arrives {
+                        other.take_count(&tenant, counted, &reach, Some(1));
+                    }
+                    for bytes in objects {
+                        other.note_heard(&tenant, digest(i), Stored::one(*bytes), replica, *n);
+                    }
+                    other.heard(replica, *n);
+                }
+                if look == 0 && arrives == heard.len() {
+                    other.take_count(&tenant, counted, &reach, Some(1));
+                }
             }
-            other.take_count(&tenant, counted, &reach);
             let truth = Stored {
                 objects: (cut + later.len()) as u64,
                 bytes: batches[..cut].iter().map(|b| b.2).sum::<u64>() + later.iter().map(|b| b.2).sum::<u64>(),

@@ -31,21 +31,48 @@ impl Changes {
         quota: StoredQuota,
         wanted: Stored,
     ) -> Result<Reservation, QuotaError> {
-        if !self.ledger.is_counted(tenant) {
-            let reach = self.journal.reach();
-            let usage = self.usage(tenant).await?;
-            let counted = Stored {
-                objects: usage.objects
-                    + usage.removed_objects
-                    + usage.context_versions
-                    + usage.waiting_uploads
-                    + usage.profiles,
-                bytes: usage.bytes + usage.removed_bytes + usage.profile_bytes + usage.other_bytes,
-            };
-            self.ledger.take_count(tenant, counted, &reach);
-        }
+        self.count_unless_counted(tenant).await?;
         let full = |Full { limit, max, used }| QuotaError::Full { limit, max, used };
         self.ledger.reserve(tenant, quota, wanted).map_err(full)
+    }
+
+    async fn count_unless_counted(&self, tenant: &Name) -> Result<(), StoreError> {
+        if self.ledger.is_counted(tenant) {
+            return Ok(());
+        }
+        let (reach, as_of_ms) = (self.journal.reach(), self.bucket.now_ms());
+        let usage = self.usage(tenant).await?;
+        let counted = Stored {
+            objects: usage.objects
+                + usage.removed_objects
+                + usage.context_versions
+                + usage.waiting_uploads
+                + usage.profiles,
+            bytes: usage.bytes + usage.removed_bytes + usage.profile_bytes + usage.other_bytes,
+        };
+        self.ledger.take_count(tenant, counted, &reach, as_of_ms);
+        Ok(())
+    }
+
+    /// Tells the other replicas what changed in the usage of tenants with a quota since the last call. For a replica that reads
+    /// what all stored, on behalf of others that read counts alone; two that do so at once are harmless.
+    ///
+    /// # Errors
+    /// [`StoreError::Request`]: a tenant was never counted, and cannot be.
+    pub async fn publish_usage(&self, has_quota: impl Fn(&Name) -> bool) -> Result<(), StoreError> {
+        for tenant in self.ledger.unpublished().into_iter().filter(|tenant| has_quota(tenant)) {
+            self.count_unless_counted(&tenant).await?;
+            let (reach, as_of_ms) = (self.journal.reach(), self.bucket.now_ms());
+            if let Some(stored) = self.ledger.publish(&tenant) {
+                self.journal.push(JournalEntry::Counted { tenant, stored, reach, as_of_ms });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the collector of this replica is counting.
+    pub fn is_counting(&self) -> bool {
+        self.ledger.is_counting()
     }
 
     /// Records an object that is not in the journal: other replicas learn of it from the next count.
@@ -66,10 +93,10 @@ impl Changes {
 
     /// Publishes the results of the collector's listing.
     pub(crate) fn publish_count(&self, count: Count) {
-        let reach = self.journal.reach();
+        let (reach, as_of_ms) = (self.journal.reach(), self.bucket.now_ms());
         for (tenant, stored) in self.ledger.end_count(count) {
-            self.ledger.take_count(&tenant, stored, &reach);
-            self.journal.push(JournalEntry::Counted { tenant, stored, reach: reach.clone() });
+            self.ledger.take_count(&tenant, stored, &reach, as_of_ms);
+            self.journal.push(JournalEntry::Counted { tenant, stored, reach: reach.clone(), as_of_ms });
         }
     }
 

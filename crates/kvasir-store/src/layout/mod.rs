@@ -16,7 +16,7 @@
 //! {root}/2/t/{tenant}/salt                                            start of the tenant's token chains
 //! {root}/2/t/{tenant}/g/{namespace}/{id}                              later salts of a namespace, one each rotation
 //! {root}/2/t/{tenant}/salts/{id}                                      proposals for it, without conditional creates
-//! {root}/2/j/{log}/{replica}/{n}                                      journal batches: removed, stored
+//! {root}/2/j/{log}/{replica}/{n}                                      journal batches: removed, stored, counted
 //! {root}/2/gc/epoch/{n}                                               GC leadership
 //! {root}/2/gc/intent/{uuid}                                           chunks that a collector is about to delete
 //! {root}/2/probe/{uuid}                                               start-up probes
@@ -143,19 +143,22 @@ pub enum Key {
 pub enum JournalLog {
     /// Removals.
     Removed,
-    /// Stored chunks and counts.
+    /// Stored chunks.
     Stored,
+    /// Tenants' usage of the store.
+    Counted,
 }
 
 impl JournalLog {
-    /// All logs, in the order of their folders, which is the order of reading.
-    pub const ALL: [Self; 2] = [Self::Removed, Self::Stored];
+    /// All logs, in the order of reading.
+    pub const ALL: [Self; 3] = [Self::Removed, Self::Stored, Self::Counted];
 
     /// The name in keys.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Removed => "removed",
             Self::Stored => "stored",
+            Self::Counted => "counted",
         }
     }
 

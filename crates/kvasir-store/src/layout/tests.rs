@@ -75,7 +75,7 @@ fn any_key() -> impl Strategy<Value = Key> {
             namespace,
             id: Uuid::from_u128(id)
         }),
-        (any_name(), any::<u64>(), 0..2usize).prop_map(|(replica, n, log)| Key::Journal {
+        (any_name(), any::<u64>(), 0..JournalLog::ALL.len()).prop_map(|(replica, n, log)| Key::Journal {
             log: JournalLog::ALL[log],
             replica,
             n

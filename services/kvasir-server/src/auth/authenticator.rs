@@ -99,6 +99,11 @@ impl Authenticator {
         self.tenants.as_ref().map(|tenants| tenants.get().quota(tenant)).unwrap_or_default()
     }
 
+    /// Whether any tenant has a limit on stored data.
+    pub(crate) fn has_stored_quotas(&self) -> bool {
+        self.tenants.as_ref().is_some_and(|tenants| tenants.get().has_stored_quotas())
+    }
+
     /// The principal of an S3 access key and the key's secret, unless it has expired.
     pub(crate) fn access_key(&self, id: &str) -> Option<(Principal, Secret)> {
         match &self.tenants {

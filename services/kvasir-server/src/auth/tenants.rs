@@ -173,6 +173,10 @@ impl Tenants {
         self.quotas.get(tenant).copied().unwrap_or_default()
     }
 
+    pub(crate) fn has_stored_quotas(&self) -> bool {
+        self.quotas.values().any(|quota| !quota.stored().is_open())
+    }
+
     fn slot(&self, sha256: &[u8; 32]) -> [u8; 32] {
         *blake3::keyed_hash(&self.slot_key, sha256).as_bytes()
     }

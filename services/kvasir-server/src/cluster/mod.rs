@@ -149,6 +149,18 @@ impl Cluster {
         }
     }
 
+    /// Whether there are so many members that each has rows of its own part alone. A replica that is none of them has rows of
+    /// everything.
+    pub(crate) fn is_large(&self) -> bool {
+        let current = self.current();
+        current.members.len() > limits::JOURNAL_ROWS_MEMBERS_MAX && self.this(&current).is_some()
+    }
+
+    /// Whether this replica keeps the accounts of tenants for the others. Two may think so for a while.
+    pub(crate) fn keeps_accounts(&self) -> bool {
+        self.place(&RouteKey::ACCOUNTS) == RoutePlace::First
+    }
+
     /// Takes note of a lookup; gives whether its route is split, so that the caller's next lookups should go by the next one.
     pub(crate) fn note_lookup(&self, tenant: &Name, route: RouteKey, blocks: &[SeqHash]) -> bool {
         self.len() > 1 && self.splits.note(tenant, route, blocks)

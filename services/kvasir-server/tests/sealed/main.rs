@@ -9,8 +9,8 @@ use bytes::Bytes;
 use futures::TryStreamExt;
 use kvasir_api::ContextRequest;
 use kvasir_storage::{
-    ByteRange, CatalogError, ChunkError, Lookup, PutChunk, PutError, Query, Settings, Storage, gc::GcPolicy,
-    hot::RequestHint, index::Index,
+    ByteRange, CatalogError, ChunkError, JournalReading, Lookup, PutChunk, PutError, Query, Settings,
+    Storage, gc::GcPolicy, hot::RequestHint, index::Index,
 };
 use kvasir_store::{
     OpenStore, StoreAbilities, StoreConfig, StoreError, StoreKind,
@@ -439,11 +439,14 @@ async fn the_journal_of_a_sealed_tenant_is_read_by_who_has_its_key() {
     let batch = found(&truth, "/j/").await.swap_remove(0);
     let good = raw(&truth, &batch).await;
     assert!(!good.windows(8).any(|window| window == &chunk.seq_hash.as_bytes()[..8]), "in the clear");
-    assert_eq!(heard.changes().journal_tail().await.expect("reads"), 1);
+    assert_eq!(heard.changes().journal_tail(JournalReading::Rows).await.expect("reads"), 1);
     assert_eq!(heard.index().len(), 1);
     let without = [keyless(&truth), replica_with(&truth, keys("two"))];
     for other in without {
-        assert_eq!((other.changes().journal_tail().await.expect("reads"), other.index().len()), (0, 0));
+        assert_eq!(
+            (other.changes().journal_tail(JournalReading::Rows).await.expect("reads"), other.index().len()),
+            (0, 0)
+        );
         assert_eq!(other.changes().journal_skipped(), 1);
     }
     // Under another name it is not that batch; what is in the clear of a tenant with a key is nobody's.
@@ -458,7 +461,10 @@ async fn the_journal_of_a_sealed_tenant_is_read_by_who_has_its_key() {
     let forged = found(&plain_truth, "/j/").await.swap_remove(0);
     truth.put(&forged, raw(&plain_truth, &forged).await.into()).await.expect("puts");
     let cold = replica(&truth);
-    assert_eq!((cold.changes().journal_tail().await.expect("reads"), cold.index().len()), (0, 0));
+    assert_eq!(
+        (cold.changes().journal_tail(JournalReading::Rows).await.expect("reads"), cold.index().len()),
+        (0, 0)
+    );
     assert_eq!(cold.changes().journal_skipped(), 2);
 }
 

@@ -23,6 +23,8 @@ struct LogState {
     /// Number of the first event still in the log.
     first: u64,
     bytes: usize,
+    /// Number of the first event from which on all replicas' events are here; `None` while they are not.
+    complete_from: Option<u64>,
 }
 
 /// A reader's position: the number of its next event.
@@ -41,7 +43,20 @@ pub enum Portion {
 impl EventLog {
     pub(crate) fn new(replica: &str) -> Self {
         let replica_tag = blake3::hash(replica.as_bytes()).to_hex()[..8].to_owned();
-        Self { state: Mutex::default(), changed: watch::Sender::new(0), replica_tag }
+        let state = LogState { complete_from: Some(0), ..LogState::default() };
+        Self { state: Mutex::new(state), changed: watch::Sender::new(0), replica_tag }
+    }
+
+    /// Says whether the events of other replicas are here from now on.
+    pub(crate) fn set_complete(&self, is_complete: bool) {
+        let mut state = self.state.lock();
+        let end = state.first + state.events.len() as u64;
+        state.complete_from = is_complete.then(|| state.complete_from.unwrap_or(end));
+    }
+
+    /// Whether the events of other replicas are here.
+    pub fn is_complete(&self) -> bool {
+        self.state.lock().complete_from.is_some()
     }
 
     /// Appends an event, assigns its id, and drops the oldest ones beyond the bounds.
@@ -79,14 +94,16 @@ impl EventLog {
         let millis: u64 = parts.next()?.parse().ok()?;
         let (replica_tag, number) = (parts.next()?, parts.next()?.parse::<u64>().ok()?);
         let state = self.state.lock();
+        let first = state.first.max(state.complete_from?);
         if replica_tag == self.replica_tag {
             let end = state.first + state.events.len() as u64;
-            return (state.first..=end).contains(&number.saturating_add(1)).then(|| LogPosition(number + 1));
+            return (first..=end).contains(&number.saturating_add(1)).then(|| LogPosition(number + 1));
         }
         // Another replica's event: start well before it, if those events are still here.
         let from = millis.saturating_sub(limits::EVENTS_OVERLAP.as_millis() as u64);
-        let skipped = state.events.iter().take_while(|(event, _)| event.timestamp_ms < from).count();
-        (skipped > 0).then(|| LogPosition(state.first + skipped as u64))
+        let kept = state.events.iter().skip(usize::try_from(first - state.first).unwrap_or(usize::MAX));
+        let skipped = kept.take_while(|(event, _)| event.timestamp_ms < from).count();
+        (skipped > 0).then(|| LogPosition(first + skipped as u64))
     }
 
     /// The events at a position, at most [`limits::EVENTS_BATCH`]; advances the position.

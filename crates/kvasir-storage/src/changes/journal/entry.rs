@@ -66,7 +66,7 @@ pub(crate) enum JournalEntry {
         /// The reason.
         reason: Removal,
     },
-    /// The collector counted a tenant's objects in the store.
+    /// A tenant's usage of the store, as the collector or the replica that keeps accounts counted it.
     Counted {
         /// The tenant.
         tenant: Name,
@@ -74,6 +74,8 @@ pub(crate) enum JournalEntry {
         stored: Stored,
         /// By replica, the last batch included in the count.
         reach: Reach,
+        /// The store's time at that, in ms: of two counts the later one holds, in whatever order they are read.
+        as_of_ms: Option<i64>,
     },
 }
 
@@ -91,7 +93,8 @@ impl JournalEntry {
     pub(super) fn log(&self) -> JournalLog {
         match self {
             Self::Removed { .. } => JournalLog::Removed,
-            Self::Stored { .. } | Self::Counted { .. } => JournalLog::Stored,
+            Self::Stored { .. } => JournalLog::Stored,
+            Self::Counted { .. } => JournalLog::Counted,
         }
     }
 }
@@ -134,9 +137,10 @@ pub(super) fn encode_entries<'a>(entries: impl IntoIterator<Item = &'a JournalEn
                 let key = [&seq_hash.as_bytes()[..], object_digest.as_bytes()].concat();
                 (REMOVED, model_id, vec![key, reason.as_str().as_bytes().to_vec()])
             }
-            JournalEntry::Counted { stored, reach, .. } => {
+            JournalEntry::Counted { stored, reach, as_of_ms, .. } => {
                 let key = [stored.objects.to_le_bytes(), stored.bytes.to_le_bytes()].concat();
-                (3, &ModelId::from([0; 32]), vec![key, encode_reach(reach)])
+                let as_of = as_of_ms.map_or_else(Vec::new, |ms| ms.to_le_bytes().to_vec());
+                (3, &ModelId::from([0; 32]), vec![key, encode_reach(reach), as_of])
             }
         };
         let mut content = model_id.as_bytes().to_vec();
@@ -226,7 +230,9 @@ fn decode_entry(kind: u8, tenant: Name, content: &[u8]) -> Option<JournalEntry> 
         _ => {
             let (objects, bytes) = key.split_first_chunk::<8>()?;
             let (objects, bytes) = (u64::from_le_bytes(*objects), u64::from_le_bytes(bytes.try_into().ok()?));
-            JournalEntry::Counted { tenant, stored: Stored { objects, bytes }, reach: decode_reach(value)? }
+            let as_of_ms = field(&mut rest).and_then(|ms| Some(i64::from_le_bytes(ms.try_into().ok()?)));
+            let (stored, reach) = (Stored { objects, bytes }, decode_reach(value)?);
+            JournalEntry::Counted { tenant, stored, reach, as_of_ms }
         }
     })
 }
@@ -284,7 +290,8 @@ mod tests {
             if kind == 0 {
                 let stored = Stored { objects: entry.row.object_bytes, bytes: entry.row.first_position };
                 let reach = reach.iter().map(|(name, n)| (name.parse().expect("a name"), *n)).collect();
-                JournalEntry::Counted { tenant, stored, reach }
+                let as_of_ms = (object[0] % 2 == 0).then(|| i64::from(object[1]) << 32);
+                JournalEntry::Counted { tenant, stored, reach, as_of_ms }
             } else if kind == 1 {
                 let whole = |short: &[u8]| {
                     let mut hash = [1, 2, 3, 4, 5, 6, 7, 8];

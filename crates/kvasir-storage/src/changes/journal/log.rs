@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
 use kvasir_store::layout::JournalLog;
@@ -24,6 +24,8 @@ pub(super) struct Log {
     pub(super) dropped: AtomicU64,
     /// The last batch read of each replica.
     pub(super) seen: Mutex<HashMap<Name, u64>>,
+    /// Number of listings still to be made folder by folder, because the log has more than a page of batches.
+    pub(super) looks_by_folder: AtomicU32,
 }
 
 impl Log {
@@ -35,6 +37,7 @@ impl Log {
             appending: tokio::sync::Mutex::default(),
             dropped: AtomicU64::new(0),
             seen: Mutex::new(seen),
+            looks_by_folder: AtomicU32::new(0),
         }
     }
 

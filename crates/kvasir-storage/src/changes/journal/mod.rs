@@ -7,13 +7,11 @@
 //! each log, so a replica that returns resumes where it stopped.
 
 mod entry;
+mod listing;
 mod log;
 mod sealed;
 
-use std::{
-    collections::BTreeMap,
-    sync::atomic::{AtomicU32, AtomicU64, Ordering},
-};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use futures::{StreamExt, TryStreamExt, stream};
 use kvasir_store::{
@@ -21,12 +19,12 @@ use kvasir_store::{
     layout::{JournalLog, Key},
 };
 use kvasir_types::{ModelId, Name};
-use object_store::ObjectMeta;
 use uuid::Uuid;
 
 pub(crate) use self::entry::JournalEntry;
 #[cfg(any(test, fuzzing))]
 pub(crate) use self::entry::fuzz;
+pub use self::listing::JournalReading;
 use self::log::Log;
 use super::{
     Changes,
@@ -46,25 +44,33 @@ pub(crate) struct Journal {
     replica: Name,
     removed: Log,
     stored: Log,
-    /// Number of listings still to be made folder by folder, because the journal has more than a page of batches.
-    looks_by_folder: AtomicU32,
+    counted: Log,
+    /// Number of listings of all logs still to be made log by log, because the journal has more than a page of batches.
+    looks_by_log: AtomicU32,
+    /// Whether the last read included what others stored.
+    reads_stored: AtomicBool,
     /// Skipped parts of other replicas' batches.
     skipped: AtomicU64,
 }
-
-/// Numbers of batches, by log and replica, in order.
-type Batches = BTreeMap<(JournalLog, Name), Vec<u64>>;
 
 impl Journal {
     /// A journal that resumes reading after `positions`.
     pub(crate) fn new(positions: &[LogPosition]) -> Self {
         // A name unique to this process, so that numbers never clash, whatever happens to the disk.
         let replica = Uuid::now_v7().to_string().parse().unwrap_or_else(|_| unreachable!("hex and dashes"));
-        let [removed, stored] = JournalLog::ALL.map(|log| {
+        let [removed, stored, counted] = JournalLog::ALL.map(|log| {
             let seen = positions.iter().filter(|(of, ..)| *of == log).map(|(_, name, n)| (name.clone(), *n));
             Log::new(log, seen.collect())
         });
-        Self { replica, removed, stored, looks_by_folder: AtomicU32::new(0), skipped: AtomicU64::new(0) }
+        Self {
+            replica,
+            removed,
+            stored,
+            counted,
+            looks_by_log: AtomicU32::new(0),
+            reads_stored: AtomicBool::new(false),
+            skipped: AtomicU64::new(0),
+        }
     }
 
     /// The name that this process writes under.
@@ -76,6 +82,7 @@ impl Journal {
         match log {
             JournalLog::Removed => &self.removed,
             JournalLog::Stored => &self.stored,
+            JournalLog::Counted => &self.counted,
         }
     }
 
@@ -116,7 +123,11 @@ impl Changes {
     /// # Errors
     /// [`StoreError::Request`]; the entries keep waiting.
     pub async fn journal_append(&self) -> Result<usize, StoreError> {
-        Ok(self.append(&self.journal.removed).await? + self.append(&self.journal.stored).await?)
+        let mut appended = 0;
+        for log in JournalLog::ALL {
+            appended += self.append(self.journal.log(log)).await?;
+        }
+        Ok(appended)
     }
 
     async fn append(&self, log: &Log) -> Result<usize, StoreError> {
@@ -154,12 +165,12 @@ impl Changes {
         Err(StoreError::own("appending to the journal", "too many entries were waiting"))
     }
 
-    /// Reads other replicas' new entries since the last call. Returns their number.
+    /// Reads other replicas' new entries since the last call, those that `reading` names. Returns their number.
     ///
     /// # Errors
     /// [`StoreError::Request`]; the next call reads the remaining entries. Damaged batches are skipped.
-    pub async fn journal_tail(&self) -> Result<usize, StoreError> {
-        self.tail(true).await
+    pub async fn journal_tail(&self, reading: JournalReading) -> Result<usize, StoreError> {
+        self.tail(reading, true).await
     }
 
     /// Like [`journal_tail`](Self::journal_tail), for the index alone: readers of events are not told, which
@@ -168,7 +179,7 @@ impl Changes {
     /// # Errors
     /// As [`journal_tail`](Self::journal_tail).
     pub async fn journal_replay(&self) -> Result<usize, StoreError> {
-        self.tail(false).await
+        self.tail(JournalReading::Rows, false).await
     }
 
     /// Empties the index if removals may have left the journal since this replica last read all of it. Returns whether
@@ -208,7 +219,7 @@ impl Changes {
         }
     }
 
-    async fn tail(&self, tells: bool) -> Result<usize, StoreError> {
+    async fn tail(&self, reading: JournalReading, tells: bool) -> Result<usize, StoreError> {
         let index = self.reads.index().index();
         // This replica may have been suspended, cut off from the journal, or have replaced a damaged index.
         if self.empty_outdated_index() {
@@ -218,7 +229,7 @@ impl Changes {
         }
         let begun = self.bucket.now_ms();
         let mut applied = 0;
-        let fresh = self.fresh_batches().await?;
+        let fresh = self.fresh_batches(reading).await?;
         // All of these batches are durable by now, and so are the tombstones of their removals.
         let heard = self.reads.index().next_removal();
         for ((log, replica), numbers) in fresh {
@@ -227,11 +238,11 @@ impl Changes {
             while let Some((n, batch)) = batches.try_next().await? {
                 match batch {
                     ReadBatch::Entries(entries) => {
-                        applied += self.apply(&replica, n, entries, heard, tells).await;
+                        applied += self.apply(&replica, n, entries, heard, reading, tells).await;
                         self.bucket.reached(Transition::JournalApplied);
                     }
                     ReadBatch::Gone => {}
-                    ReadBatch::Damaged if log == JournalLog::Stored => {}
+                    ReadBatch::Damaged if log != JournalLog::Removed => {}
                     // The batch may have removed anything: rows of the index, and chunks that other batches
                     // say were stored.
                     ReadBatch::Damaged => {
@@ -243,87 +254,16 @@ impl Changes {
                     }
                 }
                 self.journal.log(log).seen.lock().insert(replica.clone(), n);
-                index.set_log_position(&(log, replica.clone(), n));
+                // A replica that starts reads the counts again: otherwise it would have to count for itself.
+                if log != JournalLog::Counted {
+                    index.set_log_position(&(log, replica.clone(), n));
+                }
             }
         }
         if let Some(begun) = begun {
             index.set_heard_until(begun);
         }
         Ok(applied)
-    }
-
-    /// Other replicas' batches after those seen. Uses one listing of everything while that fits into a page;
-    /// beyond that, for a while, one listing of the replicas and one per replica.
-    async fn fresh_batches(&self) -> Result<Batches, StoreError> {
-        let journal = &self.journal;
-        let one_less = |looks: u32| looks.checked_sub(1);
-        if journal.looks_by_folder.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
-            return self.batches_by_folder().await;
-        }
-        let listing = self.bucket.list(&self.bucket.layout().journal_prefix(), READING);
-        let listed: Vec<_> = listing.take(limits::JOURNAL_LISTED_MAX + 1).try_collect().await?;
-        if listed.len() > limits::JOURNAL_LISTED_MAX {
-            journal.looks_by_folder.store(limits::JOURNAL_LOOKS_BY_FOLDER, Ordering::Relaxed);
-            return self.batches_by_folder().await;
-        }
-        for log in JournalLog::ALL {
-            self.keep_positions_of(log, |replica| {
-                listed.iter().any(|(key, _)| matches!(key, Key::Journal { log: l, replica: of, .. } if *l == log && of == replica))
-            });
-        }
-        Ok(self.fresh(&listed))
-    }
-
-    async fn batches_by_folder(&self) -> Result<Batches, StoreError> {
-        let mut batches = Batches::new();
-        for log in JournalLog::ALL {
-            let prefix = self.bucket.layout().log_prefix(log);
-            let replicas = self.bucket.folders::<Name>(&prefix, READING).await?;
-            self.keep_positions_of(log, |replica| replicas.contains(replica));
-            for replica in replicas {
-                if replica == self.journal.replica {
-                    continue;
-                }
-                let folder = prefix.clone().join(replica.as_str());
-                let seen = self.journal.log(log).seen.lock().get(&replica).copied();
-                let listing = match seen {
-                    Some(n) => {
-                        let after = self.bucket.path(&Key::Journal { log, replica, n });
-                        self.bucket.list_behind(&folder, &after, READING)
-                    }
-                    None => self.bucket.list(&folder, READING),
-                };
-                let listed: Vec<_> = listing.try_collect().await?;
-                batches.append(&mut self.fresh(&listed));
-            }
-        }
-        Ok(batches)
-    }
-
-    /// Drops the positions in logs without any batch: their replicas are gone, or will continue with a later batch.
-    fn keep_positions_of(&self, log: JournalLog, is_listed: impl Fn(&Name) -> bool) {
-        let index = self.reads.index().index();
-        self.journal.log(log).seen.lock().retain(|replica, _| {
-            let stays = is_listed(replica);
-            if !stays {
-                index.remove_log_position(log, replica);
-            }
-            stays
-        });
-    }
-
-    /// The listed batches of other replicas that this one has not seen.
-    fn fresh(&self, listed: &[(Key, ObjectMeta)]) -> Batches {
-        let mut batches = Batches::new();
-        for (key, meta) in listed {
-            let Key::Journal { log, replica, n } = key else { continue };
-            let is_new = self.journal.log(*log).seen.lock().get(replica).is_none_or(|seen| n > seen);
-            if is_new && *replica != self.journal.replica && meta.size <= limits::JOURNAL_BATCH_BYTES_MAX {
-                batches.entry((*log, replica.clone())).or_default().push(*n);
-            }
-        }
-        batches.values_mut().for_each(|numbers| numbers.sort_unstable());
-        batches
     }
 
     /// Reads a batch, with its number.
@@ -351,6 +291,7 @@ impl Changes {
         n: u64,
         mut entries: Vec<JournalEntry>,
         heard: u64,
+        reading: JournalReading,
         tells: bool,
     ) -> usize {
         let read = entries.len();
@@ -361,8 +302,8 @@ impl Changes {
                 JournalEntry::Stored { tenant, model_id, entry, .. } => {
                     let row = &entry.row;
                     let (digest, one) = (*row.object_digest.as_bytes(), Stored::one(row.object_bytes));
-                    self.ledger.note(tenant, digest, one, replica, n);
-                    if !self.reads.may_miss_removals() {
+                    self.ledger.note_heard(tenant, digest, one, replica, n);
+                    if reading == JournalReading::Rows && !self.reads.may_miss_removals() {
                         let scope = Scope::new(tenant, model_id);
                         self.reads.index().insert_unless_gone(scope, entry);
                         if *model_id == ModelId::OPAQUE {
@@ -374,11 +315,15 @@ impl Changes {
                     let scope = Scope::new(tenant, model_id);
                     self.reads.forget_heard(scope, *object_digest, *reason, heard);
                 }
-                JournalEntry::Counted { tenant, stored, reach } => {
-                    self.ledger.take_count(tenant, *stored, reach);
+                JournalEntry::Counted { tenant, stored, reach, as_of_ms } => {
+                    self.ledger.take_count(tenant, *stored, reach, *as_of_ms);
+                    if !reading.has(JournalLog::Stored) {
+                        self.skip_to(reach);
+                    }
                 }
             }
         }
+        self.ledger.heard(replica, n);
         if tells {
             self.tell(replica, &entries).await;
         }
@@ -435,7 +380,7 @@ mod tests {
         let storage = storage().await;
         let changes = storage.changes();
         let (tenant, model_id): (Name, ModelId) = ("default".parse().expect("a name"), [1; 32].into());
-        changes.journal_tail().await.expect("reads");
+        changes.journal_tail(JournalReading::Rows).await.expect("reads");
         let (now, kept) = (storage.store().now_ms().expect("was probed"), changes.removals_kept_ms());
         let of = |object: u8, since_ms| {
             let row = IndexRow {
@@ -466,7 +411,9 @@ mod tests {
             }
         };
         let entries = vec![of(1, Some(now - kept)), of(2, Some(now - kept / 4)), of(3, None)];
-        let read = changes.apply(&"other".parse().expect("a name"), 1, entries, 1, false).await;
+        let read = changes
+            .apply(&"other".parse().expect("a name"), 1, entries, 1, JournalReading::Rows, false)
+            .await;
         let index = storage.reads().index();
         let is_offered =
             |object: u8| index.entry(Scope::new(&tenant, &model_id), [object; 32].into()).is_some();

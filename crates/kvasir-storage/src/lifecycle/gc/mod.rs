@@ -432,6 +432,7 @@ impl Lifecycle {
         // Removals are deleted last: a reader of an entry about a stored chunk must still find its later removal.
         let logs = [
             (JournalLog::Stored, pass.policy.journal_retention),
+            (JournalLog::Counted, pass.policy.journal_retention),
             (JournalLog::Removed, pass.policy.removals_kept()),
         ];
         for (log, retention) in logs {

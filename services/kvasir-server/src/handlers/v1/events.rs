@@ -84,12 +84,14 @@ pub(in crate::handlers) async fn stream(
     let header = headers.get("last-event-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
     let last = header.filter(|id| !id.is_empty()).or(query.after);
     let log = storage.changes().events();
+    let changes = log.changes();
+    // A replica that did not read what others stored begins now.
+    state.journal().hear_stored(&state, &storage).await;
     let (position, batch) = match last.as_deref().map(|id| log.after(id)) {
         None => (log.end(), VecDeque::new()),
         Some(Some(position)) => (position, VecDeque::new()),
         Some(None) => (log.end(), VecDeque::from([storage.changes().cleared_event(&filter.tenant)])),
     };
-    let changes = log.changes();
     state.metrics().api().event_reader(1);
     let reader = EventReader { state, storage, filter, position, changes, batch, is_over: false };
     let events = stream::unfold(reader, |mut reader| async move {

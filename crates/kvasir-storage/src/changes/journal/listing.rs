@@ -1,0 +1,179 @@
+//! What of the journal a replica reads, and which batches of it are new.
+
+use std::{
+    collections::BTreeMap,
+    sync::atomic::{AtomicU32, Ordering},
+};
+
+use futures::{StreamExt, TryStreamExt};
+use kvasir_store::{
+    StoreError,
+    layout::{JournalLog, Key},
+};
+use kvasir_types::Name;
+use object_store::{ObjectMeta, path::Path};
+
+use super::{
+    super::{Changes, ledger::Reach},
+    READING,
+};
+use crate::limits;
+
+/// What a replica reads of the others' journals. Removals are always read; what was stored, the store is asked for where an
+/// index does not have it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JournalReading {
+    /// Removals alone.
+    Removals,
+    /// Tenants' usage too, for quotas.
+    Counts,
+    /// What was stored too, for events and for those who count.
+    Stored,
+    /// All, with the rows of what was stored for the index.
+    Rows,
+}
+
+impl JournalReading {
+    /// Whether a log is read.
+    pub(super) fn has(self, log: JournalLog) -> bool {
+        match log {
+            JournalLog::Removed => true,
+            JournalLog::Counted => self != Self::Removals,
+            JournalLog::Stored => matches!(self, Self::Stored | Self::Rows),
+        }
+    }
+}
+
+/// Numbers of batches, by log and replica, in order.
+pub(super) type Batches = BTreeMap<(JournalLog, Name), Vec<u64>>;
+
+/// One of a page or fewer batches.
+type Listed = Vec<(Key, ObjectMeta)>;
+
+impl Changes {
+    /// Other replicas' batches after those seen. Reads everything in one listing while that fits into a page, otherwise each
+    /// log in one; beyond that, for a while, a log's folders and then each of them.
+    pub(super) async fn fresh_batches(&self, reading: JournalReading) -> Result<Batches, StoreError> {
+        let journal = &self.journal;
+        let reads_stored = reading.has(JournalLog::Stored);
+        let begins_stored = !journal.reads_stored.swap(reads_stored, Ordering::Relaxed) && reads_stored;
+        self.events.set_complete(reads_stored);
+        if reading == JournalReading::Rows
+            && let Some(listed) =
+                self.page(&self.bucket.layout().journal_prefix(), &journal.looks_by_log).await?
+        {
+            for log in JournalLog::ALL {
+                self.keep_listed_positions(log, &listed);
+            }
+            return Ok(self.fresh(&listed));
+        }
+        let mut batches = Batches::new();
+        for log in JournalLog::ALL.into_iter().filter(|log| reading.has(*log)) {
+            let prefix = self.bucket.layout().log_prefix(log);
+            let mut fresh = match self.page(&prefix, &journal.log(log).looks_by_folder).await? {
+                Some(listed) => {
+                    self.keep_listed_positions(log, &listed);
+                    self.fresh(&listed)
+                }
+                None => self.batches_by_folder(log, &prefix).await?,
+            };
+            if log == JournalLog::Stored && begins_stored && reading == JournalReading::Stored {
+                self.skip_unknown(&mut fresh);
+            }
+            batches.append(&mut fresh);
+        }
+        Ok(batches)
+    }
+
+    /// What is there, if it fits into a page of a listing; a prefix that had more is not tried again for a while.
+    async fn page(&self, prefix: &Path, looks_left: &AtomicU32) -> Result<Option<Listed>, StoreError> {
+        let one_less = |looks: u32| looks.checked_sub(1);
+        if looks_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
+            return Ok(None);
+        }
+        let listing = self.bucket.list(prefix, READING).take(limits::JOURNAL_LISTED_MAX + 1);
+        let listed: Listed = listing.try_collect().await?;
+        if listed.len() <= limits::JOURNAL_LISTED_MAX {
+            return Ok(Some(listed));
+        }
+        looks_left.store(limits::JOURNAL_LOOKS_BY_FOLDER, Ordering::Relaxed);
+        Ok(None)
+    }
+
+    async fn batches_by_folder(&self, log: JournalLog, prefix: &Path) -> Result<Batches, StoreError> {
+        let mut batches = Batches::new();
+        let replicas = self.bucket.folders::<Name>(prefix, READING).await?;
+        self.keep_positions(log, |replica| replicas.contains(replica));
+        for replica in replicas {
+            if replica == self.journal.replica {
+                continue;
+            }
+            let folder = prefix.clone().join(replica.as_str());
+            let seen = self.journal.log(log).seen.lock().get(&replica).copied();
+            let listing = match seen {
+                Some(n) => {
+                    let after = self.bucket.path(&Key::Journal { log, replica, n });
+                    self.bucket.list_behind(&folder, &after, READING)
+                }
+                None => self.bucket.list(&folder, READING),
+            };
+            let listed: Listed = listing.try_collect().await?;
+            batches.append(&mut self.fresh(&listed));
+        }
+        Ok(batches)
+    }
+
+    fn keep_listed_positions(&self, log: JournalLog, listed: &[(Key, ObjectMeta)]) {
+        self.keep_positions(log, |replica| {
+            listed.iter().any(|(key, _)| matches!(key, Key::Journal { log: l, replica: of, .. } if *l == log && of == replica))
+        });
+    }
+
+    /// Drops the positions in logs without any batch: their replicas are gone, or will continue with a later batch.
+    fn keep_positions(&self, log: JournalLog, is_listed: impl Fn(&Name) -> bool) {
+        let index = self.reads.index().index();
+        self.journal.log(log).seen.lock().retain(|replica, _| {
+            let stays = is_listed(replica);
+            if !stays {
+                index.remove_log_position(log, replica);
+            }
+            stays
+        });
+    }
+
+    /// The listed batches of other replicas that this one has not seen.
+    fn fresh(&self, listed: &[(Key, ObjectMeta)]) -> Batches {
+        let mut batches = Batches::new();
+        for (key, meta) in listed {
+            let Key::Journal { log, replica, n } = key else { continue };
+            let is_new = self.journal.log(*log).seen.lock().get(replica).is_none_or(|seen| n > seen);
+            if is_new && *replica != self.journal.replica && meta.size <= limits::JOURNAL_BATCH_BYTES_MAX {
+                batches.entry((*log, replica.clone())).or_default().push(*n);
+            }
+        }
+        batches.values_mut().for_each(|numbers| numbers.sort_unstable());
+        batches
+    }
+
+    /// A replica that begins to read what others stored leaves out the past of those of whom it knows no position: its counts
+    /// have that, and its readers of events begin now.
+    fn skip_unknown(&self, fresh: &mut Batches) {
+        let mut seen = self.journal.stored.seen.lock();
+        fresh.retain(|(_, replica), numbers| {
+            let is_known = seen.contains_key(replica);
+            if let Some(last) = numbers.last().filter(|_| !is_known) {
+                seen.insert(replica.clone(), *last);
+            }
+            is_known
+        });
+    }
+
+    /// What a count includes need not be read, should this replica begin to read what others stored.
+    pub(super) fn skip_to(&self, reach: &Reach) {
+        let mut seen = self.journal.stored.seen.lock();
+        for (replica, n) in reach.iter().filter(|(replica, _)| *replica != self.journal.replica) {
+            let known = seen.entry(replica.clone()).or_insert(*n);
+            *known = (*known).max(*n);
+        }
+    }
+}

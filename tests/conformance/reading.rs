@@ -1,0 +1,91 @@
+//! Replicas that read parts of the journal: in a large cluster one keeps accounts for all.
+
+use std::sync::Arc;
+
+use kvasir_storage::{JournalReading, QuotaError, Storage, Stored, StoredQuota};
+use kvasir_tests::chunks::{self, Chunk};
+use kvasir_types::RootHash;
+
+use crate::{
+    Backend,
+    storage_core::{key, matched, prepare, put, tenant},
+};
+
+fn chunk(root: RootHash, seed: u64) -> (Vec<u32>, Chunk) {
+    let tokens = chunks::tokens(seed, 300);
+    let chunk = chunks::chunk(root, &tokens, 0, 300, 50);
+    (tokens, chunk)
+}
+
+async fn append(storage: &Storage) {
+    storage.changes().journal_append().await.expect("appends");
+}
+
+async fn tail(storage: &Storage, reading: JournalReading) -> usize {
+    storage.changes().journal_tail(reading).await.expect("reads")
+}
+
+async fn publish(storage: &Storage) {
+    storage.changes().publish_usage(|_| true).await.expect("counts");
+    append(storage).await;
+}
+
+/// The chunks that a replica thinks the tenant has, which has a profile too.
+async fn chunks_counted(storage: &Arc<Storage>) -> u64 {
+    let quota = StoredQuota { objects: Some(0), bytes: None };
+    match storage.changes().reserve(&tenant(), quota, Stored::one(1)).await {
+        Err(QuotaError::Full { used, .. }) => used - 1,
+        other => panic!("a quota of nothing is exceeded: {other:?}"),
+    }
+}
+
+pub(crate) async fn a_replica_that_reads_removals_alone_asks_the_store_for_the_rest(backend: &Backend) {
+    let (a, b) = (backend.replica().await, backend.replica().await);
+    let root = prepare(&a).await;
+    let (tokens, chunk) = chunk(root, 120);
+    put(&a, &chunk).await;
+    append(&a).await;
+    assert_eq!((tail(&b, JournalReading::Removals).await, b.index().len()), (0, 0));
+    assert_eq!(matched(&b, &tokens).await, 300);
+    a.lifecycle().remove(&key(&chunk)).await.expect("removes");
+    assert_eq!(tail(&b, JournalReading::Removals).await, 1);
+    assert_eq!(matched(&b, &tokens).await, 0);
+    // It reads of the past where it begins to read everything.
+    assert_eq!((tail(&b, JournalReading::Rows).await, b.index().len()), (1, 0));
+}
+
+pub(crate) async fn one_replica_keeps_accounts_for_all(backend: &Backend) {
+    let (a, b, accountant) = (backend.replica().await, backend.replica().await, backend.replica().await);
+    let root = prepare(&a).await;
+    let put_another = async |seed| {
+        put(&a, &chunk(root, seed).1).await;
+        append(&a).await;
+    };
+    put_another(121).await;
+    // What was before it began is in its own count, which it makes when it first has to tell.
+    assert_eq!(tail(&accountant, JournalReading::Stored).await, 0);
+    put_another(122).await;
+    assert_eq!((tail(&accountant, JournalReading::Stored).await, accountant.index().len()), (1, 0));
+    publish(&accountant).await;
+    assert_eq!(tail(&b, JournalReading::Counts).await, 1);
+    assert_eq!(chunks_counted(&b).await, 2);
+    // Others cannot know what it did not tell.
+    put_another(123).await;
+    assert_eq!((tail(&b, JournalReading::Counts).await, chunks_counted(&b).await), (0, 2));
+    assert_eq!((chunks_counted(&a).await, tail(&accountant, JournalReading::Stored).await), (3, 1));
+    publish(&accountant).await;
+    assert_eq!((tail(&b, JournalReading::Counts).await, chunks_counted(&b).await), (1, 3));
+    // Nothing changed: nothing is told.
+    publish(&accountant).await;
+    assert_eq!(tail(&b, JournalReading::Counts).await, 0);
+    // Another replica takes the accounts over: it reads from where the last count ends.
+    put_another(124).await;
+    put_another(125).await;
+    drop(accountant);
+    assert_eq!((tail(&b, JournalReading::Stored).await, chunks_counted(&b).await), (2, 5));
+    publish(&b).await;
+    // The writer's own entries are in the count that it reads, and count once.
+    assert_eq!((tail(&a, JournalReading::Counts).await, chunks_counted(&a).await), (3, 5));
+    put(&a, &chunk(root, 126).1).await;
+    assert_eq!(chunks_counted(&a).await, 6);
+}
