@@ -34,11 +34,16 @@ fn free_addresses(count: usize) -> Vec<SocketAddr> {
 
 impl Replicas {
     async fn start(count: usize) -> Self {
+        Self::start_among(count, &[]).await
+    }
+
+    /// Replicas whose list names others as well.
+    async fn start_among(count: usize, others: &[SocketAddr]) -> Self {
         let directory = TempDir::new().expect("a directory");
-        let addresses = free_addresses(count);
+        let addresses = [&free_addresses(count), others].concat();
         let urls: Vec<String> = addresses.iter().map(|address| format!("http://{address}")).collect();
         let mut services = Vec::new();
-        for (nth, address) in addresses.iter().enumerate() {
+        for (nth, address) in addresses.iter().take(count).enumerate() {
             let url = format!("file://{}/store", directory.path().display()).parse().expect("a URL");
             let cache = directory.path().join(nth.to_string());
             let service = Service::start_with(StoreConfig::new(url), &cache, |config| {
@@ -255,5 +260,70 @@ async fn a_prefix_that_too_many_prompts_share_is_split_and_they_spread() {
     assert_eq!(answer.status(), StatusCode::OK);
     let split = answer.headers().get(HEADER_SPLIT).expect("is told").to_str().expect("ASCII");
     assert_eq!(split, route.to_string());
+    replicas.stop().await;
+}
+
+/// Nine members are a large cluster: each has rows of its own part of the index. Two of them run, six refuse connections, and one
+/// takes them and never answers. Clients probe these and send them nothing else.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn in_a_large_cluster_each_replica_knows_its_own_part() {
+    let silent = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
+    let others = [free_addresses(6), vec![silent.local_addr().expect("bound")]].concat();
+    let heads = std::thread::spawn(move || {
+        let mut heads = Vec::new();
+        let mut kept = Vec::new();
+        while let Ok((mut stream, _)) = silent.accept() {
+            let mut head = [0; 5];
+            if std::io::Read::read_exact(&mut stream, &mut head).is_err() || &head == b"STOP " {
+                return heads;
+            }
+            let mut rest = [0; 7];
+            std::io::Read::read_exact(&mut stream, &mut rest).expect("a path");
+            heads.push(String::from_utf8_lossy(&[&head[..], &rest].concat()).into_owned());
+            kept.push(stream);
+        }
+        heads
+    });
+    let replicas = Replicas::start_among(2, &others).await;
+    let client = replicas.client(0).await;
+    for seed in 0..24 {
+        replicas.store(&client, seed).await;
+    }
+    for seed in 0..24 {
+        replicas.load(&client, seed).await;
+    }
+    // Both stored some, both hear of removals, neither reads what the other stored.
+    let mut rows = Vec::new();
+    for nth in 0..2 {
+        let text = replicas.service(nth).metrics().await;
+        let row = text.lines().find_map(|line| line.strip_prefix("kvasir_index_rows ")?.parse::<u64>().ok());
+        rows.push(row.expect("there from the start"));
+    }
+    assert!(rows.iter().all(|rows| *rows > 0) && rows.iter().sum::<u64>() < 48, "{rows:?}");
+    let chunk = chunks::chunk(replicas.root, &chunks::tokens(3, TOKENS), 0, TOKENS, 5_000);
+    client.delete_chunk(&replicas.model_id, &chunk.seq_hash).await.expect("is removed");
+    let body = serde_json::json!({
+        "model_id": replicas.model_id, "namespace": "n", "block_hashes": replicas.chain(3).blocks(),
+    });
+    for nth in 0..2 {
+        let service = replicas.service(nth);
+        let mut matched = 1;
+        for _ in 0..300 {
+            let request = service.http.post(format!("http://{}{}", service.address, routes::LOOKUP));
+            let answer = request.json(&body).send().await.expect("an answer");
+            let answer: kvasir_api::LookupResponse = answer.json().await.expect("its JSON");
+            matched = answer.matched_tokens;
+            if matched == 0 {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
+        assert_eq!(matched, 0, "replica {nth}");
+    }
+    let address = others[6];
+    std::io::Write::write_all(&mut std::net::TcpStream::connect(address).expect("connects"), b"STOP ")
+        .expect("writes");
+    let heads = heads.join().expect("no panic");
+    assert!(heads.iter().all(|head| head == "GET /readyz "), "{heads:?}");
     replicas.stop().await;
 }

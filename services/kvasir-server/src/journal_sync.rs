@@ -147,3 +147,75 @@ async fn publish_usage(state: &AppState, storage: &Storage) {
         tracing::warn!(%error, "the usage of a tenant could not be counted for the other replicas; it will be retried");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use kvasir_storage::{Settings, index::Index};
+    use kvasir_store::{OpenStore, StoreConfig, observe::NoObserver};
+
+    use super::*;
+    use crate::{
+        auth::Authenticator,
+        cluster::{Cluster, ClusterConfig, MemberSource},
+        config::AuthConfig,
+        metrics::Metrics,
+    };
+
+    fn url(nth: usize) -> String {
+        format!("http://r{nth}:7480")
+    }
+
+    /// Replica `nth` of a cluster of `members`.
+    fn replica(nth: usize, members: usize, tenants: &str) -> AppState {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(file.path(), tenants).expect("writes");
+        let auth =
+            AuthConfig { tenants_file: Some(file.path().to_owned()), jwt: None, failures_per_minute: 3 };
+        let list = (0..members).map(url).collect::<Vec<_>>().join(",");
+        let members = Some(MemberSource::parse(&list).expect("a list"));
+        AppState::new(
+            Arc::new(Metrics::new()),
+            Authenticator::open(&auth).expect("a file"),
+            None,
+            None,
+            None,
+            JournalSync::new(Duration::from_secs(1)),
+            Cluster::new(ClusterConfig { members, advertise: Some(url(nth)) }, false),
+        )
+    }
+
+    #[tokio::test]
+    async fn in_a_large_cluster_one_replica_reads_for_all() {
+        let config = StoreConfig::new("memory://".parse().expect("a url"));
+        let store = OpenStore::open(&config, Arc::new(NoObserver)).expect("opens");
+        let abilities = store.probe().await.expect("answers");
+        let settings = Settings::new(std::env::temp_dir());
+        let storage = Storage::new(store, abilities, Index::memory(), settings, None);
+        let reading = |nth, members, tenants| reading(&replica(nth, members, tenants), &storage);
+        let limited = "[tenant.a]\nstored_bytes = 1\n";
+        for tenants in ["", limited] {
+            assert!((0..8).all(|nth| reading(nth, 8, tenants) == JournalReading::Rows));
+        }
+        let rates = "[tenant.a]\nrequests_per_second = 1\n";
+        for tenants in ["", rates] {
+            assert!((0..9).all(|nth| reading(nth, 9, tenants) == JournalReading::Removals));
+        }
+        let count = |wanted| (0..9).filter(|nth| reading(*nth, 9, limited) == wanted).count();
+        assert_eq!((count(JournalReading::Stored), count(JournalReading::Counts)), (1, 8));
+        assert_eq!(reading(10, 9, ""), JournalReading::Rows, "it is not in the list");
+        // A reader of events.
+        let reader = storage.changes().events().changes();
+        assert!((0..9).all(|nth| reading(nth, 9, "") == JournalReading::Stored));
+        drop(reader);
+    }
+
+    #[test]
+    fn a_cluster_reads_no_more_often_than_its_share_while_removals_keep_their_bound() {
+        let journal = JournalSync::new(Duration::from_secs(1));
+        let intervals = [0, 1, 10, 40, 100, 1_000].map(|members| journal.interval(members).as_secs_f64());
+        assert_eq!(intervals, [1.0, 1.0, 1.0, 4.0, 8.0, 8.0]);
+        assert!(limits::JOURNAL_SHARED_INTERVAL_MAX.mul_f64(1.125) < limits::JOURNAL_AGE_MAX);
+    }
+}

@@ -4,6 +4,7 @@ use kvasir_types::SeqHash;
 
 use super::{
     position::{LineageId, RowPosition},
+    removed::RemovedObject,
     row::IndexRow,
     scope::Scope,
     truncated::{BLOCK_BYTES, END, NAME_BYTES, name},
@@ -21,6 +22,21 @@ pub(super) fn lineage_of_info(key: &[u8]) -> Option<(LineageId, u32)> {
     let (lineage, rest) = rest.split_first_chunk()?;
     let &[a, b, c] = rest.first_chunk()?;
     Some((*lineage, u32::from_be_bytes([0, a, b, c])))
+}
+
+/// The start of all rows of objects.
+pub(super) const ALL_INFOS: &[u8] = &[INFO];
+/// The start of all rows that match blocks.
+pub(super) const ALL_MATCHES: &[u8] = &[MATCH];
+
+/// The object of a row, by scope and digest.
+pub(super) fn object_of_info(info: &[u8]) -> Option<RemovedObject> {
+    Some((*info.get(1..9)?.first_chunk()?, *info.get(PREFIX_BYTES + NAME_BYTES..)?.first_chunk()?))
+}
+
+/// The start of all objects of a row's chunk.
+pub(super) fn chunk_of_info(info: &[u8]) -> Option<&[u8]> {
+    info.get(..PREFIX_BYTES + NAME_BYTES)
 }
 
 fn at_position(kind: u8, scope: Scope, position: RowPosition) -> Vec<u8> {

@@ -21,6 +21,7 @@
 //! `examples/index_cost.rs` measures the cost per chunk.
 
 mod database;
+mod expiry;
 #[cfg(test)]
 mod hooked;
 mod hot;

@@ -10,7 +10,10 @@
 //! in the database's pages. Lookups check every row they find here, so a filter in memory answers first: one
 //! bit for each value of a digest's leading bits. A set bit without an entry costs one read of the index.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use kvasir_types::ObjectDigest;
 use parking_lot::Mutex;
@@ -32,6 +35,9 @@ const BUCKET_BITS: u32 = 14;
 const ENTRY_BYTES: usize = 8 + NAME_BYTES + 4 + 1;
 /// Bits of the filter: 1 MiB, so that with a million removals one in nine lookups of a row is in vain.
 const FILTER_BITS: usize = 1 << 23;
+
+/// A removed object, by scope and the leading bytes of its digest.
+pub(super) type RemovedObject = ([u8; 8], [u8; NAME_BYTES]);
 
 /// The removals in an index, and a filter of the digests that may have one.
 #[derive(Debug)]
@@ -128,15 +134,29 @@ impl RemovedFilter {
         }
     }
 
-    /// Deletes the removals that expired at `now_ms`. Returns their number.
-    pub(super) fn expire(&self, index: &dyn HotIndex, now_ms: i64) -> Result<u64, IndexError> {
-        let is_over = |entry: &Entry| entry.row.expires_ms <= now_ms;
-        let mut keys = Vec::new();
-        for_each_bucket(index, |key, bucket| {
-            if bucket.entries().any(|entry| is_over(&entry)) {
-                keys.push(key.to_vec());
-            }
+    /// The objects whose removals expired at `now_ms`.
+    pub(super) fn expired(
+        &self,
+        index: &dyn HotIndex,
+        now_ms: i64,
+    ) -> Result<HashSet<RemovedObject>, IndexError> {
+        let mut expired = HashSet::new();
+        for_each_bucket(index, |_, bucket| {
+            let over = bucket.entries().filter(|entry| entry.row.expires_ms <= now_ms);
+            expired.extend(over.map(|entry| (entry.scope, entry.digest)));
         })?;
+        Ok(expired)
+    }
+
+    /// Deletes those of the `expired` removals that were not renewed. Returns their number.
+    pub(super) fn expire(
+        &self,
+        index: &dyn HotIndex,
+        expired: &HashSet<RemovedObject>,
+        now_ms: i64,
+    ) -> Result<u64, IndexError> {
+        let is_over = |entry: &Entry| entry.row.expires_ms <= now_ms;
+        let keys: BTreeSet<[u8; 3]> = expired.iter().map(|(_, digest)| key_of(digest)).collect();
         let mut expired = 0;
         for key in keys {
             // Not for all of them at once: a pass over many must not keep a removal by request waiting.
@@ -252,7 +272,11 @@ pub(super) fn missed_until(index: &dyn HotIndex) -> Result<Option<i64>, IndexErr
 
 /// `d · bucket 2`.
 fn key(digest: &ObjectDigest) -> [u8; 3] {
-    let [a, b, ..] = *digest.as_bytes();
+    key_of(name(digest.as_bytes()))
+}
+
+fn key_of(digest: &[u8; NAME_BYTES]) -> [u8; 3] {
+    let [a, b, ..] = *digest;
     let [a, b] = (u16::from_be_bytes([a, b]) >> (u16::BITS - BUCKET_BITS)).to_be_bytes();
     [REMOVED, a, b]
 }
@@ -295,14 +319,22 @@ mod tests {
         again.put(&index, scope, &digest(8), late).expect("memory");
         let found = again.get(&index, scope, &digest(8)).expect("memory").expect("an entry");
         assert_eq!(found, RemovedRow { expires_ms: 100_000, by_request: true });
-        assert_eq!(again.expire(&index, 5_000).expect("memory"), 6);
+        assert_eq!(
+            again.expire(&index, &again.expired(&index, 5_000).expect("memory"), 5_000).expect("memory"),
+            6
+        );
         assert_eq!(again.get(&index, scope, &digest(5)).expect("memory"), None);
         assert!(again.get(&index, scope, &digest(6)).expect("memory").is_some());
         again.remove(&index, scope, &digest(6)).expect("memory");
         assert_eq!(again.get(&index, scope, &digest(6)).expect("memory"), None);
         let never = RemovedRow { expires_ms: i64::MAX, by_request: true };
         again.put(&index, scope, &digest(6), never).expect("memory");
-        assert_eq!(again.expire(&index, i64::MAX - 1).expect("memory"), 3);
+        assert_eq!(
+            again
+                .expire(&index, &again.expired(&index, i64::MAX - 1).expect("memory"), i64::MAX - 1)
+                .expect("memory"),
+            3
+        );
         assert_eq!(again.get(&index, scope, &digest(6)).expect("memory"), Some(never));
     }
 
@@ -335,7 +367,9 @@ mod tests {
                     0 => {
                         let before = map.len();
                         map.retain(|_, row: &mut RemovedRow| row.expires_ms > 1_000 * seconds);
-                        let expired = filter.expire(&index, 1_000 * seconds).expect("memory");
+                        let now_ms = 1_000 * seconds;
+                        let over = filter.expired(&index, now_ms).expect("memory");
+                        let expired = filter.expire(&index, &over, now_ms).expect("memory");
                         prop_assert_eq!(expired as usize, before - map.len());
                     }
                     1 => {

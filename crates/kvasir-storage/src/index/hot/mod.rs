@@ -15,6 +15,7 @@ use parking_lot::{Mutex, RwLock};
 use super::{
     IndexError,
     database::HotIndex,
+    expiry,
     lineage::{Usable, all_objects},
     log_position::{self, LogPosition},
     memory::MemoryIndex,
@@ -221,9 +222,13 @@ impl Index {
         self.with_removed(|index, removed| removed.remove(index, scope, digest));
     }
 
-    /// Deletes the removals that expired at `now_ms` of the store's clock. Returns their number.
+    /// Deletes the removals that expired at `now_ms` of the store's clock, and what rows of their objects are left. Returns the
+    /// number of removals.
     pub(crate) fn expire_removed(&self, now_ms: i64) -> u64 {
-        self.with_removed(|index, removed| removed.expire(index, now_ms)).unwrap_or(0)
+        let expire = |index: &dyn HotIndex, removed: &RemovedFilter| {
+            expiry::expire(index, removed, &self.writing, now_ms)
+        };
+        self.with_removed(expire).unwrap_or(0)
     }
 
     /// How far other replicas' journals have been applied to the rows.

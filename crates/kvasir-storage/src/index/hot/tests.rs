@@ -192,3 +192,49 @@ fn a_walk_takes_no_row_that_came_back_while_it_looked() {
     index.walk(scope(), &ROOT, chain(1).blocks(), Search::Thorough, &|_| false);
     assert_eq!((index.len(), found(&index, 2)), (1, 1), "what stays unusable goes");
 }
+
+/// A removal that another replica reported long after this one stored the object: only its row in the index knows the object. When
+/// the removal is forgotten, the row must be gone: otherwise the index offers what the store no longer has.
+#[test]
+fn what_was_removed_leaves_the_index_before_the_removal_is_forgotten() {
+    let directory = TempDir::new().expect("a directory");
+    let index = open(&directory);
+    (0..50).for_each(|seed| index.insert(scope(), &row(seed)));
+    // The same blocks and one more: siblings, whose blocks have rows of their own.
+    let longer = |seed: u32| {
+        let mut entry = row(seed);
+        let other: [u8; 32] = *blake3::hash(&seed.to_le_bytes()).as_bytes();
+        entry.blocks = IndexEntry::short_blocks(
+            chain(seed).blocks().iter().map(|b| &b.as_bytes()[..]).chain([&other[..]]),
+        );
+        let row = IndexRow {
+            seq_hash: other.into(),
+            object_digest: other.into(),
+            token_count: entry.row.token_count + 16,
+            ..(*entry.row).clone()
+        };
+        entry.row = Arc::new(row);
+        entry
+    };
+    (0..5).for_each(|seed| index.insert(scope(), &longer(seed)));
+    let other_tenant = Scope::new(&"u".parse().expect("a name"), &ModelId::from([1; 32]));
+    index.insert(other_tenant, &row(3));
+    let removal = |expires_ms| RemovedRow { expires_ms, by_request: false };
+    for seed in 0..20 {
+        index.put_removed(scope(), &row(seed).row.object_digest, removal(1_000 * i64::from(seed)));
+    }
+    (0..2).for_each(|seed| index.put_removed(scope(), &longer(seed).row.object_digest, removal(1_000)));
+    // Of 0 to 9, and the two longer ones.
+    assert_eq!((index.expire_removed(9_000), index.len()), (12, 56 - 12));
+    assert!((0..10).all(|seed| index.removed(scope(), &row(seed).row.object_digest).is_none()));
+    let offered = |scope, seed| {
+        let walk = index.walk(scope, &ROOT, chain(seed).blocks(), Search::Thorough, &|_| true);
+        walk.chunks.first().map(|chunk| chunk.row.object_digest)
+    };
+    assert!([0, 1, 5, 6, 7, 8, 9].iter().all(|seed| offered(scope(), *seed).is_none()));
+    // A sibling that stays still matches, and so do others' rows.
+    assert!((2..5).all(|seed| offered(scope(), seed) == Some(longer(seed).row.object_digest)));
+    assert_eq!(offered(other_tenant, 3), Some(row(3).row.object_digest));
+    assert_eq!(offered(scope(), 30), Some(row(30).row.object_digest));
+    assert_eq!((index.expire_removed(9_000), index.len()), (0, 44));
+}
