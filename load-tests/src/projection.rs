@@ -52,8 +52,8 @@ pub(crate) struct ProjectArguments {
     #[arg(long, default_value_t = 8.0)]
     lookup_chunks: f64,
     /// `journal.interval`, in seconds: how often a replica reads the journal, and appends to it if it stored
-    /// something.
-    #[arg(long, default_value_t = 2.0)]
+    /// something. In a large cluster less often.
+    #[arg(long, default_value_t = 1.0)]
     journal_s: f64,
     /// `journal.retention`, in hours.
     #[arg(long, default_value_t = 1.0)]
@@ -74,6 +74,9 @@ struct Calibration {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct ProjectedSize {
     replicas: f64,
+    /// Whether each replica has rows of its own routes alone, and reads removals and counts alone.
+    #[serde(default)]
+    routes: bool,
     chunks: f64,
     petabytes: f64,
     gbits: f64,
@@ -114,6 +117,11 @@ const MONTH_S: f64 = 30.4 * 86_400.0;
 const LISTING_S: f64 = 0.1;
 /// Prefixes that are listed side by side, by tenant and model.
 const LISTED_AT_ONCE: f64 = 16.0;
+/// As in the service's limits: members up to which each reads everything, reads of the journal a second beyond that, and the
+/// longest interval that results.
+const ROWS_MEMBERS_MAX: f64 = 8.0;
+const READS_PER_S: f64 = 10.0;
+const INTERVAL_MAX_S: f64 = 8.0;
 /// Number of chunks that represent all chunks in the simulation of hot tiers.
 const SIMULATED: usize = 20_000;
 const ACCESSES: usize = 200_000;
@@ -220,14 +228,25 @@ fn row(
     let hot_share = (replicas * a.hot_tb * 1e12 / (chunks * a.chunk_bytes)).min(1.0);
     let (hit_ratio, busiest_over_mean) = simulate(replicas as usize, hot_share, a.zipf);
     let writes_per_s = reads_per_s * a.write_share;
-    // Each replica that stored something appends one batch per interval, and every other one reads it.
-    let batches_per_s = writes_per_s.min(replicas / a.journal_s);
-    let journal_reads_per_s = batches_per_s * (replicas - 1.0);
-    // A single listing finds all new batches while they fit one page; beyond that, one listing per other
-    // replica.
-    let is_one_page = batches_per_s * a.journal_h * 3_600.0 <= LISTED;
-    let listings = if is_one_page { measured("idle_requests_per_s_of_one") } else { replicas / a.journal_s };
-    let journal_listings_per_s = replicas * listings;
+    let routes = replicas > ROWS_MEMBERS_MAX;
+    let journal_s =
+        if routes { a.journal_s.max((replicas / READS_PER_S).min(INTERVAL_MAX_S)) } else { a.journal_s };
+    // Each replica that stored something appends one batch per interval.
+    let batches_per_s = writes_per_s.min(replicas / journal_s);
+    let (journal_listings_per_s, journal_reads_per_s) = if routes {
+        // Removals and counts are a listing each, and a batch of each interval that everyone reads; one replica reads what all
+        // stored. As many chunks are collected as are stored, by one replica.
+        let one_page = replicas / journal_s;
+        let of_accountant = if batches_per_s * a.journal_h * 3_600.0 <= LISTED { 1.0 } else { replicas };
+        (2.0 * one_page + of_accountant / journal_s, batches_per_s + 2.0 * one_page)
+    } else {
+        // A single listing finds all new batches while they fit one page; beyond that, one listing per other replica. Every other
+        // replica reads each batch.
+        let is_one_page = batches_per_s * a.journal_h * 3_600.0 <= LISTED;
+        let listings =
+            if is_one_page { measured("idle_requests_per_s_of_one") } else { replicas / journal_s };
+        (replicas * listings, batches_per_s * (replicas - 1.0))
+    };
     let store_gets_per_s = reads_per_s * (1.0 - hit_ratio) * (a.chunk_bytes / RANGE).ceil();
     // A chunk of 33 MB is uploaded in parts of 8 MiB: one request to begin, one per part, one to complete.
     let store_puts_per_s = writes_per_s * ((a.chunk_bytes / 8.4e6).ceil() + 2.0);
@@ -240,6 +259,7 @@ fn row(
         + (store_gets_per_s + journal_reads_per_s) * price(2) / 1e3;
     ProjectedSize {
         replicas,
+        routes,
         chunks,
         petabytes: chunks * a.chunk_bytes / 1e15,
         gbits: a.gbits,
@@ -253,8 +273,8 @@ fn row(
         journal_listings_per_s,
         journal_reads_per_s,
         index_gb,
-        // Every replica reads all journals, so each has a row for every chunk.
-        index_gb_of_a_replica: index_gb,
+        // A replica that reads all journals has a row for every chunk.
+        index_gb_of_a_replica: if routes { index_gb / replicas } else { index_gb },
         rebuild_h: chunks / LISTED * LISTING_S / LISTED_AT_ONCE / 3_600.0 + chunks * 0.02 / 128.0 / 3_600.0,
         gc_pass_h: gc_listings * LISTING_S / LISTED_AT_ONCE / 3_600.0,
         gc_listings,
@@ -292,9 +312,14 @@ pub(crate) fn project(arguments: &ProjectArguments) -> Result<Projection> {
             "a listing of 1,000 keys takes {LISTING_S} s and {LISTED_AT_ONCE} prefixes are listed concurrently; a head is read in 20 ms, 128 concurrently"
         ),
         format!(
-            "every replica reads the journal every {} s; with more than {LISTED} batches in {} h, it lists each other \
-             replica's journal; every batch is read by every other replica",
+            "up to {ROWS_MEMBERS_MAX} replicas: every replica reads the journal every {} s; with more than {LISTED} batches in {} h, \
+             it lists each other replica's journal; every batch is read by every other replica",
             a.journal_s, a.journal_h
+        ),
+        format!(
+            "more replicas: all together read removals and counts {READS_PER_S} times a second, each at most every \
+             {INTERVAL_MAX_S} s; one reads what all stored, for quotas; each has rows of an equal share of the chunks; one \
+             replica at a time collects"
         ),
         format!(
             "prices: {:?} dollars a GB and month, 1,000 writes or listings, 1,000 reads, a replica and hour; no price for traffic within a region",
@@ -308,8 +333,9 @@ pub(crate) fn project(arguments: &ProjectArguments) -> Result<Projection> {
 type Column = (&'static str, fn(&ProjectedSize) -> f64);
 
 /// Lines of the table.
-const COLUMNS: [Column; 21] = [
+const COLUMNS: [Column; 22] = [
     ("replicas", |r| r.replicas),
+    ("index by routes", |r| f64::from(u8::from(r.routes))),
     ("chunks", |r| r.chunks),
     ("stored, PB", |r| r.petabytes),
     ("reads, Gb/s", |r| r.gbits),

@@ -255,12 +255,12 @@ pub const EVICTIONS_LISTED_MAX: usize = 128;
 pub const LEDGER_BATCHES_MAX: usize = 4_096;
 /// Age of the last count at which a replica counts itself, if no collector publishes another.
 pub const LEDGER_AGE_MAX: Duration = Duration::from_secs(3600);
-/// Objects younger than this when a collector begins may arrive through the journal while it counts: many
-/// times its lag.
+/// Objects younger than this when a collector begins may arrive through the journal while it counts, or later:
+/// many times its lag. A count names the replicas whose batches were read this lately.
 pub const LEDGER_RECENT: Duration = Duration::from_secs(120);
 /// Replicas whose last batch is remembered, so that a batch that is read again is not counted again.
 pub const LEDGER_HEARD_MAX: usize = 4_096;
-/// Replicas named in a count: as many as fit into a field of the journal.
+/// Replicas named in a count, the latest writers first: their list fits into a field of the journal.
 pub const LEDGER_REPLICAS_MAX: usize = 400;
 /// Objects remembered as read directly once: after the second time, the hot tier caches their base.
 pub const DIRECT_SEEN_MAX: usize = 16_384;

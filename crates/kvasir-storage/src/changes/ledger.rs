@@ -1,9 +1,11 @@
 //! Each tenant's usage of the store as this replica knows it: the collector's count, plus the journal's
 //! entries since.
 //!
-//! A count records how far it reaches into each replica's journal, so that every replica adds exactly the
-//! later entries that it has seen. Removed objects count until the collector has deleted their bytes and
-//! freed the space. Where replicas read counts alone, one of them reads all entries and publishes its accounts as counts.
+//! A count records how far it reaches: into the journal of each replica that wrote lately, and up to a time
+//! for all others, which may be any number that have ended. So every replica adds exactly the later entries
+//! that it has seen, in whatever order it reads them and the count. Removed objects count until the
+//! collector has deleted their bytes and freed the space. Where replicas read counts alone, one of them reads all entries and
+//! publishes its accounts as counts.
 //!
 //! Writers on one replica reserve before they write, so together they never exceed a limit. Other replicas'
 //! acknowledgements arrive with the journal's lag, so a tenant may exceed its limit by
@@ -74,8 +76,26 @@ pub(crate) struct Full {
     pub(crate) used: u64,
 }
 
-/// The reach of a count: by replica, the last batch of its journal that is included.
-pub(crate) type Reach = Arc<[(Name, u64)]>;
+/// How far a count reaches.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Reach {
+    /// By replica, the last batch of its journal that is included.
+    pub(crate) batches: Arc<[(Name, u64)]>,
+    /// The store's time in ms before which everything stored is included, whichever replica stored it. `None`
+    /// if the counter did not know it.
+    pub(crate) until_ms: Option<i64>,
+}
+
+impl Reach {
+    fn includes(&self, replica: &Name, n: u64, stored_ms: Option<i64>) -> bool {
+        // Most entries are of replicas that the count names: their own check is the exact one.
+        self.batches.iter().any(|(of, last)| of == replica && n <= *last) || self.is_before(stored_ms)
+    }
+
+    fn is_before(&self, stored_ms: Option<i64>) -> bool {
+        stored_ms.zip(self.until_ms).is_some_and(|(stored, until)| stored < until)
+    }
+}
 
 /// The accounts of all tenants.
 #[derive(Debug, Default)]
@@ -85,49 +105,82 @@ pub(crate) struct Ledger(Mutex<LedgerState>);
 struct LedgerState {
     accounts: HashMap<Name, Account>,
     /// During a count: changes that may or may not be in its listing.
-    meanwhile: Option<Vec<(Name, [u8; 32], Stored)>>,
-    /// The last batch heard of each replica: an index that was emptied reads them again.
+    meanwhile: Option<Meanwhile>,
+    /// The last batch heard of each other replica: an index that was emptied reads them again.
     heard: BTreeMap<Name, u64>,
+}
+
+#[derive(Debug)]
+struct Meanwhile {
+    /// The store's time in ms before which whatever was stored is in the listing, or gone.
+    until_ms: Option<i64>,
+    changes: Vec<(Name, [u8; 32], Stored)>,
+}
+
+/// Changes after a count, of one batch.
+#[derive(Debug)]
+struct Later {
+    replica: Name,
+    n: u64,
+    /// The store's time in ms at which the last of them was stored.
+    stored_ms: Option<i64>,
+    stored: Stored,
 }
 
 #[derive(Debug, Default)]
 struct Account {
     counted: Stored,
     counted_at: Option<Instant>,
-    /// How far the count reaches, and the store's time at that in ms; none without a count.
-    reach: Option<Reach>,
-    as_of_ms: Option<i64>,
+    /// The replica that counted, and how far its count reaches.
+    reach: Option<(Name, Reach)>,
+    /// Later changes, by replica and batch.
+    since: VecDeque<Later>,
+    reserved: Stored,
     /// What this replica said last to the others.
     published: Option<Stored>,
-    /// Later changes, by replica and batch.
-    since: VecDeque<(Name, u64, Stored)>,
-    reserved: Stored,
 }
 
 impl Account {
     fn stored(&self) -> Stored {
-        self.since.iter().fold(self.counted, |sum, (.., stored)| sum.plus(*stored))
+        self.since.iter().fold(self.counted, |sum, later| sum.plus(later.stored))
     }
 
     fn used(&self) -> Stored {
         self.stored().plus(self.reserved)
     }
 
-    /// Whether the count includes a batch.
-    fn includes(&self, replica: &Name, n: u64) -> bool {
-        self.reach.iter().flat_map(|reach| reach.iter()).any(|(of, last)| of == replica && n <= *last)
-    }
-
-    fn add(&mut self, replica: &Name, n: u64, stored: Stored) {
+    fn add(&mut self, change: Later) {
+        let is_included = self.reach.as_ref().is_some_and(|(counter, reach)| {
+            // The counter's own entries come in order: those behind its count are not in it, even if they are in
+            // the same batch.
+            *counter != change.replica && reach.includes(&change.replica, change.n, change.stored_ms)
+        });
+        if is_included {
+            return;
+        }
         match self.since.back_mut() {
-            Some((last, batch, sum)) if last == replica && *batch == n => *sum = sum.plus(stored),
-            _ => self.since.push_back((replica.clone(), n, stored)),
+            Some(last) if last.replica == change.replica && last.n == change.n => {
+                last.stored = last.stored.plus(change.stored);
+                last.stored_ms = last.stored_ms.max(change.stored_ms);
+            }
+            _ => self.since.push_back(change),
         }
         if self.since.len() > limits::LEDGER_BATCHES_MAX
-            && let Some((.., oldest)) = self.since.pop_front()
+            && let Some(oldest) = self.since.pop_front()
         {
-            self.counted = self.counted.plus(oldest);
+            self.counted = self.counted.plus(oldest.stored);
         }
+    }
+
+    /// Whether a count that reaches until then is older than the last one. Only while that is recent: the
+    /// store's clock may have been set back.
+    fn is_outdated(&self, until_ms: Option<i64>) -> bool {
+        let last = self.reach.as_ref().and_then(|(_, reach)| reach.until_ms);
+        self.is_counted() && until_ms.zip(last).is_some_and(|(until, last)| until < last)
+    }
+
+    fn is_counted(&self) -> bool {
+        self.counted_at.is_some_and(|at| at.elapsed() < limits::LEDGER_AGE_MAX)
     }
 }
 
@@ -147,33 +200,31 @@ impl Drop for Reservation {
     }
 }
 
-impl LedgerState {
-    fn note(&mut self, tenant: &Name, digest: [u8; 32], stored: Stored) -> &mut Account {
-        if let Some(meanwhile) = &mut self.meanwhile {
-            meanwhile.push((tenant.clone(), digest, stored));
-        }
-        self.accounts.entry(tenant.clone()).or_default()
-    }
-}
-
 impl Ledger {
-    /// Records an object that this replica stored and reports in batch `n` of its journal; `digest` identifies it.
-    pub(crate) fn note(&self, tenant: &Name, digest: [u8; 32], stored: Stored, this: &Name, n: u64) {
-        self.0.lock().note(tenant, digest, stored).add(this, n, stored);
-    }
-
-    /// Records that batch `n` of another replica's journal reports an object as stored. Counts it once, whether the batch is
-    /// read again or a count that includes it came first.
-    pub(crate) fn note_heard(&self, tenant: &Name, digest: [u8; 32], stored: Stored, replica: &Name, n: u64) {
+    /// Records that batch `n` of a replica's journal reports an object as stored, at `stored_ms` of the store's
+    /// time; `digest` identifies it.
+    pub(crate) fn note(
+        &self,
+        tenant: &Name,
+        digest: [u8; 32],
+        stored: Stored,
+        (replica, n): (&Name, u64),
+        stored_ms: Option<i64>,
+    ) {
         let mut state = self.0.lock();
-        let is_known = state.heard.get(replica).is_some_and(|last| n <= *last);
-        let account = state.note(tenant, digest, stored);
-        if !is_known && !account.includes(replica, n) {
-            account.add(replica, n, stored);
+        if state.heard.get(replica).is_none_or(|last| n > *last) {
+            let change = Later { replica: replica.clone(), n, stored_ms, stored };
+            state.accounts.entry(tenant.clone()).or_default().add(change);
+        }
+        if let Some(meanwhile) = &mut state.meanwhile
+            // A replica that reads an old journal anew meets objects that were collected long ago.
+            && stored_ms.zip(meanwhile.until_ms).is_none_or(|(stored, until)| stored >= until)
+        {
+            meanwhile.changes.push((tenant.clone(), digest, stored));
         }
     }
 
-    /// Batch `n` of another replica's journal is applied.
+    /// All entries of batch `n` of another replica's journal are recorded.
     pub(crate) fn heard(&self, replica: &Name, n: u64) {
         let mut state = self.0.lock();
         let last = state.heard.entry(replica.clone()).or_insert(n);
@@ -227,36 +278,34 @@ impl Ledger {
 
     /// Whether a recent enough count of `tenant` is known.
     pub(crate) fn is_counted(&self, tenant: &Name) -> bool {
-        let state = self.0.lock();
-        let at = state.accounts.get(tenant).and_then(|account| account.counted_at);
-        at.is_some_and(|at| at.elapsed() < limits::LEDGER_AGE_MAX)
+        self.0.lock().accounts.get(tenant).is_some_and(Account::is_counted)
     }
 
-    /// Applies a count that reaches as far as `reach`, unless a later one is known: counts are read by replica, not in order.
-    pub(crate) fn take_count(&self, tenant: &Name, counted: Stored, reach: &Reach, as_of_ms: Option<i64>) {
+    /// Applies a count by the replica `counter`.
+    pub(crate) fn take_count(&self, tenant: &Name, counted: Stored, counter: &Name, reach: &Reach) {
         let mut state = self.0.lock();
         let account = state.accounts.entry(tenant.clone()).or_default();
-        if as_of_ms.is_some() && as_of_ms < account.as_of_ms {
+        if account.is_outdated(reach.until_ms) {
             return;
         }
-        account.as_of_ms = as_of_ms;
         account.counted = counted;
         account.counted_at = Some(Instant::now());
-        account.reach = Some(Arc::clone(reach));
-        let since = std::mem::take(&mut account.since);
-        account.since = since.into_iter().filter(|(replica, n, _)| !account.includes(replica, *n)).collect();
+        account.since.retain(|later| !reach.includes(&later.replica, later.n, later.stored_ms));
+        account.reach = Some((counter.clone(), reach.clone()));
     }
 
-    /// The collector starts listing.
-    pub(crate) fn begin_count(&self) {
-        self.0.lock().meanwhile = Some(Vec::new());
+    /// The collector starts listing; whatever was stored before `until_ms` of the store's time is in the
+    /// listing, or gone.
+    pub(crate) fn begin_count(&self, until_ms: Option<i64>) {
+        self.0.lock().meanwhile = Some(Meanwhile { until_ms, changes: Vec::new() });
     }
 
     /// The collector has finished listing. Returns the tenants' counts as of now: with concurrent changes
     /// that were not listed.
     pub(crate) fn end_count(&self, mut count: Count) -> BTreeMap<Name, Stored> {
         let mut state = self.0.lock();
-        for (tenant, digest, stored) in state.meanwhile.take().unwrap_or_default() {
+        let meanwhile = state.meanwhile.take().map(|meanwhile| meanwhile.changes);
+        for (tenant, digest, stored) in meanwhile.unwrap_or_default() {
             if count.recent.insert(digest) {
                 let sum = count.tenants.entry(tenant).or_default();
                 *sum = sum.plus(stored);
@@ -319,71 +368,72 @@ mod tests {
             ledger.reserve(&name("b"), quota, Stored::one(100)).is_ok(),
             "another tenant's limit is its own"
         );
-        ledger.note(&a, [1; 32], Stored::one(60), &name("r"), 0);
+        ledger.note(&a, [1; 32], Stored::one(60), (&name("r"), 0), None);
         drop((first, second));
         assert_eq!(used(&ledger, "a"), Stored::one(60));
-        ledger.note(&a, [2; 32], Stored { objects: 2, bytes: 0 }, &name("r"), 0);
+        ledger.note(&a, [2; 32], Stored { objects: 2, bytes: 0 }, (&name("r"), 0), None);
         assert_eq!(ledger.reserve(&a, quota, Stored::one(1)).expect_err("three").limit, "stored_objects");
     }
 
     proptest! {
         /// Whenever stores happen around a count, and in whatever order batches and the count arrive, every
-        /// replica ends with the true usage; also if its index is emptied, and it reads all batches again.
+        /// replica ends with the true usage. Replica 0 counts. The count names the replicas whose last batch is
+        /// young, and some others.
         #[test]
         fn all_replicas_come_to_the_truth(
             stores in prop::collection::vec((0u8..3, 0u64..4, 1u64..100), 1..40),
-            cut in 0usize..40, listed: u64, arrives in 0usize..40, again: bool,
+            cut in 0usize..40, until in 0usize..40, listed: u64, named: [bool; 3], early in [0usize..40, 0..40, 0..40],
         ) {
             let (counter, other, tenant) = (Ledger::default(), Ledger::default(), name("a"));
             let replica = |r: u8| name(&format!("r{r}"));
             let digest = |i: usize| { let mut d = [0; 32]; d[..8].copy_from_slice(&(i as u64).to_le_bytes()); d };
             let cut = cut.min(stores.len());
+            let until = until.min(cut);
             // A replica's batch numbers grow over time.
             let mut numbers = [0u64; 3];
-            let batches: Vec<(Name, u64, u64)> = stores.iter().map(|(r, step, bytes)| {
+            let batches: Vec<(u8, u64, u64)> = stores.iter().map(|(r, step, bytes)| {
                 numbers[usize::from(*r)] += step;
-                (replica(*r), numbers[usize::from(*r)], *bytes)
+                (*r, numbers[usize::from(*r)], *bytes)
             }).collect();
-            counter.begin_count();
+            let note = |ledger: &Ledger, i: usize| {
+                let (r, n, bytes) = batches[i];
+                ledger.note(&tenant, digest(i), Stored::one(bytes), (&replica(r), n), Some(i as i64));
+            };
+            counter.begin_count(Some(until as i64));
             let mut count = Count::default();
-            for (i, (replica, n, bytes)) in batches[..cut].iter().enumerate() {
+            for (i, (.., bytes)) in batches[..cut].iter().enumerate() {
                 // Some were listed, some were stored after the listing.
-                if listed >> (i % 64) & 1 == 1 {
-                    count.met(&tenant, *bytes, Some(digest(i)));
+                if i < until || listed >> (i % 64) & 1 == 1 {
+                    count.met(&tenant, *bytes, (i >= until).then(|| digest(i)));
                 }
-                counter.note(&tenant, digest(i), Stored::one(*bytes), replica, *n);
+                note(&counter, i);
             }
             let mut reach: Vec<(Name, u64)> = Vec::new();
-            for (replica, n, _) in &batches[..cut] {
-                reach.retain(|(of, _)| of != replica);
-                reach.push((replica.clone(), *n));
+            for r in 0..3u8 {
+                let of = |(_, (by, ..)): &(usize, &(u8, u64, u64))| *by == r;
+                let Some((i, (_, n, _))) = batches[..cut].iter().enumerate().filter(of).last() else { continue };
+                if r == 0 || named[usize::from(r)] || i >= until {
+                    reach.push((replica(r), *n));
+                }
             }
             let counted = counter.end_count(count).get(&tenant).copied().unwrap_or_default();
-            // A batch arrives whole or not at all: the entries of the count's last batch are in both.
-            let whole = |(replica, n, _): &(Name, u64, u64)| !reach.iter().any(|(of, last)| of == replica && n == last);
-            let later: Vec<_> = batches[cut..].iter().filter(|batch| whole(batch)).collect();
-            let mut heard: BTreeMap<(Name, u64), Vec<u64>> = BTreeMap::new();
-            for (replica, n, bytes) in batches[..cut].iter().chain(later.iter().copied()) {
-                heard.entry((replica.clone(), *n)).or_default().push(*bytes);
-            }
-            let (reach, arrives) = (reach.into(), arrives.min(heard.len()));
-            for look in 0..=u8::from(again) {
-                for (i, ((replica, n), objects)) in heard.iter().enumerate() {
-                    if look == 0 && i == arrives {
-                        other.take_count(&tenant, counted, &reach, Some(1));
-                    }
-                    for bytes in objects {
-                        other.note_heard(&tenant, digest(i), Stored::one(*bytes), replica, *n);
-                    }
-                    other.heard(replica, *n);
-                }
-                if look == 0 && arrives == heard.len() {
-                    other.take_count(&tenant, counted, &reach, Some(1));
-                }
-            }
+            // Another replica's batch arrives whole or not at all: the entries of the count's last batch are in both.
+            let is_later = |i: &usize| {
+                let (r, n, _) = batches[*i];
+                r == 0 || !reach.iter().any(|(of, last)| *of == replica(r) && n == *last)
+            };
+            let later: Vec<usize> = (cut..batches.len()).filter(is_later).collect();
+            let is_early = |i: &usize| batches[*i].0 == 0 || *i < early[usize::from(batches[*i].0)];
+            (0..cut).filter(is_early).for_each(|i| note(&other, i));
+            let reach = Reach { batches: reach.into(), until_ms: Some(until as i64) };
+            other.take_count(&tenant, counted, &replica(0), &reach);
+            (0..cut).filter(|i| !is_early(i)).chain(later.iter().copied()).for_each(|i| note(&other, i));
+            // A count from before, of a replica that has ended, changes nothing.
+            let outdated = Reach { until_ms: Some(until as i64 - 1), ..reach };
+            other.take_count(&tenant, Stored::one(1 << 40), &name("ended"), &outdated);
             let truth = Stored {
                 objects: (cut + later.len()) as u64,
-                bytes: batches[..cut].iter().map(|b| b.2).sum::<u64>() + later.iter().map(|b| b.2).sum::<u64>(),
+                bytes: (0..cut).chain(later).map(|i| batches[i].2).sum::<u64>(),
             };
             prop_assert_eq!(used(&other, "a"), truth);
         }

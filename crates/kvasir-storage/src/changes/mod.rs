@@ -79,15 +79,16 @@ impl Changes {
             self.events.push(event);
         }
         let stored = match &entry {
-            JournalEntry::Stored { tenant, entry, .. } => {
-                let row = &entry.row;
-                Some((tenant.clone(), *row.object_digest.as_bytes(), Stored::one(row.object_bytes)))
+            JournalEntry::Stored { tenant, entry, since_ms, .. } => {
+                let (row, stored_ms) = (&entry.row, since_ms.or_else(|| self.bucket.now_ms()));
+                let digest = *row.object_digest.as_bytes();
+                Some((tenant.clone(), digest, Stored::one(row.object_bytes), stored_ms))
             }
             _ => None,
         };
         let n = self.journal.push(entry);
-        if let Some((tenant, digest, stored)) = stored {
-            self.ledger.note(&tenant, digest, stored, self.journal.replica(), n);
+        if let Some((tenant, digest, stored, stored_ms)) = stored {
+            self.ledger.note(&tenant, digest, stored, (self.journal.replica(), n), stored_ms);
         }
     }
 }

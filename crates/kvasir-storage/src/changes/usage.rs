@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{
     Changes,
-    journal::JournalEntry,
+    journal::{JournalEntry, included_until},
     ledger::{Count, Full, Reservation, Stored, StoredQuota},
 };
 use crate::error::QuotaError;
@@ -40,7 +40,7 @@ impl Changes {
         if self.ledger.is_counted(tenant) {
             return Ok(());
         }
-        let (reach, as_of_ms) = (self.journal.reach(), self.bucket.now_ms());
+        let reach = self.journal.reach(self.bucket.now_ms());
         let usage = self.usage(tenant).await?;
         let counted = Stored {
             objects: usage.objects
@@ -50,7 +50,7 @@ impl Changes {
                 + usage.profiles,
             bytes: usage.bytes + usage.removed_bytes + usage.profile_bytes + usage.other_bytes,
         };
-        self.ledger.take_count(tenant, counted, &reach, as_of_ms);
+        self.ledger.take_count(tenant, counted, self.journal.replica(), &reach);
         Ok(())
     }
 
@@ -62,9 +62,9 @@ impl Changes {
     pub async fn publish_usage(&self, has_quota: impl Fn(&Name) -> bool) -> Result<(), StoreError> {
         for tenant in self.ledger.unpublished().into_iter().filter(|tenant| has_quota(tenant)) {
             self.count_unless_counted(&tenant).await?;
-            let (reach, as_of_ms) = (self.journal.reach(), self.bucket.now_ms());
+            let reach = self.journal.reach(self.bucket.now_ms());
             if let Some(stored) = self.ledger.publish(&tenant) {
-                self.journal.push(JournalEntry::Counted { tenant, stored, reach, as_of_ms });
+                self.journal.push(JournalEntry::Counted { tenant, stored, reach });
             }
         }
         Ok(())
@@ -77,13 +77,13 @@ impl Changes {
 
     /// Records an object that is not in the journal: other replicas learn of it from the next count.
     pub(crate) fn note_stored(&self, tenant: &Name, digest: [u8; 32], bytes: u64) {
-        let (replica, n) = (self.journal.replica(), self.journal.next());
-        self.ledger.note(tenant, digest, Stored::one(bytes), replica, n);
+        let batch = (self.journal.replica(), self.journal.next());
+        self.ledger.note(tenant, digest, Stored::one(bytes), batch, self.bucket.now_ms());
     }
 
-    /// The collector starts listing.
-    pub(crate) fn begin_count(&self) {
-        self.ledger.begin_count();
+    /// The collector starts listing, at `begun_ms` of the store's time.
+    pub(crate) fn begin_count(&self, begun_ms: i64) {
+        self.ledger.begin_count(Some(included_until(begun_ms)));
     }
 
     /// The collector's listing failed.
@@ -91,12 +91,12 @@ impl Changes {
         self.ledger.end_count(Count::default());
     }
 
-    /// Publishes the results of the collector's listing.
-    pub(crate) fn publish_count(&self, count: Count) {
-        let (reach, as_of_ms) = (self.journal.reach(), self.bucket.now_ms());
+    /// Publishes the results of the collector's listing, which began at `begun_ms` of the store's time.
+    pub(crate) fn publish_count(&self, count: Count, begun_ms: i64) {
+        let reach = self.journal.reach(Some(begun_ms));
         for (tenant, stored) in self.ledger.end_count(count) {
-            self.ledger.take_count(&tenant, stored, &reach, as_of_ms);
-            self.journal.push(JournalEntry::Counted { tenant, stored, reach: reach.clone(), as_of_ms });
+            self.ledger.take_count(&tenant, stored, self.journal.replica(), &reach);
+            self.journal.push(JournalEntry::Counted { tenant, stored, reach: reach.clone() });
         }
     }
 

@@ -8,8 +8,9 @@
 //! field = length 2 · bytes
 //! ```
 //! Fields of a stored chunk: its `parent_hash`, its index row, the first 8 bytes of each block's hash, its namespace or
-//! nothing, since when it was there (the store's ms 8) or nothing. Of a removed one: `seq_hash · object_digest`, the reason. A count has no model; its fields are `objects 8 · bytes
-//! 8`, and how far it reaches, `(length 1 · replica · batch 8)…`.
+//! nothing, since when it was there (the store's ms 8) or nothing. Of a removed one: `seq_hash · object_digest`, the
+//! reason. A count has no model; its fields are `objects 8 · bytes 8`, how far it reaches into journals, `(length 1 ·
+//! replica · batch 8)…`, and before when it includes everything (the store's ms 8) or nothing.
 //!
 //! A newer version may write more. A reader skips and counts entries of unknown kinds, and chunks whose row
 //! has another form (lookups find them in the store); it skips fields after those that it knows. It never
@@ -72,10 +73,8 @@ pub(crate) enum JournalEntry {
         tenant: Name,
         /// Its usage.
         stored: Stored,
-        /// By replica, the last batch included in the count.
+        /// How far the count reaches.
         reach: Reach,
-        /// The store's time at that, in ms: of two counts the later one holds, in whatever order they are read.
-        as_of_ms: Option<i64>,
     },
 }
 
@@ -137,10 +136,10 @@ pub(super) fn encode_entries<'a>(entries: impl IntoIterator<Item = &'a JournalEn
                 let key = [&seq_hash.as_bytes()[..], object_digest.as_bytes()].concat();
                 (REMOVED, model_id, vec![key, reason.as_str().as_bytes().to_vec()])
             }
-            JournalEntry::Counted { stored, reach, as_of_ms, .. } => {
+            JournalEntry::Counted { stored, reach, .. } => {
                 let key = [stored.objects.to_le_bytes(), stored.bytes.to_le_bytes()].concat();
-                let as_of = as_of_ms.map_or_else(Vec::new, |ms| ms.to_le_bytes().to_vec());
-                (3, &ModelId::from([0; 32]), vec![key, encode_reach(reach), as_of])
+                let until = reach.until_ms.map_or_else(Vec::new, |ms| ms.to_le_bytes().to_vec());
+                (3, &ModelId::from([0; 32]), vec![key, encode_batches(&reach.batches), until])
             }
         };
         let mut content = model_id.as_bytes().to_vec();
@@ -210,8 +209,7 @@ fn decode_entry(kind: u8, tenant: Name, content: &[u8]) -> Option<JournalEntry> 
                 [] => None,
                 namespace => Some(str::from_utf8(namespace).ok()?.parse().ok()?),
             };
-            let since_ms =
-                field(&mut rest).and_then(|since| Some(i64::from_le_bytes(since.try_into().ok()?)));
+            let since_ms = field(&mut rest).and_then(decode_ms);
             let entry = IndexEntry {
                 parent_hash: key.try_into().ok()?,
                 blocks: IndexEntry::short_blocks(block_hashes.iter().map(|hash| &hash[..])),
@@ -230,16 +228,20 @@ fn decode_entry(kind: u8, tenant: Name, content: &[u8]) -> Option<JournalEntry> 
         _ => {
             let (objects, bytes) = key.split_first_chunk::<8>()?;
             let (objects, bytes) = (u64::from_le_bytes(*objects), u64::from_le_bytes(bytes.try_into().ok()?));
-            let as_of_ms = field(&mut rest).and_then(|ms| Some(i64::from_le_bytes(ms.try_into().ok()?)));
-            let (stored, reach) = (Stored { objects, bytes }, decode_reach(value)?);
-            JournalEntry::Counted { tenant, stored, reach, as_of_ms }
+            let reach =
+                Reach { batches: decode_batches(value)?, until_ms: field(&mut rest).and_then(decode_ms) };
+            JournalEntry::Counted { tenant, stored: Stored { objects, bytes }, reach }
         }
     })
 }
 
-fn encode_reach(reach: &[(Name, u64)]) -> Vec<u8> {
+fn decode_ms(field: &[u8]) -> Option<i64> {
+    Some(i64::from_le_bytes(field.try_into().ok()?))
+}
+
+fn encode_batches(batches: &[(Name, u64)]) -> Vec<u8> {
     let mut out = Vec::new();
-    for (replica, n) in reach {
+    for (replica, n) in batches {
         out.push(replica.as_str().len() as u8);
         out.extend(replica.as_str().as_bytes());
         out.extend(n.to_le_bytes());
@@ -247,15 +249,15 @@ fn encode_reach(reach: &[(Name, u64)]) -> Vec<u8> {
     out
 }
 
-fn decode_reach(mut rest: &[u8]) -> Option<Reach> {
-    let mut reach = Vec::new();
+fn decode_batches(mut rest: &[u8]) -> Option<Arc<[(Name, u64)]>> {
+    let mut batches = Vec::new();
     while let Some((length, after)) = rest.split_first() {
         let (replica, after) = after.split_at_checked(usize::from(*length))?;
         let (n, after) = after.split_first_chunk::<8>()?;
-        reach.push((str::from_utf8(replica).ok()?.parse().ok()?, u64::from_le_bytes(*n)));
+        batches.push((str::from_utf8(replica).ok()?.parse().ok()?, u64::from_le_bytes(*n)));
         rest = after;
     }
-    Some(reach.into())
+    Some(batches.into())
 }
 
 /// Takes the next field off `rest`.
@@ -284,31 +286,35 @@ mod tests {
 
     fn any_entry() -> impl Strategy<Value = JournalEntry> {
         let place = ("[a-z]{1,9}", any::<[u8; 32]>(), 0..4, any::<[u8; 32]>());
-        let reach = prop::collection::vec(("[a-z0-9-]{1,36}", any::<u64>()), 0..4);
-        (place, any_indexed(), reach).prop_map(|((tenant, model, kind, object), entry, reach)| {
-            let (tenant, model_id): (Name, _) = (tenant.parse().expect("a name"), model.into());
-            if kind == 0 {
-                let stored = Stored { objects: entry.row.object_bytes, bytes: entry.row.first_position };
-                let reach = reach.iter().map(|(name, n)| (name.parse().expect("a name"), *n)).collect();
-                let as_of_ms = (object[0] % 2 == 0).then(|| i64::from(object[1]) << 32);
-                JournalEntry::Counted { tenant, stored, reach, as_of_ms }
-            } else if kind == 1 {
-                let whole = |short: &[u8]| {
-                    let mut hash = [1, 2, 3, 4, 5, 6, 7, 8];
-                    hash[..short.len()].copy_from_slice(short);
-                    hash
-                };
-                let block_hashes: Vec<[u8; 8]> = entry.blocks.iter().map(|b| whole(b)).collect();
-                let namespace = (model[0] % 2 == 0).then(|| tenant.clone());
-                let since_ms = (object[0] % 2 == 0).then(|| i64::from(object[1]) << 32);
-                let entry = Arc::new(entry);
-                JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace, since_ms }
-            } else {
-                let reason = Removal::ALL[usize::from(object[0]) % Removal::ALL.len()];
-                let (seq_hash, object_digest) = (entry.row.seq_hash, object.into());
-                JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason }
-            }
-        })
+        let reach =
+            (prop::collection::vec(("[a-z0-9-]{1,36}", any::<u64>()), 0..4), prop::option::of(any::<i64>()));
+        (place, any_indexed(), reach).prop_map(
+            |((tenant, model, kind, object), entry, (batches, until_ms))| {
+                let (tenant, model_id): (Name, _) = (tenant.parse().expect("a name"), model.into());
+                if kind == 0 {
+                    let stored = Stored { objects: entry.row.object_bytes, bytes: entry.row.first_position };
+                    let batches =
+                        batches.iter().map(|(name, n)| (name.parse().expect("a name"), *n)).collect();
+                    let reach = Reach { batches, until_ms };
+                    JournalEntry::Counted { tenant, stored, reach }
+                } else if kind == 1 {
+                    let whole = |short: &[u8]| {
+                        let mut hash = [1, 2, 3, 4, 5, 6, 7, 8];
+                        hash[..short.len()].copy_from_slice(short);
+                        hash
+                    };
+                    let block_hashes: Vec<[u8; 8]> = entry.blocks.iter().map(|b| whole(b)).collect();
+                    let namespace = (model[0] % 2 == 0).then(|| tenant.clone());
+                    let since_ms = (object[0] % 2 == 0).then(|| i64::from(object[1]) << 32);
+                    let entry = Arc::new(entry);
+                    JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace, since_ms }
+                } else {
+                    let reason = Removal::ALL[usize::from(object[0]) % Removal::ALL.len()];
+                    let (seq_hash, object_digest) = (entry.row.seq_hash, object.into());
+                    JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason }
+                }
+            },
+        )
     }
 
     proptest! {

@@ -109,7 +109,7 @@ impl Changes {
                 continue;
             }
             let folder = prefix.clone().join(replica.as_str());
-            let seen = self.journal.log(log).seen.lock().get(&replica).copied();
+            let seen = self.journal.log(log).seen(&replica);
             let listing = match seen {
                 Some(n) => {
                     let after = self.bucket.path(&Key::Journal { log, replica, n });
@@ -132,7 +132,7 @@ impl Changes {
     /// Drops the positions in logs without any batch: their replicas are gone, or will continue with a later batch.
     fn keep_positions(&self, log: JournalLog, is_listed: impl Fn(&Name) -> bool) {
         let index = self.reads.index().index();
-        self.journal.log(log).seen.lock().retain(|replica, _| {
+        self.journal.log(log).retain_seen(|replica| {
             let stays = is_listed(replica);
             if !stays {
                 index.remove_log_position(log, replica);
@@ -146,7 +146,7 @@ impl Changes {
         let mut batches = Batches::new();
         for (key, meta) in listed {
             let Key::Journal { log, replica, n } = key else { continue };
-            let is_new = self.journal.log(*log).seen.lock().get(replica).is_none_or(|seen| n > seen);
+            let is_new = self.journal.log(*log).seen(replica).is_none_or(|seen| *n > seen);
             if is_new && *replica != self.journal.replica && meta.size <= limits::JOURNAL_BATCH_BYTES_MAX {
                 batches.entry((*log, replica.clone())).or_default().push(*n);
             }
@@ -158,11 +158,10 @@ impl Changes {
     /// A replica that begins to read what others stored leaves out the past of those of whom it knows no position: its counts
     /// have that, and its readers of events begin now.
     fn skip_unknown(&self, fresh: &mut Batches) {
-        let mut seen = self.journal.stored.seen.lock();
         fresh.retain(|(_, replica), numbers| {
-            let is_known = seen.contains_key(replica);
+            let is_known = self.journal.stored.seen(replica).is_some();
             if let Some(last) = numbers.last().filter(|_| !is_known) {
-                seen.insert(replica.clone(), *last);
+                self.journal.stored.note_seen(replica, *last);
             }
             is_known
         });
@@ -170,10 +169,11 @@ impl Changes {
 
     /// What a count includes need not be read, should this replica begin to read what others stored.
     pub(super) fn skip_to(&self, reach: &Reach) {
-        let mut seen = self.journal.stored.seen.lock();
-        for (replica, n) in reach.iter().filter(|(replica, _)| *replica != self.journal.replica) {
-            let known = seen.entry(replica.clone()).or_insert(*n);
-            *known = (*known).max(*n);
+        let others = reach.batches.iter().filter(|(replica, _)| *replica != self.journal.replica);
+        for (replica, n) in others {
+            if self.journal.stored.seen(replica).is_none_or(|seen| *n > seen) {
+                self.journal.stored.note_seen(replica, *n);
+            }
         }
     }
 }

@@ -8,6 +8,7 @@ use std::{
 use kvasir_store::layout::JournalLog;
 use kvasir_types::Name;
 use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use super::JournalEntry;
 use crate::limits;
@@ -22,23 +23,52 @@ pub(super) struct Log {
     /// is durable.
     pub(super) appending: tokio::sync::Mutex<()>,
     pub(super) dropped: AtomicU64,
-    /// The last batch read of each replica.
-    pub(super) seen: Mutex<HashMap<Name, u64>>,
+    /// The last batch read of each replica, and when it was read.
+    seen: Mutex<HashMap<Name, (u64, Instant)>>,
     /// Number of listings still to be made folder by folder, because the log has more than a page of batches.
     pub(super) looks_by_folder: AtomicU32,
 }
 
 impl Log {
-    pub(super) fn new(log: JournalLog, seen: HashMap<Name, u64>) -> Self {
+    /// A log that resumes reading after batches that count as read now.
+    pub(super) fn new(log: JournalLog, seen: impl Iterator<Item = (Name, u64)>) -> Self {
+        let now = Instant::now();
         Self {
             log,
             next: AtomicU64::new(0),
             waiting: Mutex::default(),
             appending: tokio::sync::Mutex::default(),
             dropped: AtomicU64::new(0),
-            seen: Mutex::new(seen),
+            seen: Mutex::new(seen.map(|(replica, n)| (replica, (n, now))).collect()),
             looks_by_folder: AtomicU32::new(0),
         }
+    }
+
+    /// The last batch read of a replica.
+    pub(super) fn seen(&self, replica: &Name) -> Option<u64> {
+        self.seen.lock().get(replica).map(|(n, _)| *n)
+    }
+
+    /// The replicas' last batches that were read lately, the newest first.
+    pub(super) fn seen_lately(&self) -> Vec<(Name, u64)> {
+        let seen = self.seen.lock();
+        let mut lately: Vec<_> =
+            seen.iter().filter(|(_, (_, at))| at.elapsed() < limits::LEDGER_RECENT).collect();
+        lately.sort_by_key(|(_, (_, at))| std::cmp::Reverse(*at));
+        lately.into_iter().map(|(replica, (n, _))| (replica.clone(), *n)).collect()
+    }
+
+    pub(super) fn note_seen(&self, replica: &Name, n: u64) {
+        self.seen.lock().insert(replica.clone(), (n, Instant::now()));
+    }
+
+    pub(super) fn forget_seen(&self) {
+        self.seen.lock().clear();
+    }
+
+    /// Drops what is known of replicas that do not stay.
+    pub(super) fn retain_seen(&self, mut stays: impl FnMut(&Name) -> bool) {
+        self.seen.lock().retain(|replica, _| stays(replica));
     }
 
     pub(super) fn push(&self, entry: JournalEntry) -> u64 {

@@ -60,7 +60,7 @@ impl Journal {
         let replica = Uuid::now_v7().to_string().parse().unwrap_or_else(|_| unreachable!("hex and dashes"));
         let [removed, stored, counted] = JournalLog::ALL.map(|log| {
             let seen = positions.iter().filter(|(of, ..)| *of == log).map(|(_, name, n)| (name.clone(), *n));
-            Log::new(log, seen.collect())
+            Log::new(log, seen)
         });
         Self {
             replica,
@@ -96,16 +96,20 @@ impl Journal {
         self.stored.next()
     }
 
-    /// How far the journals of stored chunks were read; for this replica's own, its last batch and the
-    /// entries waiting for the next one.
-    pub(super) fn reach(&self) -> Reach {
-        let mut seen: Vec<_> = self.stored.seen.lock().iter().map(|(name, n)| (name.clone(), *n)).collect();
-        // Replicas' names begin with their start time: prefer the youngest, which are still alive.
-        seen.sort_by(|a, b| b.0.as_str().cmp(a.0.as_str()));
-        seen.truncate(limits::LEDGER_REPLICAS_MAX - 1);
-        seen.push((self.replica.clone(), self.next()));
-        seen.into()
+    /// How far a count reaches that begins now, at `begun_ms` of the store's time: what is older than the journal's
+    /// lag is in the listing, or gone. Of what is younger, the batches read until now; for this replica's own, its
+    /// last batch and the entries waiting for the next one.
+    pub(super) fn reach(&self, begun_ms: Option<i64>) -> Reach {
+        let mut batches = self.stored.seen_lately();
+        batches.truncate(limits::LEDGER_REPLICAS_MAX - 1);
+        batches.push((self.replica.clone(), self.next()));
+        Reach { batches: batches.into(), until_ms: begun_ms.map(included_until) }
     }
+}
+
+/// The store's time in ms before which a count that begins at `begun_ms` includes everything.
+pub(super) fn included_until(begun_ms: i64) -> i64 {
+    begun_ms.saturating_sub(i64::try_from(limits::LEDGER_RECENT.as_millis()).unwrap_or(i64::MAX))
 }
 
 /// The result of reading a batch.
@@ -215,7 +219,7 @@ impl Changes {
         index.clear();
         index.set_heard_until(now_ms);
         for log in JournalLog::ALL {
-            self.journal.log(log).seen.lock().clear();
+            self.journal.log(log).forget_seen();
         }
     }
 
@@ -253,7 +257,7 @@ impl Changes {
                         );
                     }
                 }
-                self.journal.log(log).seen.lock().insert(replica.clone(), n);
+                self.journal.log(log).note_seen(&replica, n);
                 // A replica that starts reads the counts again: otherwise it would have to count for itself.
                 if log != JournalLog::Counted {
                     index.set_log_position(&(log, replica.clone(), n));
@@ -299,10 +303,11 @@ impl Changes {
         for entry in &entries {
             self.note_labels(entry);
             match entry {
-                JournalEntry::Stored { tenant, model_id, entry, .. } => {
+                JournalEntry::Stored { tenant, model_id, entry, since_ms, .. } => {
                     let row = &entry.row;
                     let (digest, one) = (*row.object_digest.as_bytes(), Stored::one(row.object_bytes));
-                    self.ledger.note_heard(tenant, digest, one, replica, n);
+                    let stored_ms = since_ms.or_else(|| self.bucket.now_ms());
+                    self.ledger.note(tenant, digest, one, (replica, n), stored_ms);
                     if reading == JournalReading::Rows && !self.reads.may_miss_removals() {
                         let scope = Scope::new(tenant, model_id);
                         self.reads.index().insert_unless_gone(scope, entry);
@@ -315,8 +320,8 @@ impl Changes {
                     let scope = Scope::new(tenant, model_id);
                     self.reads.forget_heard(scope, *object_digest, *reason, heard);
                 }
-                JournalEntry::Counted { tenant, stored, reach, as_of_ms } => {
-                    self.ledger.take_count(tenant, *stored, reach, *as_of_ms);
+                JournalEntry::Counted { tenant, stored, reach } => {
+                    self.ledger.take_count(tenant, *stored, replica, reach);
                     if !reading.has(JournalLog::Stored) {
                         self.skip_to(reach);
                     }
@@ -355,93 +360,4 @@ impl Changes {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use kvasir_store::{OpenStore, StoreConfig, layout::ChunkKey, observe::NoObserver};
-    use kvasir_types::ModelId;
-    use object_store::{ObjectStoreExt, PutPayload};
-
-    use super::*;
-    use crate::{
-        Settings, Storage,
-        index::{Index, IndexEntry, IndexRow},
-    };
-
-    async fn storage() -> Arc<Storage> {
-        let config = StoreConfig::new("memory://".parse().expect("a url"));
-        let store = OpenStore::open(&config, Arc::new(NoObserver)).expect("opens");
-        let abilities = store.probe().await.expect("answers");
-        Storage::new(store, abilities, Index::memory(), Settings::new(std::env::temp_dir()), None)
-    }
-
-    #[tokio::test]
-    async fn what_was_stored_longer_ago_than_removals_are_remembered_is_not_offered() {
-        let storage = storage().await;
-        let changes = storage.changes();
-        let (tenant, model_id): (Name, ModelId) = ("default".parse().expect("a name"), [1; 32].into());
-        changes.journal_tail(JournalReading::Rows).await.expect("reads");
-        let (now, kept) = (storage.store().now_ms().expect("was probed"), changes.removals_kept_ms());
-        let of = |object: u8, since_ms| {
-            let row = IndexRow {
-                seq_hash: [2; 32].into(),
-                object_digest: [object; 32].into(),
-                profile_hash: [0; 32].into(),
-                first_position: 0,
-                token_count: 16,
-                kl_beneath: 0.0,
-                head_bytes: 300,
-                object_bytes: 1000,
-                level_bytes: vec![1000],
-                errors: None,
-            };
-            let entry = IndexEntry {
-                parent_hash: [3; 32],
-                blocks: IndexEntry::short_blocks([&[7; 8][..]]),
-                row: Arc::new(row),
-            };
-            let (tenant, entry) = (tenant.clone(), Arc::new(entry));
-            JournalEntry::Stored {
-                tenant,
-                model_id,
-                entry,
-                block_hashes: vec![[7; 8]],
-                namespace: None,
-                since_ms,
-            }
-        };
-        let entries = vec![of(1, Some(now - kept)), of(2, Some(now - kept / 4)), of(3, None)];
-        let read = changes
-            .apply(&"other".parse().expect("a name"), 1, entries, 1, JournalReading::Rows, false)
-            .await;
-        let index = storage.reads().index();
-        let is_offered =
-            |object: u8| index.entry(Scope::new(&tenant, &model_id), [object; 32].into()).is_some();
-        assert_eq!((read, [1, 2, 3].map(is_offered)), (3, [false, true, true]));
-    }
-
-    #[tokio::test]
-    async fn a_removal_that_the_full_journal_drops_is_not_acknowledged() {
-        let storage = storage().await;
-        let tenant: Name = "default".parse().expect("a name");
-        let key = ChunkKey {
-            tenant: tenant.clone(),
-            model_id: [1; 32].into(),
-            seq_hash: [2; 32].into(),
-            object_digest: [3; 32].into(),
-        };
-        let path = storage.store().layout().path(&Key::Chunk(key.clone()));
-        storage.store().objects().put(&path, PutPayload::from_static(b"bytes")).await.expect("writes");
-        for n in 0..limits::JOURNAL_WAITING_MAX {
-            let ChunkKey { tenant, model_id, seq_hash, .. } = key.clone();
-            let object_digest = blake3::hash(&n.to_le_bytes()).as_bytes().to_owned().into();
-            let reason = crate::Removal::Expired;
-            let entry = JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason };
-            storage.changes().publish(entry);
-        }
-        let refused = storage.lifecycle().remove(&key).await.expect_err("its entry was dropped");
-        assert!(refused.code().is_retryable(), "{refused}");
-        storage.lifecycle().remove(&key).await.expect("there is room again");
-        assert_eq!(storage.changes().journal_append().await.expect("appends"), 0, "its entry is durable");
-    }
-}
+mod tests;

@@ -206,8 +206,9 @@ impl Lifecycle {
             count: Count::default(),
             tenant_budget: TenantActionBudget::default(),
         };
-        self.collect_beside_chunks(&mut pass, epoch.last_modified.timestamp_millis()).await?;
-        self.changes.begin_count();
+        let begun_ms = epoch.last_modified.timestamp_millis();
+        self.collect_beside_chunks(&mut pass, begun_ms).await?;
+        self.changes.begin_count(begun_ms);
         // Adjacent in every listing: a store lists by key or walks folder by folder.
         let mut group: Vec<(ChunkKey, ObjectMeta)> = Vec::new();
         let prefix = self.bucket.layout().tenants_prefix();
@@ -249,7 +250,7 @@ impl Lifecycle {
             self.note_gone_due(&mut pass).await?;
         }
         self.evaluate_chunk(&mut pass, group).await?;
-        self.changes.publish_count(std::mem::take(&mut pass.count));
+        self.changes.publish_count(std::mem::take(&mut pass.count), begun_ms);
         self.collect_expired_salts(&mut pass).await;
         let plan = std::mem::take(&mut pass.capacity_plan);
         self.evict_to_capacity(&mut pass, plan).await?;

@@ -1,0 +1,142 @@
+use std::sync::Arc;
+
+use kvasir_store::{OpenStore, StoreConfig, StoreKind, layout::ChunkKey, observe::NoObserver};
+use kvasir_types::ModelId;
+use object_store::{ObjectStore, ObjectStoreExt, PutPayload, memory::InMemory, path::Path};
+
+use super::*;
+use crate::{
+    Settings, Storage,
+    changes::ledger::{Count, StoredQuota},
+    index::{Index, IndexEntry, IndexRow},
+};
+
+async fn storage() -> Arc<Storage> {
+    replica_over(InMemory::new()).await
+}
+
+async fn replica_over(backend: impl ObjectStore) -> Arc<Storage> {
+    let config = StoreConfig::new("memory://".parse().expect("a url"));
+    let store = OpenStore::with(backend, &Path::default(), StoreKind::Memory, &config, Arc::new(NoObserver));
+    let abilities = store.probe().await.expect("answers");
+    Storage::new(store, abilities, Index::memory(), Settings::new(std::env::temp_dir()), None)
+}
+
+fn tenant() -> Name {
+    "default".parse().expect("a name")
+}
+
+/// An entry about an object of 1,000 bytes.
+fn stored(object: u64, since_ms: Option<i64>) -> JournalEntry {
+    let row = IndexRow {
+        seq_hash: [2; 32].into(),
+        object_digest: (*blake3::hash(&object.to_le_bytes()).as_bytes()).into(),
+        profile_hash: [0; 32].into(),
+        first_position: 0,
+        token_count: 16,
+        kl_beneath: 0.0,
+        head_bytes: 300,
+        object_bytes: 1000,
+        level_bytes: vec![1000],
+        errors: None,
+    };
+    let blocks = IndexEntry::short_blocks([&[7; 8][..]]);
+    let entry = Arc::new(IndexEntry { parent_hash: [3; 32], blocks, row: Arc::new(row) });
+    let (tenant, model_id, block_hashes) = (tenant(), [1; 32].into(), vec![[7; 8]]);
+    JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace: None, since_ms }
+}
+
+#[tokio::test]
+async fn what_was_stored_longer_ago_than_removals_are_remembered_is_not_offered() {
+    let storage = storage().await;
+    let changes = storage.changes();
+    let model_id: ModelId = [1; 32].into();
+    changes.journal_tail(JournalReading::Rows).await.expect("reads");
+    let (now, kept) = (storage.store().now_ms().expect("was probed"), changes.removals_kept_ms());
+    let entries = vec![stored(1, Some(now - kept)), stored(2, Some(now - kept / 4)), stored(3, None)];
+    let read =
+        changes.apply(&"other".parse().expect("a name"), 1, entries, 1, JournalReading::Rows, false).await;
+    let index = storage.reads().index();
+    let is_offered = |object: u64| {
+        let digest = *blake3::hash(&object.to_le_bytes()).as_bytes();
+        index.entry(Scope::new(&tenant(), &model_id), digest.into()).is_some()
+    };
+    assert_eq!((read, [1, 2, 3].map(is_offered)), (3, [false, true, true]));
+}
+
+#[tokio::test]
+async fn a_removal_that_the_full_journal_drops_is_not_acknowledged() {
+    let storage = storage().await;
+    let tenant: Name = "default".parse().expect("a name");
+    let key = ChunkKey {
+        tenant: tenant.clone(),
+        model_id: [1; 32].into(),
+        seq_hash: [2; 32].into(),
+        object_digest: [3; 32].into(),
+    };
+    let path = storage.store().layout().path(&Key::Chunk(key.clone()));
+    storage.store().objects().put(&path, PutPayload::from_static(b"bytes")).await.expect("writes");
+    for n in 0..limits::JOURNAL_WAITING_MAX {
+        let ChunkKey { tenant, model_id, seq_hash, .. } = key.clone();
+        let object_digest = blake3::hash(&n.to_le_bytes()).as_bytes().to_owned().into();
+        let reason = crate::Removal::Expired;
+        let entry = JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason };
+        storage.changes().publish(entry);
+    }
+    let refused = storage.lifecycle().remove(&key).await.expect_err("its entry was dropped");
+    assert!(refused.code().is_retryable(), "{refused}");
+    storage.lifecycle().remove(&key).await.expect("there is room again");
+    assert_eq!(storage.changes().journal_append().await.expect("appends"), 0, "its entry is durable");
+}
+
+/// More than a count can name.
+const ENDED: u64 = limits::LEDGER_REPLICAS_MAX as u64 + 50;
+const AN_OBJECT: StoredQuota = StoredQuota { objects: Some(1), bytes: Some(1000) };
+
+/// Replicas that each announce an object and end. Their objects were collected since.
+async fn replicas_ended(backend: &Arc<InMemory>, since_ms: i64) {
+    for object in 0..ENDED {
+        let replica = replica_over(Arc::clone(backend)).await;
+        replica.changes().publish(stored(object, Some(since_ms)));
+        assert_eq!(replica.changes().journal_append().await.expect("appends"), 1);
+    }
+}
+
+#[tokio::test]
+async fn what_replicas_that_ended_stored_and_was_collected_is_not_counted() {
+    let backend = Arc::new(InMemory::new());
+    let fresh = replica_over(Arc::clone(&backend)).await;
+    let now = fresh.store().now_ms().expect("was probed");
+    replicas_ended(&backend, now - 600_000).await;
+    let changes = fresh.changes();
+    assert_eq!(changes.journal_replay().await.expect("reads"), ENDED as usize);
+    drop(changes.reserve(&tenant(), AN_OBJECT, Stored::one(1000)).await.expect("nothing is stored"));
+    // Nor in a count whose listing takes place while another replica reads the same journal.
+    let other = replica_over(backend).await;
+    other.changes().begin_count(now);
+    assert_eq!(other.changes().journal_replay().await.expect("reads"), ENDED as usize);
+    other.changes().publish_count(Count::default(), now);
+    other.changes().journal_append().await.expect("appends");
+    assert_eq!(changes.journal_replay().await.expect("reads"), 1, "the count");
+    for replica in [changes, other.changes()] {
+        drop(replica.reserve(&tenant(), AN_OBJECT, Stored::one(1000)).await.expect("nothing is stored"));
+    }
+}
+
+#[tokio::test]
+async fn a_count_names_an_old_replica_that_writes_whatever_younger_ones_have_ended() {
+    let backend = Arc::new(InMemory::new());
+    let (old, counter) = (replica_over(Arc::clone(&backend)).await, replica_over(Arc::clone(&backend)).await);
+    let now = old.store().now_ms().expect("was probed");
+    replicas_ended(&backend, now - 600_000).await;
+    counter.changes().journal_replay().await.expect("reads");
+    old.changes().publish(stored(ENDED, Some(now)));
+    old.changes().journal_append().await.expect("appends");
+    counter.changes().journal_replay().await.expect("reads");
+    // The object is collected before the count.
+    counter.changes().begin_count(now);
+    counter.changes().publish_count(Count::default(), now);
+    counter.changes().journal_append().await.expect("appends");
+    old.changes().journal_replay().await.expect("reads");
+    drop(old.changes().reserve(&tenant(), AN_OBJECT, Stored::one(1000)).await.expect("it was collected"));
+}
