@@ -11,7 +11,7 @@ mod log;
 mod sealed;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
@@ -256,8 +256,8 @@ impl Changes {
         Ok(applied)
     }
 
-    /// Other replicas' batches after those seen. Uses one listing of everything while that fits into a page;
-    /// beyond that, for a while, one listing of the replicas and one per replica.
+    /// Other replicas' batches after those seen. Uses one listing of everything while that has no more pages than
+    /// there are logs to list one by one; beyond that, for a while, one listing of the replicas and one per replica.
     async fn fresh_batches(&self) -> Result<Batches, StoreError> {
         let journal = &self.journal;
         let one_less = |looks: u32| looks.checked_sub(1);
@@ -265,15 +265,20 @@ impl Changes {
             return self.batches_by_folder().await;
         }
         let listing = self.bucket.list(&self.bucket.layout().journal_prefix(), READING);
-        let listed: Vec<_> = listing.take(limits::JOURNAL_LISTED_MAX + 1).try_collect().await?;
-        if listed.len() > limits::JOURNAL_LISTED_MAX {
+        let logs = 1 + journal.removed.seen_count() + journal.stored.seen_count();
+        let most = limits::JOURNAL_PAGE * logs.min(limits::JOURNAL_PAGES_MAX);
+        let listed: Vec<_> = listing.take(most + 1).try_collect().await?;
+        if listed.len() > most {
             journal.looks_by_folder.store(limits::JOURNAL_LOOKS_BY_FOLDER, Ordering::Relaxed);
             return self.batches_by_folder().await;
         }
+        let logs = listed.iter().filter_map(|(key, _)| match key {
+            Key::Journal { log, replica, .. } => Some((*log, replica)),
+            _ => None,
+        });
+        let logs: BTreeSet<_> = logs.collect();
         for log in JournalLog::ALL {
-            self.keep_positions_of(log, |replica| {
-                listed.iter().any(|(key, _)| matches!(key, Key::Journal { log: l, replica: of, .. } if *l == log && of == replica))
-            });
+            self.keep_positions_of(log, |replica| logs.contains(&(log, replica)));
         }
         Ok(self.fresh(&listed))
     }
@@ -284,24 +289,26 @@ impl Changes {
             let prefix = self.bucket.layout().log_prefix(log);
             let replicas = self.bucket.folders::<Name>(&prefix, READING).await?;
             self.keep_positions_of(log, |replica| replicas.contains(replica));
-            for replica in replicas {
-                if replica == self.journal.replica {
-                    continue;
-                }
-                let folder = prefix.clone().join(replica.as_str());
-                let seen = self.journal.log(log).seen(&replica);
-                let listing = match seen {
-                    Some(n) => {
-                        let after = self.bucket.path(&Key::Journal { log, replica, n });
-                        self.bucket.list_behind(&folder, &after, READING)
-                    }
-                    None => self.bucket.list(&folder, READING),
-                };
-                let listed: Vec<_> = listing.try_collect().await?;
-                batches.append(&mut self.fresh(&listed));
+            let others = replicas.into_iter().filter(|replica| *replica != self.journal.replica);
+            let listings = stream::iter(others).map(|replica| self.fresh_batches_of(log, replica));
+            let mut listings = listings.buffered(limits::JOURNAL_FOLDERS_AT_ONCE);
+            while let Some(mut of_one) = listings.try_next().await? {
+                batches.append(&mut of_one);
             }
         }
         Ok(batches)
+    }
+
+    async fn fresh_batches_of(&self, log: JournalLog, replica: Name) -> Result<Batches, StoreError> {
+        let folder = self.bucket.layout().log_prefix(log).join(replica.as_str());
+        let listing = match self.journal.log(log).seen(&replica) {
+            Some(n) => {
+                let after = self.bucket.path(&Key::Journal { log, replica, n });
+                self.bucket.list_behind(&folder, &after, READING)
+            }
+            None => self.bucket.list(&folder, READING),
+        };
+        Ok(self.fresh(&listing.try_collect::<Vec<_>>().await?))
     }
 
     /// Drops the positions in logs without any batch: their replicas are gone, or will continue with a later batch.
