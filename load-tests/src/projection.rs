@@ -118,10 +118,12 @@ const LISTING_S: f64 = 0.1;
 /// Prefixes that are listed side by side, by tenant and model.
 const LISTED_AT_ONCE: f64 = 16.0;
 /// As in the service's limits: members up to which each reads everything, reads of the journal a second beyond that, and the
-/// longest interval that results.
+/// longest interval that results; how often counts are read; pages of a log that are listed rather than its folders.
 const ROWS_MEMBERS_MAX: f64 = 8.0;
-const READS_PER_S: f64 = 10.0;
-const INTERVAL_MAX_S: f64 = 8.0;
+const READS_PER_S: f64 = 8.0;
+const INTERVAL_MAX_S: f64 = 12.5;
+const COUNTS_EVERY_S: f64 = 30.0;
+const JOURNAL_PAGES_MAX: f64 = 10.0;
 /// Number of chunks that represent all chunks in the simulation of hot tiers.
 const SIMULATED: usize = 20_000;
 const ACCESSES: usize = 200_000;
@@ -234,11 +236,12 @@ fn row(
     // Each replica that stored something appends one batch per interval.
     let batches_per_s = writes_per_s.min(replicas / journal_s);
     let (journal_listings_per_s, journal_reads_per_s) = if routes {
-        // Removals and counts are a listing each, and a batch of each interval that everyone reads; one replica reads what all
-        // stored. As many chunks are collected as are stored, by one replica.
-        let one_page = replicas / journal_s;
-        let of_accountant = if batches_per_s * a.journal_h * 3_600.0 <= LISTED { 1.0 } else { replicas };
-        (2.0 * one_page + of_accountant / journal_s, batches_per_s + 2.0 * one_page)
+        // Removals and counts are a listing each, and a batch that everyone reads: as many chunks are collected as are stored, by
+        // one replica. One replica reads what all stored.
+        let looks = replicas / journal_s + replicas / COUNTS_EVERY_S.max(journal_s);
+        let pages = (batches_per_s * a.journal_h * 3_600.0 / LISTED).ceil();
+        let listings = if pages <= JOURNAL_PAGES_MAX { pages } else { 1.0 + replicas };
+        (looks + listings / journal_s, batches_per_s + looks)
     } else {
         // A single listing finds all new batches while they fit one page; beyond that, one listing per other replica. Every other
         // replica reads each batch.
@@ -317,8 +320,8 @@ pub(crate) fn project(arguments: &ProjectArguments) -> Result<Projection> {
             a.journal_s, a.journal_h
         ),
         format!(
-            "more replicas: all together read removals and counts {READS_PER_S} times a second, each at most every \
-             {INTERVAL_MAX_S} s; one reads what all stored, for quotas; each has rows of an equal share of the chunks; one \
+            "more replicas: all together read removals {READS_PER_S} times a second, each at least every {INTERVAL_MAX_S} s, and \
+             counts every {COUNTS_EVERY_S} s; one reads what all stored, for quotas; each has rows of an equal share of the chunks; one \
              replica at a time collects"
         ),
         format!(

@@ -105,8 +105,12 @@ pub const JOURNAL_WAITING_MAX: usize = 8_192;
 pub const JOURNAL_BATCH_BYTES_MAX: u64 = 16 << 20;
 /// Batches read ahead while one is being applied.
 pub const JOURNAL_BATCHES_AHEAD: usize = 4;
-/// Batches of all replicas that one listing covers: a page of it.
-pub const JOURNAL_LISTED_MAX: usize = 1_000;
+/// Batches in a page of a listing.
+pub const JOURNAL_PAGE: usize = 1_000;
+/// Pages of one listing of all journals: a few MB of names.
+pub const JOURNAL_PAGES_MAX: usize = 10;
+/// Listings of replicas' journals at a time: replicas that have ended keep theirs until it is collected.
+pub const JOURNAL_FOLDERS_AT_ONCE: usize = 16;
 /// After a larger journal, listings by folder before a single listing is tried again: about a minute.
 pub const JOURNAL_LOOKS_BY_FOLDER: u32 = 30;
 /// Resolution of the coarser of a store's dates: HTTP headers have seconds where listings have milliseconds.

@@ -25,6 +25,7 @@ pub(crate) struct JournalSync {
     /// Whether a request came since the last read.
     is_in_use: AtomicBool,
     last_read: Mutex<Option<Instant>>,
+    counts_read: Mutex<Option<Instant>>,
     reading: tokio::sync::Mutex<()>,
 }
 
@@ -34,6 +35,7 @@ impl JournalSync {
             interval,
             is_in_use: AtomicBool::new(false),
             last_read: Mutex::default(),
+            counts_read: Mutex::default(),
             reading: tokio::sync::Mutex::default(),
         }
     }
@@ -43,6 +45,11 @@ impl JournalSync {
     pub(crate) fn interval(&self, members: usize) -> Duration {
         let shared = Duration::from_secs_f64(members as f64 / limits::JOURNAL_READS_PER_SECOND);
         self.interval.max(shared.min(limits::JOURNAL_SHARED_INTERVAL_MAX))
+    }
+
+    /// Age of the last read at which a lookup reads first: more than the interval with its jitter and a read.
+    fn age_max(&self, members: usize) -> Duration {
+        limits::JOURNAL_AGE_MAX.max(self.interval(members).mul_f64(1.25)).min(limits::JOURNAL_AGE_MAX * 2)
     }
 
     /// Whether there is a journal.
@@ -76,8 +83,8 @@ impl JournalSync {
     /// Reads other replicas' new entries if the last read is too old for lookups. If the store does not
     /// respond in time, the lookup uses the present state.
     pub(crate) async fn catch_up(&self, state: &AppState, storage: &Storage) {
-        let is_recent =
-            || self.interval.is_zero() || self.age().is_some_and(|age| age < limits::JOURNAL_AGE_MAX);
+        let age_max = self.age_max(state.cluster().len());
+        let is_recent = || self.interval.is_zero() || self.age().is_some_and(|age| age < age_max);
         if is_recent() {
             return;
         }
@@ -102,13 +109,21 @@ impl JournalSync {
         let _ = tokio::time::timeout(limits::JOURNAL_CATCH_UP_TIME_MAX, read).await;
     }
 
-    async fn read_now(&self, state: &AppState, storage: &Storage, reading: JournalReading) {
+    async fn read_now(&self, state: &AppState, storage: &Storage, mut reading: JournalReading) {
+        let are_counts_recent =
+            self.counts_read.lock().is_some_and(|read| read.elapsed() < limits::JOURNAL_COUNTS_EVERY);
+        if reading == JournalReading::Counts && are_counts_recent {
+            reading = JournalReading::Removals;
+        }
         let (begun, metrics) = (Instant::now(), state.metrics());
         match storage.changes().journal_tail(reading).await {
             Ok(entries) => {
                 metrics.journal("applied", entries);
                 metrics.journal_skipped(storage.changes().journal_skipped());
                 *self.last_read.lock() = Some(begun);
+                if reading != JournalReading::Removals {
+                    *self.counts_read.lock() = Some(begun);
+                }
                 if reading == JournalReading::Stored && keeps_accounts(state) {
                     publish_usage(state, storage).await;
                 }
@@ -214,8 +229,11 @@ mod tests {
     #[test]
     fn a_cluster_reads_no_more_often_than_its_share_while_removals_keep_their_bound() {
         let journal = JournalSync::new(Duration::from_secs(1));
-        let intervals = [0, 1, 10, 40, 100, 1_000].map(|members| journal.interval(members).as_secs_f64());
-        assert_eq!(intervals, [1.0, 1.0, 1.0, 4.0, 8.0, 8.0]);
-        assert!(limits::JOURNAL_SHARED_INTERVAL_MAX.mul_f64(1.125) < limits::JOURNAL_AGE_MAX);
+        let intervals = [0, 1, 8, 40, 100, 1_000].map(|members| journal.interval(members).as_secs_f64());
+        assert_eq!(intervals, [1.0, 1.0, 1.0, 5.0, 12.5, 12.5]);
+        // What a lookup does not know, and how long it waits for that, is less than what is promised.
+        let ages = [0, 8, 40, 100, 1_000].map(|members| journal.age_max(members).as_secs_f64());
+        assert_eq!(ages, [10.0, 10.0, 10.0, 15.625, 15.625]);
+        assert!(journal.age_max(1_000) + limits::JOURNAL_CATCH_UP_TIME_MAX < Duration::from_secs(30));
     }
 }

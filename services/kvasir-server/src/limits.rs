@@ -74,10 +74,12 @@ pub(crate) const JOURNAL_IDLE_INTERVAL: Duration = Duration::from_secs(60);
 /// Age of the last journal read at which a lookup reads first: including the read, well within the 30 seconds
 /// in which a removal reaches every route.
 pub(crate) const JOURNAL_AGE_MAX: Duration = Duration::from_secs(10);
-/// Reads of the journal per second by all replicas of a cluster together: S3 asks $130 a month for them.
-pub(crate) const JOURNAL_READS_PER_SECOND: f64 = 10.0;
-/// Longest interval that results: with jitter and a read, less than [`JOURNAL_AGE_MAX`], so that lookups need not read.
-pub(crate) const JOURNAL_SHARED_INTERVAL_MAX: Duration = Duration::from_secs(8);
+/// Reads of the journal per second by all replicas of a cluster together: S3 asks $100 a month for them.
+pub(crate) const JOURNAL_READS_PER_SECOND: f64 = 8.0;
+/// Longest interval that results, for a hundred members.
+pub(crate) const JOURNAL_SHARED_INTERVAL_MAX: Duration = Duration::from_millis(12_500);
+/// How often a replica of a large cluster reads how much tenants have stored.
+pub(crate) const JOURNAL_COUNTS_EVERY: Duration = Duration::from_secs(30);
 /// Members up to which each replica has rows of everything in its index: beyond that, its own part and what it was asked for.
 /// Their reads of each other's batches grow with the square: 64 a second at 8.
 pub(crate) const JOURNAL_ROWS_MEMBERS_MAX: usize = 8;

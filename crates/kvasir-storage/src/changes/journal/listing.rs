@@ -1,11 +1,11 @@
 //! What of the journal a replica reads, and which batches of it are new.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use futures::{StreamExt, TryStreamExt};
+use futures::{StreamExt, TryStreamExt, stream};
 use kvasir_store::{
     StoreError,
     layout::{JournalLog, Key},
@@ -47,34 +47,25 @@ impl JournalReading {
 /// Numbers of batches, by log and replica, in order.
 pub(super) type Batches = BTreeMap<(JournalLog, Name), Vec<u64>>;
 
-/// One of a page or fewer batches.
-type Listed = Vec<(Key, ObjectMeta)>;
-
 impl Changes {
-    /// Other replicas' batches after those seen. Reads everything in one listing while that fits into a page, otherwise each
-    /// log in one; beyond that, for a while, a log's folders and then each of them.
+    /// Other replicas' batches after those seen. Reads everything in one listing while that has no more pages than there are
+    /// folders to list one by one, otherwise each log in one; beyond that, for a while, a log's folders and then each of them.
     pub(super) async fn fresh_batches(&self, reading: JournalReading) -> Result<Batches, StoreError> {
         let journal = &self.journal;
         let reads_stored = reading.has(JournalLog::Stored);
         let begins_stored = !journal.reads_stored.swap(reads_stored, Ordering::Relaxed) && reads_stored;
         self.events.set_complete(reads_stored);
+        let all = self.bucket.layout().journal_prefix();
         if reading == JournalReading::Rows
-            && let Some(listed) =
-                self.page(&self.bucket.layout().journal_prefix(), &journal.looks_by_log).await?
+            && let Some(fresh) = self.fresh_in(&all, &JournalLog::ALL, &journal.looks_by_log).await?
         {
-            for log in JournalLog::ALL {
-                self.keep_listed_positions(log, &listed);
-            }
-            return Ok(self.fresh(&listed));
+            return Ok(fresh);
         }
         let mut batches = Batches::new();
         for log in JournalLog::ALL.into_iter().filter(|log| reading.has(*log)) {
             let prefix = self.bucket.layout().log_prefix(log);
-            let mut fresh = match self.page(&prefix, &journal.log(log).looks_by_folder).await? {
-                Some(listed) => {
-                    self.keep_listed_positions(log, &listed);
-                    self.fresh(&listed)
-                }
+            let mut fresh = match self.fresh_in(&prefix, &[log], &journal.log(log).looks_by_folder).await? {
+                Some(fresh) => fresh,
                 None => self.batches_by_folder(log, &prefix).await?,
             };
             if log == JournalLog::Stored && begins_stored && reading == JournalReading::Stored {
@@ -85,48 +76,58 @@ impl Changes {
         Ok(batches)
     }
 
-    /// What is there, if it fits into a page of a listing; a prefix that had more is not tried again for a while.
-    async fn page(&self, prefix: &Path, looks_left: &AtomicU32) -> Result<Option<Listed>, StoreError> {
+    /// The new batches of some logs by one listing, if there are few enough; if not, that is not tried again for a while.
+    async fn fresh_in(
+        &self,
+        prefix: &Path,
+        logs: &[JournalLog],
+        looks_left: &AtomicU32,
+    ) -> Result<Option<Batches>, StoreError> {
         let one_less = |looks: u32| looks.checked_sub(1);
         if looks_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
             return Ok(None);
         }
-        let listing = self.bucket.list(prefix, READING).take(limits::JOURNAL_LISTED_MAX + 1);
-        let listed: Listed = listing.try_collect().await?;
-        if listed.len() <= limits::JOURNAL_LISTED_MAX {
-            return Ok(Some(listed));
+        let folders = 1 + logs.iter().map(|log| self.journal.log(*log).seen_count()).sum::<usize>();
+        let most = limits::JOURNAL_PAGE * folders.min(limits::JOURNAL_PAGES_MAX);
+        let listed: Vec<_> = self.bucket.list(prefix, READING).take(most + 1).try_collect().await?;
+        if listed.len() > most {
+            looks_left.store(limits::JOURNAL_LOOKS_BY_FOLDER, Ordering::Relaxed);
+            return Ok(None);
         }
-        looks_left.store(limits::JOURNAL_LOOKS_BY_FOLDER, Ordering::Relaxed);
-        Ok(None)
+        let replicas = listed.iter().filter_map(|(key, _)| match key {
+            Key::Journal { log, replica, .. } => Some((*log, replica)),
+            _ => None,
+        });
+        let replicas: BTreeSet<_> = replicas.collect();
+        for log in logs {
+            self.keep_positions(*log, |replica| replicas.contains(&(*log, replica)));
+        }
+        Ok(Some(self.fresh(&listed)))
     }
 
     async fn batches_by_folder(&self, log: JournalLog, prefix: &Path) -> Result<Batches, StoreError> {
         let mut batches = Batches::new();
         let replicas = self.bucket.folders::<Name>(prefix, READING).await?;
         self.keep_positions(log, |replica| replicas.contains(replica));
-        for replica in replicas {
-            if replica == self.journal.replica {
-                continue;
-            }
-            let folder = prefix.clone().join(replica.as_str());
-            let seen = self.journal.log(log).seen(&replica);
-            let listing = match seen {
-                Some(n) => {
-                    let after = self.bucket.path(&Key::Journal { log, replica, n });
-                    self.bucket.list_behind(&folder, &after, READING)
-                }
-                None => self.bucket.list(&folder, READING),
-            };
-            let listed: Listed = listing.try_collect().await?;
-            batches.append(&mut self.fresh(&listed));
+        let others = replicas.into_iter().filter(|replica| *replica != self.journal.replica);
+        let listings = stream::iter(others).map(|replica| self.fresh_batches_of(log, replica));
+        let mut listings = listings.buffered(limits::JOURNAL_FOLDERS_AT_ONCE);
+        while let Some(mut of_one) = listings.try_next().await? {
+            batches.append(&mut of_one);
         }
         Ok(batches)
     }
 
-    fn keep_listed_positions(&self, log: JournalLog, listed: &[(Key, ObjectMeta)]) {
-        self.keep_positions(log, |replica| {
-            listed.iter().any(|(key, _)| matches!(key, Key::Journal { log: l, replica: of, .. } if *l == log && of == replica))
-        });
+    async fn fresh_batches_of(&self, log: JournalLog, replica: Name) -> Result<Batches, StoreError> {
+        let folder = self.bucket.layout().log_prefix(log).join(replica.as_str());
+        let listing = match self.journal.log(log).seen(&replica) {
+            Some(n) => {
+                let after = self.bucket.path(&Key::Journal { log, replica, n });
+                self.bucket.list_behind(&folder, &after, READING)
+            }
+            None => self.bucket.list(&folder, READING),
+        };
+        Ok(self.fresh(&listing.try_collect::<Vec<_>>().await?))
     }
 
     /// Drops the positions in logs without any batch: their replicas are gone, or will continue with a later batch.

@@ -58,6 +58,11 @@ impl Log {
         lately.into_iter().map(|(replica, (n, _))| (replica.clone(), *n)).collect()
     }
 
+    /// Number of replicas of which batches were read and are still there.
+    pub(super) fn seen_count(&self) -> usize {
+        self.seen.lock().len()
+    }
+
     pub(super) fn note_seen(&self, replica: &Name, n: u64) {
         self.seen.lock().insert(replica.clone(), (n, Instant::now()));
     }

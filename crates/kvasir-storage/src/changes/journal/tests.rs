@@ -1,6 +1,10 @@
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use kvasir_store::{OpenStore, StoreConfig, StoreKind, layout::ChunkKey, observe::NoObserver};
+use kvasir_store::{
+    OpenStore, StoreConfig, StoreKind,
+    layout::ChunkKey,
+    observe::{NoObserver, RequestOutcome, StoreObserver, StoreOp},
+};
 use kvasir_types::ModelId;
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload, memory::InMemory, path::Path};
 
@@ -16,8 +20,12 @@ async fn storage() -> Arc<Storage> {
 }
 
 async fn replica_over(backend: impl ObjectStore) -> Arc<Storage> {
+    observed_replica(backend, Arc::new(NoObserver)).await
+}
+
+async fn observed_replica(backend: impl ObjectStore, observer: Arc<dyn StoreObserver>) -> Arc<Storage> {
     let config = StoreConfig::new("memory://".parse().expect("a url"));
-    let store = OpenStore::with(backend, &Path::default(), StoreKind::Memory, &config, Arc::new(NoObserver));
+    let store = OpenStore::with(backend, &Path::default(), StoreKind::Memory, &config, observer);
     let abilities = store.probe().await.expect("answers");
     Storage::new(store, abilities, Index::memory(), Settings::new(std::env::temp_dir()), None)
 }
@@ -139,4 +147,36 @@ async fn a_count_names_an_old_replica_that_writes_whatever_younger_ones_have_end
     counter.changes().journal_append().await.expect("appends");
     old.changes().journal_replay().await.expect("reads");
     drop(old.changes().reserve(&tenant(), AN_OBJECT, Stored::one(1000)).await.expect("it was collected"));
+}
+
+/// Counts listings.
+#[derive(Debug)]
+struct Lists(Arc<AtomicU32>);
+
+impl StoreObserver for Lists {
+    fn request(&self, op: StoreOp, _: RequestOutcome, _: u64, _: Duration) {
+        self.0.fetch_add(u32::from(op == StoreOp::List), Ordering::Relaxed);
+    }
+}
+
+#[tokio::test]
+async fn many_replicas_that_ended_do_not_make_many_requests() {
+    let backend = Arc::new(InMemory::new());
+    let now = storage().await.store().now_ms().expect("was probed");
+    replicas_ended(&backend, now).await;
+    // Together more than a page.
+    let looped = replica_over(Arc::clone(&backend)).await;
+    for object in 0..limits::JOURNAL_PAGE as u64 {
+        looped.changes().publish(stored(object, Some(now)));
+        looped.changes().journal_append().await.expect("appends");
+    }
+    let lists = Arc::new(AtomicU32::new(0));
+    let reader = observed_replica(backend, Arc::new(Lists(Arc::clone(&lists)))).await;
+    // Until the listings by folder of a reader that knew no replica are over.
+    for _ in 0..=limits::JOURNAL_LOOKS_BY_FOLDER {
+        reader.changes().journal_replay().await.expect("reads");
+    }
+    let before = lists.load(Ordering::Relaxed);
+    reader.changes().journal_replay().await.expect("reads");
+    assert_eq!(lists.load(Ordering::Relaxed) - before, 1, "not one for each of {ENDED}");
 }
