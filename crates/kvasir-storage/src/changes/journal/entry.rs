@@ -287,30 +287,33 @@ mod tests {
         let place = ("[a-z]{1,9}", any::<[u8; 32]>(), 0..4, any::<[u8; 32]>());
         let reach =
             (prop::collection::vec(("[a-z0-9-]{1,36}", any::<u64>()), 0..4), prop::option::of(any::<i64>()));
-        (place, any_indexed(), reach).prop_map(|((tenant, model, kind, object), entry, (batches, until_ms))| {
-            let (tenant, model_id): (Name, _) = (tenant.parse().expect("a name"), model.into());
-            if kind == 0 {
-                let stored = Stored { objects: entry.row.object_bytes, bytes: entry.row.first_position };
-                let batches = batches.iter().map(|(name, n)| (name.parse().expect("a name"), *n)).collect();
-                let reach = Reach { batches, until_ms };
-                JournalEntry::Counted { tenant, stored, reach }
-            } else if kind == 1 {
-                let whole = |short: &[u8]| {
-                    let mut hash = [1, 2, 3, 4, 5, 6, 7, 8];
-                    hash[..short.len()].copy_from_slice(short);
-                    hash
-                };
-                let block_hashes: Vec<[u8; 8]> = entry.blocks.iter().map(|b| whole(b)).collect();
-                let namespace = (model[0] % 2 == 0).then(|| tenant.clone());
-                let since_ms = (object[0] % 2 == 0).then(|| i64::from(object[1]) << 32);
-                let entry = Arc::new(entry);
-                JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace, since_ms }
-            } else {
-                let reason = Removal::ALL[usize::from(object[0]) % Removal::ALL.len()];
-                let (seq_hash, object_digest) = (entry.row.seq_hash, object.into());
-                JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason }
-            }
-        })
+        (place, any_indexed(), reach).prop_map(
+            |((tenant, model, kind, object), entry, (batches, until_ms))| {
+                let (tenant, model_id): (Name, _) = (tenant.parse().expect("a name"), model.into());
+                if kind == 0 {
+                    let stored = Stored { objects: entry.row.object_bytes, bytes: entry.row.first_position };
+                    let batches =
+                        batches.iter().map(|(name, n)| (name.parse().expect("a name"), *n)).collect();
+                    let reach = Reach { batches, until_ms };
+                    JournalEntry::Counted { tenant, stored, reach }
+                } else if kind == 1 {
+                    let whole = |short: &[u8]| {
+                        let mut hash = [1, 2, 3, 4, 5, 6, 7, 8];
+                        hash[..short.len()].copy_from_slice(short);
+                        hash
+                    };
+                    let block_hashes: Vec<[u8; 8]> = entry.blocks.iter().map(|b| whole(b)).collect();
+                    let namespace = (model[0] % 2 == 0).then(|| tenant.clone());
+                    let since_ms = (object[0] % 2 == 0).then(|| i64::from(object[1]) << 32);
+                    let entry = Arc::new(entry);
+                    JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace, since_ms }
+                } else {
+                    let reason = Removal::ALL[usize::from(object[0]) % Removal::ALL.len()];
+                    let (seq_hash, object_digest) = (entry.row.seq_hash, object.into());
+                    JournalEntry::Removed { tenant, model_id, seq_hash, object_digest, reason }
+                }
+            },
+        )
     }
 
     proptest! {

@@ -133,8 +133,7 @@ async fn what_replicas_that_ended_stored_and_was_collected_is_not_counted() {
 #[tokio::test]
 async fn a_count_names_an_old_replica_that_writes_whatever_younger_ones_have_ended() {
     let backend = Arc::new(InMemory::new());
-    let (old, counter) =
-        (replica_over(Arc::clone(&backend)).await, replica_over(Arc::clone(&backend)).await);
+    let (old, counter) = (replica_over(Arc::clone(&backend)).await, replica_over(Arc::clone(&backend)).await);
     let now = old.store().now_ms().expect("was probed");
     replicas_ended(&backend, now - 600_000).await;
     counter.changes().journal_replay().await.expect("reads");
