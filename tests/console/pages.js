@@ -15,7 +15,7 @@ export function pages(tokens) {
     { name: "explain", hash: "#/explain", ready: "#tokens" },
     { name: "explained", hash: `#/explain?${prompt}`, ready: ".sentences li" },
     { name: "models", hash: "#/models", ready: "tbody tr:visible" },
-    { name: "model", hash: `#/models/${MODEL}`, ready: "svg.drawn circle" },
+    { name: "model", hash: `#/models/${MODEL}`, ready: "svg.drawn circle", act: (page) => page.getByRole("button", { name: "Compare with stored chunks" }).click().then(() => page.getByText("Median:").waitFor()) },
     { name: "plan", hash: "#/plan", ready: "#plan-model", act: (page) => page.getByRole("button", { name: "Calculate" }).click().then(() => page.waitForSelector(".way")) },
     { name: "jobs", hash: "#/jobs", ready: "tbody tr:visible" },
     { name: "tenants", hash: "#/tenant", ready: ".tiles .tile" },

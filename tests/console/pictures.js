@@ -18,6 +18,7 @@ export async function pictures(world, browser, folder) {
       const answer = (body) => (route) => route.fulfill({ status: 200, contentType: "application/json", body: JSON.stringify(body) });
       await page.route("**/v1/series**", answer(fixtures.series(now_ms)));
       await page.route("**/v1/loads**", answer(fixtures.loads(now_ms)));
+      await page.route("**/v1/members", answer(fixtures.MEMBERS));
       for (const one of pages(world.prompt)) {
         await visit(page, world.base, one);
         if (one.name === "events") {

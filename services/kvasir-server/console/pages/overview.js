@@ -5,6 +5,7 @@ import { Badge, Bar, Empty, Failure, Legend, Loaded, Loading, PageHead, Panel, T
 import { EventLine } from "../event-line.js";
 import { useFeed } from "../feed.js";
 import * as format from "../format.js";
+import { Members } from "../members.js";
 import { Plot } from "../plot.js";
 import { useResource } from "../resource.js";
 import { latest, line, shares, sums, total, useSeries } from "../series.js";
@@ -178,6 +179,7 @@ function Reader() {
         </dl>`;
       }}
     <//>
+    <${Members} />
     <${Latest} />
   `;
 }
@@ -195,7 +197,7 @@ export default function Overview() {
   if (data === undefined && error !== undefined) return html`${head}<section class="panel"><${Failure} error=${error} retry=${series.reload} /></section>`;
   if (data === undefined) return html`${head}<div class="tiles"><${Loading} /></div><div class="grid wide">${[1, 2, 3, 4].map((n) => html`<section class="panel chart-bone" key=${n}><${Loading} lines=${4} /></section>`)}</div>`;
   if (data.times_ms.length === 0) {
-    return html`${head}<section class="panel"><${Empty} title="No points yet">The service has just started. The first point comes within 10 seconds.<//></section><${Latest} />`;
+    return html`${head}<section class="panel"><${Empty} title="No points yet">The service has just started. The first point comes within 10 seconds.<//></section><${Members} /><${Latest} />`;
   }
   return html`
     ${head}
@@ -205,6 +207,7 @@ export default function Overview() {
       <${HotTier} answer=${data} />
       <${Curve} answer=${data} />
     </div>
+    <${Members} />
     <${Latest} />
   `;
 }
