@@ -87,6 +87,23 @@ export function series(now_ms) {
   };
 }
 
+/** Has the answers about a profile and its chunks say a claim and measured errors, which the golden ones lack. */
+export async function measured(page, errors) {
+  const change = (pattern, edit) =>
+    page.route(pattern, async (route) => {
+      const answer = await route.fetch();
+      const body = await answer.json();
+      edit(body);
+      await route.fulfill({ response: answer, body: JSON.stringify(body) });
+    });
+  await change("**/levels", (body) => {
+    body.levels[1].quality = "transparent";
+  });
+  await change("**/v1/lookup", (body) => {
+    for (const [at, chunk] of body.chunks.entries()) chunk.errors = { levels: errors(at), beneath: 0, hops: 0 };
+  });
+}
+
 /** Five replicas in three zones, one of them larger. */
 export const MEMBERS = {
   epoch: "5d8a0c41f2b97e36",

@@ -37,14 +37,20 @@ async function compared(model, profile, level, signal) {
     newest.map(async (context) => {
       /** @type {LookupResponse} */
       const match = await call("POST", "/v1/lookup", { signal, body: { model_id: model, namespace: context.namespace, chunk_ids: context.chunks } });
-      const errors = match.chunks.flatMap((chunk) => {
-        const error = chunk.profile_hash === profile ? chunk.errors?.levels[level] : undefined;
-        return error == null ? [] : [error];
-      });
-      return { context, errors: errors.sort((a, b) => a - b) };
+      return { context, chunks: match.chunks };
     }),
   );
-  return rows.filter((row) => row.errors.length > 0);
+  /** @type {Set<string>} */
+  const seen = new Set();
+  return rows.flatMap(({ context, chunks }) => {
+    // Contexts share chunks: each counts once, in the newest context that has it.
+    const errors = chunks.flatMap((chunk) => {
+      const error = chunk.profile_hash === profile && !seen.has(chunk.object_digest) ? chunk.errors?.levels[level] : undefined;
+      seen.add(chunk.object_digest);
+      return error == null ? [] : [error];
+    });
+    return errors.length === 0 ? [] : [{ context, errors: errors.sort((a, b) => a - b) }];
+  });
 }
 
 /** @param {{rows: Row[], level: number}} props */

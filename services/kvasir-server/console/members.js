@@ -35,7 +35,7 @@ function Known({ answer }) {
       id=${(/** @type {Member} */ row) => row.url}
       columns=${[
         { title: "Member", head: true, cell: (/** @type {Member} */ row) => html`<span class="labels"><code class="break">${row.url}</code>${row.url === answer.this ? html`<${Badge} tone="accent">answers this page<//>` : null}</span>` },
-        { title: "Zone", cell: (/** @type {Member} */ row) => row.zone ?? html`<span class="muted">not known</span>` },
+        { title: "Zone", tight: true, cell: (/** @type {Member} */ row) => row.zone ?? html`<span class="muted">not known</span>` },
         { title: "Weight", end: true, cell: (/** @type {Member} */ row) => format.number(row.weight) },
         { title: "Share of routes", end: true, cell: (/** @type {Member} */ row) => format.percent(row.weight / weights) },
       ]}
@@ -49,7 +49,7 @@ export function Members() {
   const count = members.data?.members.length ?? 0;
   const zones = new Set(members.data?.members.map((member) => member.zone ?? "")).size;
   return html`<${Panel} title="Members" note=${count === 0 ? "" : html`${format.plural(count, "replica")}${zones > 1 ? ` in ${zones} zones` : ""}, list <code>${members.data?.epoch ?? ""}</code>`} flush>
-    <${Loaded} of=${members}>
+    <${Loaded} of=${members} lines=${1}>
       ${(/** @type {Answer} */ answer) =>
         answer.members.length === 0
           ? html`<p class="pad-note muted">No members are configured: this replica knows of no others, and each client uses the address that it was given. With <code>cluster.members</code>, clients send each prompt to a member that keeps it hot.</p>`

@@ -197,7 +197,7 @@ export default function Overview() {
   if (data === undefined && error !== undefined) return html`${head}<section class="panel"><${Failure} error=${error} retry=${series.reload} /></section>`;
   if (data === undefined) return html`${head}<div class="tiles"><${Loading} /></div><div class="grid wide">${[1, 2, 3, 4].map((n) => html`<section class="panel chart-bone" key=${n}><${Loading} lines=${4} /></section>`)}</div>`;
   if (data.times_ms.length === 0) {
-    return html`${head}<section class="panel"><${Empty} title="No points yet">The service has just started. The first point comes within 10 seconds.<//></section><${Members} /><${Latest} />`;
+    return html`${head}<section class="panel"><${Empty} title="No points yet">The service has just started. The first point comes within 10 seconds.<//></section><${Latest} />`;
   }
   return html`
     ${head}
