@@ -68,7 +68,8 @@ pub struct ChunkStatus {
     /// time to live.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at_ms: Option<u64>,
-    /// Its use through this replica; absent: none remembered, or the cold tier has no capacity and uses are not recorded.
+    /// Its use through this replica; absent: none is remembered, or uses are not recorded because the cold tier has no
+    /// capacity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub use_here: Option<ChunkUse>,
 }

@@ -15,9 +15,9 @@ const FAILURE_AFTER_MAX: Duration = Duration::from_secs(3);
 
 /// Opens an address in the user's browser; false if there is none.
 ///
-/// The browser gets a file that redirects to the address, because other users of the host see the arguments of programs, and
-/// an address may contain tokens of a prompt. Only this user can read the file. It stays in the folder for temporary files:
-/// nothing reports when the browser has read it.
+/// The browser gets a file that redirects to the address: other users of the host see the arguments of programs, and an
+/// address may contain tokens of a prompt. Only this user can read the file. It stays in the folder for temporary
+/// files, because nothing reports when the browser has read it.
 pub(crate) fn open(address: &str) -> bool {
     let Ok(page) = redirect(address) else { return false };
     let mut opener = Command::new(OPENER);
