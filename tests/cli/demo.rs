@@ -6,14 +6,16 @@ use std::{
     process::{Command, Stdio},
 };
 
-use crate::{empty_bench, exit};
+use crate::{browser::Browser, empty_bench, exit};
 
 #[test]
 fn the_demo_runs_the_whole_path_and_shows_it_in_the_console() {
     let bench = empty_bench();
     // A generous budget: in an unoptimised build on a busy machine, decoding alone takes longer than the default.
-    let line = "demo --json --serve --out report --slo-ms 60000 --link-mbps 200";
+    let line = "demo --json --open --out report --slo-ms 60000 --link-mbps 200";
+    let browser = Browser::there(&bench);
     let mut demo = bench.command(bench.binary(), line);
+    browser.is_used_by(&mut demo);
     let mut demo = demo.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("starts");
     let mut notes = BufReader::new(demo.stderr.take().expect("piped")).lines().map_while(Result::ok);
     let address = |note: String| note.split_once("console: http://").map(|(_, rest)| rest.to_owned());
@@ -21,6 +23,7 @@ fn the_demo_runs_the_whole_path_and_shows_it_in_the_console() {
     let host = console.split('/').next().expect("an address");
     assert!(get(host, "/console/").contains("<title>"), "the page");
     assert!(get(host, "/v1/loads").contains("\"loaded_tokens\":896"), "the load that the page replays");
+    assert_eq!(browser.opened(), format!("http://{host}/console/#/loads"));
     let id = demo.id().to_string();
     assert!(Command::new("kill").args(["-INT", &id]).status().expect("kill is there").success());
     let ended = demo.wait_with_output().expect("it ends");

@@ -1,5 +1,6 @@
 //! Tests the `kvasir` binary from outside: typed commands, their output, and errors for invalid input.
 
+mod browser;
 mod demo;
 mod models;
 mod offline;

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use crate::{Bench, dump, empty_bench, exit, prose};
+use crate::{Bench, browser::Browser, dump, empty_bench, exit, prose};
 
 /// A dump, a direct profile trained on others, and the object made of both. Training is the slow part, so
 /// the tests share it.
@@ -180,8 +180,19 @@ fn dumps_are_read_as_hostile_bytes() {
 fn the_consoles_page_of_a_question_has_its_tokens_in_the_fragment() {
     let bench = bench();
     let known = kvasir_dump::parse_dump(&made().dump).expect("a dump");
-    let address = bench
-        .ok("context explain --kv kv.safetensors --open --url http://cache.example:7480 --namespace team");
+    let line = "context explain --kv kv.safetensors --open --url http://cache.example:7480 --namespace team";
+    let explain = |browser: &Browser| {
+        let mut command = bench.command(bench.binary(), line);
+        browser.is_used_by(&mut command);
+        let output = command.output().expect("starts");
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let address = explain(&Browser::missing(&bench));
+    assert_eq!(explain(&Browser::refusing(&bench)), address);
+    let browser = Browser::there(&bench);
+    assert_eq!(explain(&browser), "", "the page is in the browser");
+    assert_eq!(browser.opened(), address.trim());
     let (page, fragment) = address.trim().split_once('#').expect("a fragment");
     assert_eq!(page, "http://cache.example:7480/console/");
     let tokens: Vec<_> = known.tokens.iter().map(u32::to_string).collect();

@@ -87,6 +87,37 @@ export function series(now_ms) {
   };
 }
 
+/** Has the answers about a profile and its chunks say a claim and measured errors, which the golden ones lack. */
+export async function measured(page, errors) {
+  const change = (pattern, edit) =>
+    page.route(pattern, async (route) => {
+      const answer = await route.fetch();
+      const body = await answer.json();
+      edit(body);
+      await route.fulfill({ response: answer, body: JSON.stringify(body) });
+    });
+  await change("**/levels", (body) => {
+    body.levels[1].quality = "transparent";
+  });
+  await change("**/v1/lookup", (body) => {
+    for (const [at, chunk] of body.chunks.entries()) chunk.errors = { levels: errors(at), beneath: 0, hops: 0 };
+  });
+}
+
+/** Five replicas in three zones, one of them larger. */
+export const MEMBERS = {
+  epoch: "5d8a0c41f2b97e36",
+  this: "http://kvasir-1.kvasir-headless:7480",
+  members: [
+    ["kvasir-0", "eu-west-1a", 1],
+    ["kvasir-1", "eu-west-1a", 1],
+    ["kvasir-2", "eu-west-1b", 1],
+    ["kvasir-3", "eu-west-1b", 2],
+    ["kvasir-4", "eu-west-1c", 1],
+  ].map(([name, zone, weight]) => ({ url: `http://${name}.kvasir-headless:7480`, zone, weight })),
+  splits: ["91c04be2d77a10f3", "d2077f3b5e6ac918"],
+};
+
 /** A load of eight chunks over a link that breaks down in the middle. */
 export function load(now_ms, slo_ms, slow) {
   const levels = slow ? [2, 2, 1, 0, 0, 1, undefined, undefined] : [2, 2, 3, 3, 2, 2, 3, 2];

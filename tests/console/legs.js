@@ -6,7 +6,8 @@ import { writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { promisify } from "node:util";
 import { axe, faults, openPage, overflow } from "./browser.js";
-import { CONTEXT, pages, visit } from "./pages.js";
+import { MEMBERS, measured } from "./fixtures.js";
+import { CONTEXT, MODEL, pages, visit } from "./pages.js";
 import { INJECTED } from "./world.js";
 
 /** A browser says an answer that is no success in its console: these are expected where the test asks for them. */
@@ -129,6 +130,64 @@ async function forbidden(world, browser) {
   await clean(page, "403");
   await page.context().close();
   return "403: said on pages, in panels and in dialogs";
+}
+
+/** The states of the list of members, which a test's only replica does not have. */
+async function members(world, browser) {
+  const page = await openPage(browser, { token: world.tokens.reader });
+  page.expected = REFUSED;
+  const panel = page.getByRole("region", { name: "Members" });
+  const shows = async (answer, text) => {
+    if (answer !== undefined) await page.route("**/v1/members", (route) => route.fulfill(answer));
+    await page.goto("about:blank");
+    await page.goto(`${world.base}/console/#/overview`);
+    await panel.getByText(text).first().waitFor();
+    assert.deepEqual(await axe(page), [], `axe, members: ${text}`);
+    assert.equal(await overflow(page), "", `members: ${text}`);
+    if (answer !== undefined) await page.unroute("**/v1/members");
+  };
+  const list = (change) => ({ status: 200, contentType: "application/json", body: JSON.stringify({ ...MEMBERS, ...change }) });
+  await page.setViewportSize({ width: 360, height: 900 });
+  await shows(undefined, "No members are configured");
+  await shows(list({}), "answers this page");
+  const row = panel.getByRole("row").filter({ hasText: "kvasir-3" });
+  assert.equal((await row.innerText()).replace(/\s+/g, " "), "http://kvasir-3.kvasir-headless:7480 eu-west-1b 2 33.3 %");
+  assert.equal(await panel.getByText("answers this page").count(), 1);
+  await shows(list({}), "2 routes of the tenant split");
+  await shows(list({ members: [{ url: MEMBERS.this, weight: 1 }], splits: [] }), "None of the tenant's routes is split");
+  assert.equal((await panel.getByRole("row").last().innerText()).replace(/\s+/g, " "), `${MEMBERS.this} answers this page not known 1 100 %`);
+  await shows(list({ this: undefined }), "not in its own list");
+  await shows(list({ members: Array.from({ length: 300 }, (_, i) => ({ url: `http://${i}.${"long".repeat(15)}:7480`, weight: 1 })) }), "300 replicas");
+  const problem = { status: 403, contentType: "application/problem+json", body: JSON.stringify({ title: "forbidden", detail: "the role read is needed" }) };
+  await shows(problem, "Not for this credential");
+  await clean(page, "members");
+  await page.context().close();
+  return "members: none, one, many, 300, a replica outside its list, and 403";
+}
+
+/** Age, expiry and uses of chunks, and the errors of stored chunks against their profile's claim. */
+async function chunks(world, browser) {
+  const page = await openPage(browser, { token: world.tokens.reader });
+  // The audit log is not for readers.
+  page.expected = REFUSED;
+  await page.goto(`${world.base}/console/#/contexts/${world.hostile.context_id}`);
+  const row = page.getByRole("row").filter({ hasText: "expires in" }).first();
+  await row.waitFor();
+  assert.match(await row.innerText(), /expires in (29|30) d/);
+  assert.match(await row.innerText(), /last .+ ago/);
+  let beyond = false;
+  await measured(page, () => [40, beyond ? 2.5 : 0.5, 0]);
+  for (const [over, text] of [[false, "fits"], [true, "100 % beyond"]]) {
+    beyond = over;
+    await page.goto("about:blank");
+    await page.goto(`${world.base}/console/#/models/${MODEL}`);
+    await page.getByRole("button", { name: "Compare with stored chunks" }).click();
+    await page.getByRole("region", { name: "Drift" }).getByText(text, { exact: true }).waitFor();
+    assert.deepEqual(await axe(page), [], `axe, drift: ${text}`);
+  }
+  await clean(page, "chunks");
+  await page.context().close();
+  return "chunks: age, expiry and uses; drift: within the claim and beyond it";
 }
 
 /** Pinned, unpinned and deleted with a second look, and all of it in the audit log. */
@@ -284,5 +343,5 @@ async function paint(world, browser) {
 }
 
 /** Those that only read, in two lanes beside each other; then those that change something or measure. */
-export const LANES = [{ data }, { types, empty, unauthorized, forbidden, keyboard, injection }];
+export const LANES = [{ data }, { types, empty, unauthorized, forbidden, members, chunks, keyboard, injection }];
 export const LAST = { changes, live, away, paint };

@@ -12,7 +12,7 @@ export function pages(tokens) {
     { name: "events", hash: "#/events", ready: ".badge.good" },
     { name: "contexts", hash: "#/contexts", ready: "tbody tr:visible" },
     { name: "context", hash: `#/contexts/${CONTEXT}`, ready: ".chunk-map button" },
-    { name: "explain", hash: "#/explain", ready: "#tokens" },
+    { name: "explain", hash: "#/explain", ready: '#model:has(option:checked:not([value=""]))' },
     { name: "explained", hash: `#/explain?${prompt}`, ready: ".sentences li" },
     { name: "models", hash: "#/models", ready: "tbody tr:visible" },
     { name: "model", hash: `#/models/${MODEL}`, ready: "svg.drawn circle" },

@@ -18,6 +18,8 @@ export async function pictures(world, browser, folder) {
       const answer = (body) => (route) => route.fulfill({ status: 200, contentType: "application/json", body: JSON.stringify(body) });
       await page.route("**/v1/series**", answer(fixtures.series(now_ms)));
       await page.route("**/v1/loads**", answer(fixtures.loads(now_ms)));
+      await page.route("**/v1/members", answer(fixtures.MEMBERS));
+      await fixtures.measured(page, (at) => [31 + at, at === 0 ? 0.71 : 1.41, 0]);
       for (const one of pages(world.prompt)) {
         await visit(page, world.base, one);
         if (one.name === "events") {
@@ -25,6 +27,12 @@ export async function pictures(world, browser, folder) {
           world.put(`late-${stored}`);
           await page.waitForSelector("tbody tr");
         }
+        if (one.name === "model") {
+          await page.getByRole("button", { name: "Compare with stored chunks" }).click();
+          await page.getByText("Median:").waitFor();
+        }
+        // A click scrolls to its button.
+        await page.evaluate(() => scrollTo(0, 0));
         const file = join(folder, `${one.name}-${theme}-${width}.png`);
         await page.screenshot({ path: file, fullPage: true });
         const found = await faults(page);

@@ -63,7 +63,7 @@ export class World {
     const log = openSync(join(this.folder, "log"), "a");
     this.service = spawn(
       this.binary,
-      ["serve", "--listen", `127.0.0.1:${this.port}`, "--store.url", `file://${this.folder}/store`, "--cache.directory", join(this.folder, "cache"), "--hot.memory", "32MiB", "--hot.disk", "0", "--auth.tenants_file", join(this.folder, "tenants.toml"), "--log.filter", "warn"],
+      ["serve", "--listen", `127.0.0.1:${this.port}`, "--store.url", `file://${this.folder}/store`, "--cache.directory", join(this.folder, "cache"), "--hot.memory", "32MiB", "--hot.disk", "0", "--gc.capacity", "1GiB", "--gc.ttl", "720h", "--auth.tenants_file", join(this.folder, "tenants.toml"), "--log.filter", "warn"],
       { stdio: ["ignore", "ignore", log] },
     );
     const until = Date.now() + READY_MS_MAX;

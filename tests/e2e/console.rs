@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use kvasir_api::{LOAD_TIMELINE_MAX, LOADS_KEPT_MAX, PLAN_BANDWIDTHS_MAX, Role, routes};
 use kvasir_tests::chunks;
 use kvasir_types::ProfileHash;
-use reqwest::{Method, Response, StatusCode, redirect};
+use reqwest::{Method, Response, StatusCode, header::HeaderValue, redirect};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -84,6 +84,17 @@ async fn the_page_needs_no_credential_and_has_nothing_from_elsewhere() {
     assert_eq!(unchanged.headers()["etag"], etag);
     has_policy(&unchanged);
     assert!(unchanged.bytes().await.expect("reads").is_empty());
+    let gzip = service.get(routes::CONSOLE_FILES, &[("accept-encoding", "br, gzip")]).await;
+    assert_eq!(
+        (&gzip.headers()["content-encoding"], &gzip.headers()["vary"]),
+        (&HeaderValue::from_static("gzip"), &HeaderValue::from_static("accept-encoding"))
+    );
+    has_policy(&gzip);
+    let compressed = gzip.headers()["etag"].to_str().expect("text").to_owned();
+    assert_ne!(compressed, etag, "other bytes");
+    assert!(gzip.bytes().await.expect("reads").len() < page.len());
+    let both = [("accept-encoding", "gzip"), ("if-none-match", &*compressed)];
+    assert_eq!(service.get(routes::CONSOLE_FILES, &both).await.status(), StatusCode::NOT_MODIFIED);
     let head = service.send(Method::HEAD, routes::CONSOLE_FILES, "").await;
     assert_eq!((head.status(), &head.headers()["content-length"]), (StatusCode::OK, &length));
     let post = service.send(Method::POST, routes::CONSOLE_FILES, "x").await;
@@ -223,6 +234,25 @@ async fn reported_loads_are_kept_for_their_tenant_alone() {
     let kept = elapsed(READER, "?limit=1000").await;
     assert_eq!((kept.len(), kept[0]), (LOADS_KEPT_MAX, LOADS_KEPT_MAX as u64 + 2));
     assert_eq!(bench.status(READER, &format!("{}?limit=-1", routes::LOADS)).await, 400);
+    bench.guarded.service.stop().await;
+}
+
+#[tokio::test]
+async fn the_status_of_a_chunk_is_for_its_tenant_and_ends_with_it() {
+    let mut bench = Bench::start().await;
+    let (ids, _) = bench.seed("put_chunk").await;
+    let path = routes::object_status(&bench.model, &ids.seq_hash, &ids.object);
+    let status = bench.json(READER, &path).await;
+    assert!(status["stored_at_ms"].as_u64().is_some_and(|at| at > 1_700_000_000_000), "{status}");
+    assert_eq!(
+        status.as_object().map(|fields| fields.len()),
+        Some(1),
+        "no capacity and no time to live: {status}"
+    );
+    assert_eq!(bench.status(("other", Role::Operator), &path).await, 404);
+    let chunk = routes::chunk(&bench.model, &ids.seq_hash);
+    assert_eq!(bench.answer(WRITER, Method::DELETE, &chunk, &Value::Null).await.status(), 204);
+    assert_eq!(bench.status(READER, &path).await, 404, "removed, although its bytes stay for the grace");
     bench.guarded.service.stop().await;
 }
 

@@ -67,6 +67,7 @@ const TABLE: &[Row] = &[
     ("get_object", READ, Is(200), Problem("unknown_chunk")),
     ("delete_object", WRITE, Is(204), Problem("unknown_chunk")),
     ("get_object_url", READ, Is(200), Problem("unknown_chunk")),
+    ("get_object_status", READ, Is(200), Problem("unknown_chunk")),
     ("announce_upload", WRITE, Is(201), Problem("unknown_model")),
     ("commit_upload", WRITE, Is(200), Problem("unknown_upload")),
     ("create_context", WRITE, Is(201), Problem("unknown_model")),

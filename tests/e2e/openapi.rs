@@ -41,6 +41,7 @@ const ORDER: &[&str] = &[
     "get_chunk",
     "get_object",
     "get_object_url",
+    "get_object_status",
     "sample_chunks",
     "announce_upload",
     "commit_upload",

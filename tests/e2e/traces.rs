@@ -215,6 +215,7 @@ const TRIES: &[Try] = tries! {
     "ask for a size" => |storage, ids| storage.reads().object_bytes(&ids.chunk("b")).await;
     "ask for a level" => |storage, ids| storage.reads().level_bytes(&ids.chunk("b"), Level(0)).await;
     "ask for a URL" => |storage, ids| storage.direct_reads().object_url(&ids.chunk("b")).await;
+    "ask for a status" => |storage, ids| storage.reads().status(&ids.chunk("b")).await;
     "remove an object" => |storage, ids| storage.lifecycle().remove(&ids.chunk("b")).await;
     "remove a chunk" => |storage, ids| storage.lifecycle().remove_chunk(&name("b"), &model_id(), &ids.key[0]).await;
     "commit an upload" => |storage, ids| storage.direct_uploads().commit_upload(&name("b"), ids.upload).await;

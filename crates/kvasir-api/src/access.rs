@@ -77,6 +77,7 @@ pub fn required_role(method: &str, route: &str) -> Option<Role> {
             Role::Read
         }
         routes::CHUNK_OBJECT_URL
+        | routes::CHUNK_OBJECT_STATUS
         | routes::EVENTS
         | routes::EXPLAIN
         | routes::PLAN

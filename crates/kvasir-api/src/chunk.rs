@@ -59,6 +59,30 @@ pub struct StoredChunk {
     pub created: bool,
 }
 
+/// When an object was stored, when it expires, and how this replica used it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ChunkStatus {
+    /// When it was stored, in milliseconds since 1970 by the store's clock.
+    pub stored_at_ms: u64,
+    /// When it expires unless a context pins it, in milliseconds since 1970; absent: this replica's collector has no
+    /// time to live.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at_ms: Option<u64>,
+    /// Its use through this replica; absent: none is remembered, or uses are not recorded because the cold tier has no
+    /// capacity.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub use_here: Option<ChunkUse>,
+}
+
+/// How one replica used an object, as far back as it remembers: at most to its start.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ChunkUse {
+    /// Lookups that matched it, and requests that read it.
+    pub uses: u64,
+    /// Time since the last of them, in milliseconds.
+    pub last_ago_ms: u64,
+}
+
 /// A presigned URL of one object, if the store supports it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ObjectUrl {

@@ -26,7 +26,7 @@ mod upload;
 pub use access::{Role, required_role};
 pub use admin::{Job, JobKind, JobList, JobRequest, JobState, UsageResponse};
 pub use audit::{AUDIT_CALLS_MAX, AuditList, AuditQuery, AuditedCall};
-pub use chunk::{ChunkQuery, ChunkSample, ObjectUrl, SampleQuery, StoredChunk};
+pub use chunk::{ChunkQuery, ChunkSample, ChunkStatus, ChunkUse, ObjectUrl, SampleQuery, StoredChunk};
 pub use context::{
     CONTEXT_CHUNKS_MAX, CONTEXT_LABELS_MAX, CONTEXTS_PAGE_MAX, Context, ContextChange, ContextList,
     ContextQuery, ContextRequest, ContextVersions, ContextsQuery, LABEL_VALUE_BYTES_MAX, Labels,

@@ -52,6 +52,8 @@ pub const CHUNK: &str = "/v1/models/{model_id}/chunks/{seq_hash}";
 pub const CHUNK_OBJECT: &str = "/v1/models/{model_id}/chunks/{seq_hash}/{object_digest}";
 /// `GET` an [`ObjectUrl`](crate::ObjectUrl): a presigned URL, or a new one to replace an expired one.
 pub const CHUNK_OBJECT_URL: &str = "/v1/models/{model_id}/chunks/{seq_hash}/{object_digest}/url";
+/// `GET` a [`ChunkStatus`](crate::ChunkStatus): age, expiry and uses of one object.
+pub const CHUNK_OBJECT_STATUS: &str = "/v1/models/{model_id}/chunks/{seq_hash}/{object_digest}/status";
 /// `POST` an [`UploadRequest`](crate::UploadRequest), returns [`UploadTicket`](crate::UploadTicket).
 pub const UPLOADS: &str = "/v1/uploads";
 /// `POST`: makes an upload visible, returns [`StoredChunk`](crate::StoredChunk).
@@ -119,6 +121,7 @@ pub const ALL: &[&str] = &[
     CHUNK,
     CHUNK_OBJECT,
     CHUNK_OBJECT_URL,
+    CHUNK_OBJECT_STATUS,
     UPLOADS,
     UPLOAD_COMMIT,
     CONTEXTS,
@@ -160,6 +163,11 @@ pub fn job(job_id: &Uuid) -> String {
 /// Path of an object's presigned URL.
 pub fn object_url(model_id: &ModelId, seq_hash: &SeqHash, object: &ObjectDigest) -> String {
     format!("{}/url", chunk_object(model_id, seq_hash, object))
+}
+
+/// Path of an object's status.
+pub fn object_status(model_id: &ModelId, seq_hash: &SeqHash, object: &ObjectDigest) -> String {
+    format!("{}/status", chunk_object(model_id, seq_hash, object))
 }
 
 /// Path of an opaque object.

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod browser;
 mod commands;
 #[cfg(feature = "demo")]
 pub mod demo;

@@ -44,6 +44,8 @@ pub use kvasir_store::observe;
 pub use lifecycle::{Lifecycle, ProgressAnswer, RebuildProgress, ScrubReport, SealReport, gc};
 pub use lookup::{Lookup, Query};
 pub use object_read::{ByteRange, ObjectRead};
-pub use read::{DirectReads, KeyListing, KeyPage, ListedObject, OpaqueObject, Reads, Selection};
+pub use read::{
+    DirectReads, KeyListing, KeyPage, ListedObject, ObjectStatus, OpaqueObject, Reads, Selection,
+};
 pub use removal::Removal;
 pub use storage::{DirectSettings, Settings, Storage};

@@ -6,6 +6,7 @@ import { levelTone, mediumName, qualityName, qualityTone } from "./levels.js";
 import { html } from "./view.js";
 
 /** @typedef {import("./types.js").ChunkMatch} ChunkMatch */
+/** @typedef {import("./types.js").ChunkStatus} ChunkStatus */
 /** @typedef {{at: number, hash: string, chunk: ChunkMatch | undefined}} Row */
 
 /** The height of a chunk says how large it is, beside the largest. @param {{hashes: string[], found: ChunkMatch[], chosen: number, choose: (at: number) => void}} props */
@@ -51,8 +52,28 @@ function Quality({ chunk }) {
   </span>`;
 }
 
-/** @param {{hashes: string[], found: ChunkMatch[], chosen?: number, remove?: (hash: string) => void}} props */
-export function ChunkTable({ hashes, found, chosen = -1, remove }) {
+/** @param {{status: ChunkStatus | undefined, pinned: boolean}} props */
+function Age({ status, pinned }) {
+  if (status === undefined) return html`<span class="muted">–</span>`;
+  const now = Date.now();
+  const expires = status.expires_at_ms;
+  const left = expires == null ? 0 : expires - now;
+  const words = expires == null ? "does not expire" : left > 0 ? `expires in ${format.duration(left)}` : "expires at the next collection";
+  return html`<span class="two-lines" title=${`stored ${format.utc(status.stored_at_ms)}${expires == null ? "" : `, expires ${format.utc(expires)}`}`}>${format.duration(Math.max(0, now - status.stored_at_ms))}<small>${pinned ? "pinned" : words}</small></span>`;
+}
+
+/** @param {{status: ChunkStatus | undefined}} props */
+function Uses({ status }) {
+  const use = status?.use_here;
+  if (use == null) return html`<span class="muted">–</span>`;
+  return html`<span class="two-lines">${format.count(use.uses)}<small>last ${format.duration(use.last_ago_ms)} ago</small></span>`;
+}
+
+/**
+ * @param {{hashes: string[], found: ChunkMatch[], chosen?: number, remove?: (hash: string) => void, status?: Map<string, ChunkStatus> | undefined, pinned?: boolean}} props
+ * `status`: by object, where it is shown
+ */
+export function ChunkTable({ hashes, found, chosen = -1, remove, status, pinned = false }) {
   /** @type {Row[]} */
   const rows = hashes.map((hash, at) => ({ at, hash, chunk: found[at] }));
   const shown = chosen >= 0 ? rows.filter((row) => row.at === chosen) : rows;
@@ -65,6 +86,12 @@ export function ChunkTable({ hashes, found, chosen = -1, remove }) {
     { title: "Levels, coarsest first", cell: (row) => (row.chunk ? html`<${Levels} chunk=${row.chunk} />` : "–") },
     { title: "Measured quality", cell: (row) => (row.chunk ? html`<${Quality} chunk=${row.chunk} />` : "–") },
   ];
+  if (status !== undefined) {
+    columns.push(
+      { title: "Age", tight: true, end: true, cell: (row) => html`<${Age} status=${status.get(row.chunk?.object_digest ?? "")} pinned=${pinned} />` },
+      { title: "Uses", tight: true, end: true, cell: (row) => html`<${Uses} status=${status.get(row.chunk?.object_digest ?? "")} />` },
+    );
+  }
   if (remove !== undefined) {
     columns.push({ title: "", end: true, cell: (row) => (row.chunk ? html`<button type="button" class="small danger" aria-label=${`Delete chunk ${row.at + 1}`} onClick=${() => remove(row.hash)}>Delete</button>` : null) });
   }

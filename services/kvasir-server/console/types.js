@@ -6,6 +6,9 @@
 /** @typedef {Schemas["Event"]} ChunkEvent */
 /** @typedef {Schemas["Context"]} Context */
 /** @typedef {Schemas["ContextList"]} ContextList */
+/** @typedef {Schemas["MembersResponse"]} Members */
+/** @typedef {Schemas["Member"]} Member */
+/** @typedef {Schemas["ChunkStatus"]} ChunkStatus */
 /** @typedef {Schemas["LookupResponse"]} LookupResponse */
 /** @typedef {Schemas["ChunkMatch"]} ChunkMatch */
 /** @typedef {Schemas["ExplainResponse"]} ExplainResponse */

@@ -8,7 +8,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use futures::FutureExt;
@@ -62,6 +62,11 @@ impl Jobs {
     /// Sets the policy of garbage collection jobs.
     pub(crate) fn set_gc_policy(&self, policy: GcPolicy) {
         let _ = self.gc_policy.set(policy);
+    }
+
+    /// Age at which the collector of this replica lets chunks expire; `None`: never.
+    pub(crate) fn chunk_ttl(&self) -> Option<Duration> {
+        self.gc_policy.get().and_then(|policy| policy.ttl)
     }
 
     /// All recorded jobs, newest first.

@@ -257,6 +257,25 @@ async fn the_capacity_holds_and_what_is_used_stays() {
     assert_eq!((again.evicted, again.deleted), (0, 6), "what is on its way out does not count");
 }
 
+#[tokio::test]
+async fn an_objects_status_counts_its_uses_where_they_matter() {
+    for track_uses in [false, true] {
+        let storage = storage_over(InMemory::new(), |settings| settings.track_uses = track_uses);
+        let root = prepare(&storage).await;
+        let tokens = chunks::tokens(1, 256);
+        let chunk = chunks::chunk(root, &tokens, 0, 256, 2_000);
+        let key = put(&storage, &chunk).await;
+        let status = async || storage.reads().status(&key).await.expect("it is stored");
+        let first = status().await;
+        assert!(first.stored_at_ms > 1_700_000_000_000 && first.last_use.is_none(), "{first:?}");
+        assert_eq!(matched(&storage, &tokens).await, 256);
+        storage.reads().read(&key, ByteRange::Whole, &RequestHint::default()).await.expect("reads");
+        status().await;
+        let uses = status().await.last_use.map(|(_, uses)| uses);
+        assert_eq!(uses, track_uses.then_some(2), "a lookup and a read; asking is none");
+    }
+}
+
 /// Stores a chunk for each seed in a tenant's name; gives the bytes of one.
 async fn furnish(storage: &Arc<Storage>, tenant: &Name, seeds: std::ops::Range<u64>) -> u64 {
     let (model_id, hash) = (chunks::spec().model_id(), ProfileHash::of(chunks::PROFILE));

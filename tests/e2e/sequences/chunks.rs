@@ -7,7 +7,8 @@ use std::{
 };
 
 use kvasir_api::{
-    ChunkSample, ExplainResponse, LookupResponse, ObjectUrl, StoredChunk, UploadTicket, UsageResponse,
+    ChunkSample, ChunkStatus, ExplainResponse, LookupResponse, ObjectUrl, StoredChunk, UploadTicket,
+    UsageResponse,
 };
 use kvasir_tests::{
     chunks::{self, Chunk},
@@ -142,6 +143,14 @@ impl Chunks {
                 let read = self.judge.get_mut().read((REPLICA, at(step)), &seq_hash, &object, 0, &bytes);
                 read.expect("its bytes");
                 assert_eq!(bytes.len(), chunk.bytes.len(), "all of them");
+            }
+            "get_object_status" => {
+                let answer = step.send(&path, "", Vec::new()).await;
+                if object.is_none() {
+                    return nothing(answer).await;
+                }
+                let status: ChunkStatus = json(answer, StatusCode::OK).await;
+                assert!(status.stored_at_ms > 0 && status.expires_at_ms.is_none(), "{status:?}");
             }
             "get_object_url" => {
                 let answer = step.send(&path, "", Vec::new()).await;

@@ -23,6 +23,7 @@ pub use self::{
 };
 
 use clap::Args;
+use kvasir_api::routes;
 use kvasir_engine::{Model, PagedKv, Sampling};
 
 use kvasir_replay::link::{BandwidthSeries, LinkOptions, SeriesError};
@@ -38,6 +39,7 @@ use self::{
     quality::{Codec, Comparison, Passage},
 };
 use crate::{
+    browser,
     error::{CliError, CliResult, Exit, write_file},
     output::{bytes, print, print_json},
     progress::{Step, note},
@@ -67,6 +69,9 @@ pub(crate) struct DemoArguments {
     /// Keep serving the demo's data afterwards, with the console, until Ctrl-C.
     #[arg(long, conflicts_with = "url")]
     serve: bool,
+    /// Like --serve, and open the console in a browser if there is one.
+    #[arg(long, conflicts_with = "url")]
+    open: bool,
     /// Folder for the report and the figures.
     #[arg(long, value_name = "DIR", default_value = "kvasir-demo")]
     out: PathBuf,
@@ -123,8 +128,12 @@ pub(crate) fn run(arguments: &DemoArguments) -> CliResult {
         print(&report::table(&outcome, &evidence))?
     }
     note(&format!("report: {}", report.display()));
-    if arguments.serve {
-        note(&format!("console: http://{}/console/ shows this run's data; Ctrl-C ends it", service.address));
+    if arguments.serve || arguments.open {
+        let console = format!("http://{}{}", service.address, routes::CONSOLE_FILES);
+        note(&format!("console: {console} shows this run's data; Ctrl-C ends it"));
+        if arguments.open && !browser::open(&format!("{console}#/loads")) {
+            note("no browser opened; use that address");
+        }
         runtime.block_on(shutdown_signal());
     }
     service.stop(&runtime)

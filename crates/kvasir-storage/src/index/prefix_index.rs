@@ -25,6 +25,8 @@ use crate::limits;
 pub(crate) struct LastUse {
     pub(crate) at: Instant,
     pub(crate) class: ClassId,
+    /// Uses so far, this one included.
+    pub(crate) uses: u32,
 }
 
 /// Removals that were dropped from memory, but may still have an index row.
@@ -252,9 +254,10 @@ impl PrefixIndex {
     /// Records a use by a request of `class`; if that is unknown, keeps the class of the previous use.
     pub(crate) fn note_use(&self, scope: Scope, object: ObjectDigest, class: Option<ClassId>) {
         if let Some(uses) = &self.uses {
-            let before = || uses.get(&(scope, object)).map(|before| before.class);
-            let class = class.or_else(before).unwrap_or(ClassId::OTHER);
-            uses.insert((scope, object), LastUse { at: Instant::now(), class });
+            let before = uses.get(&(scope, object));
+            let class = class.or(before.map(|before| before.class)).unwrap_or(ClassId::OTHER);
+            let count = before.map_or(0, |before| before.uses).saturating_add(1);
+            uses.insert((scope, object), LastUse { at: Instant::now(), class, uses: count });
         }
     }
 }

@@ -15,6 +15,7 @@ pub(crate) use self::{direct::DirectPath, opaque::opaque_chunk, tombstones::Tomb
 pub use self::{
     direct::DirectReads,
     listing::{KeyListing, KeyPage, ListedObject},
+    objects::ObjectStatus,
     opaque::OpaqueObject,
     select::Selection,
 };

@@ -1,6 +1,6 @@
 //! Reads of objects and their heads, from the store if the hot tier does not have them.
 
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::TryStreamExt;
@@ -22,6 +22,15 @@ use crate::{
     object_read::{ByteRange, ObjectRead},
     removal::Removal,
 };
+
+/// When an object was stored, and how this replica used it.
+#[derive(Debug, Clone, Copy)]
+pub struct ObjectStatus {
+    /// When it was stored, in milliseconds since 1970 by the store's clock.
+    pub stored_at_ms: u64,
+    /// Time since its last use and number of uses, if uses are recorded and there was one.
+    pub last_use: Option<(Duration, u32)>,
+}
 
 impl Reads {
     /// Opens a read of one object, through the hot tier if there is one. A missing object corrects the index.
@@ -146,8 +155,26 @@ impl Reads {
 
     /// Like [`object_bytes`](Self::object_bytes), for one that may be removed but not deleted yet.
     pub(crate) async fn stored_bytes(&self, key: &ChunkKey) -> Result<u64, ChunkError> {
+        Ok(self.stored_meta(key).await?.size)
+    }
+
+    async fn stored_meta(&self, key: &ChunkKey) -> Result<ObjectMeta, ChunkError> {
         let meta = self.bucket.objects().head(&self.bucket.path(&Key::Chunk(key.clone()))).await;
-        Ok(meta.map_err(|e| self.read_failed(key, "asking for an object", e))?.size)
+        meta.map_err(|e| self.read_failed(key, "asking for an object", e))
+    }
+
+    /// When an object was stored and how it was used here. Asks the store; is not a use itself.
+    ///
+    /// # Errors
+    /// [`ChunkError::Unknown`], [`Store`](ChunkError::Store).
+    pub async fn status(&self, key: &ChunkKey) -> Result<ObjectStatus, ChunkError> {
+        self.refuse_removed(key).await?;
+        let stored_at_ms = self.stored_meta(key).await?.last_modified.timestamp_millis();
+        let last_use = self.index.last_use(Scope::new(&key.tenant, &key.model_id), key.object_digest);
+        Ok(ObjectStatus {
+            stored_at_ms: u64::try_from(stored_at_ms).unwrap_or(0),
+            last_use: last_use.map(|last| (last.at.elapsed(), last.uses)),
+        })
     }
 
     /// Length of the object's prefix that decodes to `level`.

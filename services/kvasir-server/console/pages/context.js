@@ -12,6 +12,10 @@ import { html, useState } from "../view.js";
 
 /** @typedef {import("../types.js").Context} Context */
 /** @typedef {import("../types.js").LookupResponse} LookupResponse */
+/** @typedef {import("../types.js").ChunkStatus} ChunkStatus */
+
+/** Chunks whose status is read at once: one request each, and one of the service to the store. */
+const STATUS_MAX = 32;
 
 /** @param {{id: string, version: string}} props */
 export function ContextPage({ id, version }) {
@@ -102,11 +106,39 @@ function Known({ context, path, crumb, reload, old }) {
   `;
 }
 
+/**
+ * Age, expiry and uses by object: of the chosen chunk, or of the first ones.
+ * @param {string} model @param {LookupResponse["chunks"]} found @param {number} chosen
+ * @returns {Map<string, ChunkStatus>}
+ */
+function useStatus(model, found, chosen) {
+  const chunk = found[chosen];
+  const asked = chunk === undefined ? found.slice(0, STATUS_MAX) : [chunk];
+  const paths = asked.map((one) => [one.object_digest, `/v1/models/${encodeURIComponent(model)}/chunks/${encodeURIComponent(one.seq_hash)}/${encodeURIComponent(one.object_digest)}/status`]);
+  const loaded = useLoaded(asked.length === 0 ? null : `status ${JSON.stringify(paths)}`, async (signal) => {
+    /** @type {Map<string, ChunkStatus>} */
+    const all = new Map();
+    await Promise.all(
+      paths.map(async ([digest, path]) => {
+        try {
+          all.set(digest ?? "", await call("GET", path ?? "", { signal }));
+        } catch (error) {
+          // One that was removed meanwhile has no status.
+          if (signal.aborted) throw error;
+        }
+      }),
+    );
+    return all;
+  });
+  return loaded.data ?? new Map();
+}
+
 /** @param {{context: Context, match: LookupResponse, chosen: number, choose: (at: number) => void, changed: () => void}} props */
 function Chunks({ context, match, chosen, choose, changed }) {
   const [removing, setRemoving] = useState("");
   const bytes = match.chunks.reduce((sum, chunk) => sum + chunk.bytes, 0);
   const gone = context.chunks.length - match.chunks.length;
+  const status = useStatus(context.model_id, match.chunks, chosen);
   const remove = async () => {
     await call("DELETE", `/v1/models/${context.model_id}/chunks/${removing}`);
     say("The chunk is refused from now on and deleted after the grace.");
@@ -125,8 +157,8 @@ function Chunks({ context, match, chosen, choose, changed }) {
         { tone: "missing", name: "not there" },
       ]} />
     </div>
-    <${ChunkTable} hashes=${context.chunks} found=${match.chunks} chosen=${chosen} remove=${setRemoving} />
-    <p class="pad-note muted">Age, uses and time to live of single chunks are not in the API yet.</p>
+    <${ChunkTable} hashes=${context.chunks} found=${match.chunks} chosen=${chosen} remove=${setRemoving} status=${status} pinned=${context.pinned} />
+    <p class="pad-note muted">Uses are lookups and reads through the replica that answers, as far back as it remembers; it counts them only where <code>gc.capacity</code> is set.${match.chunks.length > STATUS_MAX ? ` Age and uses are read for the first ${STATUS_MAX} chunks; choose another one in the drawing to read its own.` : ""}</p>
     <${Confirm} open=${removing !== ""} danger title="Delete this chunk?" action="Delete the chunk" run=${remove} close=${() => setRemoving("")}>
       <p>It is refused at once, in this and in <strong>every other context that shares it</strong>, also where it is pinned, and deleted after the grace. What follows it cannot be used without it. This cannot be undone.</p>
       <p><code class="break">${removing}</code></p>

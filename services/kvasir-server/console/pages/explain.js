@@ -150,7 +150,7 @@ export default function Explain({ query: asked }) {
       }}>
         <div class="field">
           <label for="model">Model</label>
-          <select id="model" value=${model} onChange=${(/** @type {Event} */ event) => setModel(/** @type {HTMLSelectElement} */ (event.target).value)}>
+          <select id="model" value=${model === "" ? (models.models[0]?.model_id ?? "") : model} onChange=${(/** @type {Event} */ event) => setModel(/** @type {HTMLSelectElement} */ (event.target).value)}>
             ${models.models.length === 0 && !pasted ? html`<option value="">${models.list.data ? "no models are registered" : models.list.error ? "not known" : "loading…"}</option>` : null}
             ${pasted ? html`<option value=${model}>${format.short(model)}</option>` : null}
             ${models.models.map((one) => html`<option key=${one.model_id} value=${one.model_id}>${models.name(one.model_id)}</option>`)}

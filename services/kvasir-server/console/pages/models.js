@@ -2,6 +2,7 @@
 
 import { call } from "../api.js";
 import { Badge, Empty, Failure, Hash, Legend, Loaded, Loading, PageHead, Panel, Table, Time } from "../components.js";
+import { Drift } from "../drift.js";
 import * as format from "../format.js";
 import { useModels } from "../models.js";
 import { Plot, decades, steps } from "../plot.js";
@@ -123,7 +124,7 @@ function Profiles({ path, id, asked }) {
       }
       const chosen = list.profiles.find((one) => one.profile_hash === asked.get("profile")) ?? list.profiles[0];
       return html`
-        ${chosen === undefined ? null : html`<${Ladder} profile=${chosen} />`}
+        ${chosen === undefined ? null : html`<${Ladder} profile=${chosen} /><${Drift} model=${id} profile=${chosen.profile_hash} level=${chosen.levels?.levels.find((/** @type {Level} */ level) => level.quality === "transparent")?.level} />`}
         <${Panel} title="History" note=${`${format.plural(list.profiles.length, "profile")}, newest first${list.profiles.length > list.read ? `; the levels of the last ${list.read} are shown` : ""}`} flush>
           <${Table}
             caption="Profiles"
@@ -141,7 +142,6 @@ function Profiles({ path, id, asked }) {
               { title: "", end: true, cell: (/** @type {Profile} */ row) => html`<button type="button" class="small" aria-pressed=${row.profile_hash === chosen?.profile_hash ? "true" : "false"} aria-label=${`Show the levels of ${format.short(row.profile_hash)}`} onClick=${() => replaceQuery({ profile: row.profile_hash })}>Show</button>` },
             ]}
           />
-          <p class="pad-note muted">The service does not measure drift: it never decodes what it stores. <code>kvasir profile retrain</code> compares a profile with a sample of the stored chunks.</p>
         <//>
       `;
     }}

@@ -5,6 +5,7 @@ import { Badge, Bar, Empty, Failure, Legend, Loaded, Loading, PageHead, Panel, T
 import { EventLine } from "../event-line.js";
 import { useFeed } from "../feed.js";
 import * as format from "../format.js";
+import { Members } from "../members.js";
 import { Plot } from "../plot.js";
 import { useResource } from "../resource.js";
 import { latest, line, shares, sums, total, useSeries } from "../series.js";
@@ -178,6 +179,7 @@ function Reader() {
         </dl>`;
       }}
     <//>
+    <${Members} />
     <${Latest} />
   `;
 }
@@ -205,6 +207,7 @@ export default function Overview() {
       <${HotTier} answer=${data} />
       <${Curve} answer=${data} />
     </div>
+    <${Members} />
     <${Latest} />
   `;
 }

@@ -8,9 +8,11 @@ use kvasir_types::Medium;
 
 use super::request;
 use crate::{
+    browser,
     error::{CliError, CliResult, Exit},
     inputs::{self, Context, ContextArguments},
     output::{print, print_json},
+    progress::note,
     service::{ServiceArguments, client, client_error, runtime},
 };
 
@@ -26,8 +28,8 @@ pub(crate) struct ExplainArguments {
     /// Folder of the engines' request records. Default: the folder for temporary files.
     #[arg(long, value_name = "FOLDER", requires = "request")]
     folder: Option<PathBuf>,
-    /// Print the address of the console page that explains these tokens, to open in a browser. The token ids
-    /// follow its `#`, which browsers never send to a server.
+    /// Open the console page that explains these tokens in a browser; without a browser, print its address. The token
+    /// ids follow its `#`, which browsers never send to a server.
     #[arg(long, conflicts_with_all = ["request", "json"])]
     open: bool,
     /// Print the result as JSON.
@@ -67,7 +69,12 @@ pub(crate) fn run(arguments: &ExplainArguments) -> CliResult {
         kv: subject.kv.clone(),
     })?;
     if arguments.open {
-        return print(&console_page(arguments, &context)?);
+        let page = console_page(arguments, &context)?;
+        if browser::open(&page) {
+            note("opened in the browser");
+            return Ok(());
+        }
+        return print(&page);
     }
     let request = ExplainRequest {
         model_id: context.spec.model_id(),
@@ -108,8 +115,7 @@ pub(crate) fn run(arguments: &ExplainArguments) -> CliResult {
     print(&text)
 }
 
-/// Address of the console page for the question. Passing it to a browser on a command line would expose the
-/// tokens to other users of this host.
+/// Address of the console page for the question.
 fn console_page(arguments: &ExplainArguments, context: &Context) -> CliResult<String> {
     let service = &arguments.service;
     let page =

@@ -155,6 +155,9 @@ fn objects() -> Value {
 fn chunks() -> Value {
     json!({
         "put_chunk": {"status": 201, "response": stored()},
+        "get_object_status": {"status": 200, "response": {
+            "stored_at_ms": 1_763_740_800_000_u64, "expires_at_ms": 1_764_345_600_000_u64, "use_here": {"uses": 3, "last_ago_ms": 42_000},
+        }},
         "sample_chunks": {"status": 200, "response": {"chunks": [SEQ_HASH]}},
         "lookup": {
             "request": {"model_id": MODEL_ID, "namespace": "team-a", "tokens": tokens(), "fresh": false},

@@ -59,6 +59,7 @@ pub(crate) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(v1::chunks::put, v1::chunks::get_preferred, v1::chunks::delete))
         .routes(routes!(v1::chunks::get_object, v1::chunks::delete_object))
         .routes(routes!(v1::chunks::url))
+        .routes(routes!(v1::chunks::status))
         .routes(routes!(v1::chunks::sample))
         .routes(routes!(v1::uploads::announce))
         .routes(routes!(v1::uploads::commit))

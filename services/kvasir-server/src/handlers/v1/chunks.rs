@@ -1,5 +1,7 @@
 //! Chunk objects.
 
+use std::time::Duration;
+
 use axum::{
     Json,
     body::Body,
@@ -7,7 +9,9 @@ use axum::{
     http::{HeaderMap, HeaderValue, Method, StatusCode, header},
     response::Response,
 };
-use kvasir_api::{ChunkQuery, ChunkSample, MEDIA_CHUNK, ObjectUrl, SampleQuery, StoredChunk, routes};
+use kvasir_api::{
+    ChunkQuery, ChunkSample, ChunkStatus, ChunkUse, MEDIA_CHUNK, ObjectUrl, SampleQuery, StoredChunk, routes,
+};
 use kvasir_storage::{ByteRange, ChunkError, ObjectRead, PutChunk, Selection, hot::RequestHint};
 use kvasir_store::layout::ChunkKey;
 use kvasir_types::{ModelId, ObjectDigest, SeqHash};
@@ -160,6 +164,26 @@ pub(in crate::handlers) async fn url(
     let storage = state.storage()?;
     let (url, expires_in_s) = storage.direct_reads().object_url(&object_key(&principal, &names)?).await?;
     Ok(Json(ObjectUrl { url, expires_in_s }))
+}
+
+/// When one object was stored, when it expires, and how this replica used it.
+#[utoipa::path(get, path = routes::CHUNK_OBJECT_STATUS, operation_id = "get_object_status", tag = "chunks",
+    params(("model_id" = ModelId, Path, description = "the model"),
+           ("seq_hash" = SeqHash, Path, description = "the chunk"),
+           ("object_digest" = ObjectDigest, Path, description = "the object")),
+    responses((status = 200, description = "its status", body = ChunkStatus)))]
+pub(in crate::handlers) async fn status(
+    State(state): State<AppState>,
+    principal: Principal,
+    Path(names): Path<(String, String, String)>,
+) -> Result<Json<ChunkStatus>, ApiError> {
+    let status = state.storage()?.reads().status(&object_key(&principal, &names)?).await?;
+    let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    Ok(Json(ChunkStatus {
+        stored_at_ms: status.stored_at_ms,
+        expires_at_ms: state.jobs().chunk_ttl().map(|ttl| status.stored_at_ms.saturating_add(ms(ttl))),
+        use_here: status.last_use.map(|(ago, uses)| ChunkUse { uses: u64::from(uses), last_ago_ms: ms(ago) }),
+    }))
 }
 
 fn object_key(
