@@ -1,6 +1,9 @@
 //! Several replicas over one bucket: each prompt goes to the replica that keeps it, and to another where that is away.
 
-use std::net::{SocketAddr, TcpListener};
+use std::{
+    net::{SocketAddr, TcpListener},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+};
 
 use kvasir_api::{HEADER_ROUTE, HEADER_SPLIT, LookupQuery, MembersResponse, Via, routes};
 use kvasir_client::rest::{Client, ClientConfig, ObjectRange};
@@ -43,19 +46,24 @@ impl Replicas {
         let addresses = [&free_addresses(count), others].concat();
         let urls: Vec<String> = addresses.iter().map(|address| format!("http://{address}")).collect();
         let mut services = Vec::new();
-        for (nth, address) in addresses.iter().take(count).enumerate() {
-            let url = format!("file://{}/store", directory.path().display()).parse().expect("a URL");
-            let cache = directory.path().join(nth.to_string());
-            let service = Service::start_with(StoreConfig::new(url), &cache, |config| {
-                config.server.listen = *address;
-                config.cluster.members = Some(MemberSource::parse(&urls.join(",")).expect("a list"));
-                config.cluster.advertise = Some(urls[nth].clone());
-                config.gc.interval = std::time::Duration::ZERO;
-            });
-            services.push(Some(service.await));
+        for nth in 0..count {
+            services.push(Some(Self::start_one(&directory, &urls, nth).await));
         }
         let (model_id, root) = services[0].as_ref().expect("runs").prepare("n").await;
         Self { services, urls, directory, model_id, root }
+    }
+
+    /// Starts a replica, with what it has on disk.
+    async fn start_one(directory: &TempDir, urls: &[String], nth: usize) -> Service {
+        let url = format!("file://{}/store", directory.path().display()).parse().expect("a URL");
+        let cache = directory.path().join(nth.to_string());
+        Service::start_with(StoreConfig::new(url), &cache, |config| {
+            config.server.listen = urls[nth].strip_prefix("http://").expect("a URL").parse().expect("an address");
+            config.cluster.members = Some(MemberSource::parse(&urls.join(",")).expect("a list"));
+            config.cluster.advertise = Some(urls[nth].clone());
+            config.gc.interval = std::time::Duration::ZERO;
+        })
+        .await
     }
 
     fn service(&self, nth: usize) -> &Service {
@@ -325,5 +333,43 @@ async fn in_a_large_cluster_each_replica_knows_its_own_part() {
         .expect("writes");
     let heads = heads.join().expect("no panic");
     assert!(heads.iter().all(|head| head == "GET /readyz "), "{heads:?}");
+    replicas.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_rolling_restart_fails_no_request() {
+    let mut replicas = Replicas::start(3).await;
+    let client = replicas.client(0).await;
+    for seed in 0..24 {
+        replicas.store(&client, seed).await;
+    }
+    let (is_over, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    for nth in 0..3 {
+        let service = replicas.services[nth].take().expect("runs");
+        let restart = async {
+            service.stop().await;
+            let service = Replicas::start_one(&replicas.directory, &replicas.urls, nth).await;
+            // Under load for a while before the next one goes.
+            let so_far = rounds.load(Ordering::Relaxed);
+            while rounds.load(Ordering::Relaxed) < so_far + 24 {
+                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            }
+            is_over.store(true, Ordering::Relaxed);
+            service
+        };
+        // Each load and each store panics if its request fails.
+        let load = async {
+            let mut seed = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                replicas.load(&client, seed % 24).await;
+                replicas.store(&client, 1_000 * (nth as u64 + 1) + seed).await;
+                seed += 1;
+                rounds.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let (service, ()) = tokio::join!(restart, load);
+        is_over.store(false, Ordering::Relaxed);
+        replicas.services[nth] = Some(service);
+    }
     replicas.stop().await;
 }
