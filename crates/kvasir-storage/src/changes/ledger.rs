@@ -411,7 +411,7 @@ mod tests {
             let mut reach: Vec<(Name, u64)> = Vec::new();
             for r in 0..3u8 {
                 let of = |(_, (by, ..)): &(usize, &(u8, u64, u64))| *by == r;
-                let Some((i, (_, n, _))) = batches[..cut].iter().enumerate().filter(of).last() else { continue };
+                let Some((i, (_, n, _))) = batches[..cut].iter().enumerate().rfind(of) else { continue };
                 if r == 0 || named[usize::from(r)] || i >= until {
                     reach.push((replica(r), *n));
                 }
