@@ -28,7 +28,7 @@ pub(crate) fn table(columns: &[&str], rows: impl IntoIterator<Item = Vec<String>
 
 /// The machine of a result, in one line.
 pub(crate) fn machine(machine: &Machine) -> String {
-    format!("Machine: {}", serde_json::to_string(machine).unwrap_or_default())
+    format!("Machine: {machine}.")
 }
 
 /// The skipped measurements, with reasons.

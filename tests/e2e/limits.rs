@@ -1,6 +1,6 @@
 //! Every limit on a request's form, each with its typed error.
 
-use std::{fmt::Write as _, time::Duration};
+use std::{fmt::Write as _, net::SocketAddr, time::Duration};
 
 use kvasir_api::{CONTEXT_CHUNKS_MAX, LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, MEDIA_TOKENS, Role, routes};
 use kvasir_tests::{chunks, service::expect_problem};
@@ -146,6 +146,18 @@ async fn each_limit_has_its_error() {
     bench.guarded.service.stop().await;
 }
 
+/// All that is answered to bytes, until the connection ends.
+async fn said_to(address: SocketAddr, text: &str) -> String {
+    let mut stream = tokio::net::TcpStream::connect(address).await.expect("connects");
+    // The end may come while it is being sent.
+    let _ = stream.write_all(text.as_bytes()).await;
+    let _ = stream.shutdown().await;
+    let mut answer = Vec::new();
+    let read = stream.read_to_end(&mut answer);
+    let _ = tokio::time::timeout(Duration::from_secs(10), read).await.expect("an end");
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
 /// Input that the protocol's parser rejects before there is a request: a bare status, or a closed connection.
 #[tokio::test]
 async fn what_is_no_request_ends_without_one() {
@@ -167,16 +179,7 @@ async fn what_is_no_request_ends_without_one() {
         ("a length and chunks", "PUT /livez HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n".to_owned(), ""),
     ];
     for (what, text, status) in cases {
-        let mut stream =
-            tokio::net::TcpStream::connect(bench.guarded.service.address).await.expect("connects");
-        // The end may come while it is being sent.
-        let _ = stream.write_all(text.as_bytes()).await;
-        let _ = stream.shutdown().await;
-        let mut answer = Vec::new();
-        let _ = tokio::time::timeout(Duration::from_secs(10), stream.read_to_end(&mut answer))
-            .await
-            .expect("an end");
-        let answer = String::from_utf8_lossy(&answer);
+        let answer = said_to(bench.guarded.service.address, &text).await;
         assert!(
             answer.is_empty() || answer.starts_with(&format!("HTTP/1.1 {status}")),
             "{what}: {answer:.200}"
@@ -184,5 +187,35 @@ async fn what_is_no_request_ends_without_one() {
         assert!(!answer.contains("HTTP/1.1 200"), "{what}: {answer:.200}");
     }
     assert_eq!(bench.get(routes::CONFIG).send().await.expect("an answer").status(), StatusCode::OK);
+    bench.guarded.service.stop().await;
+}
+
+/// The protocol's parser takes an LF without CR for a line's end in a head (RFC 9112 §2.2), and nowhere else.
+#[tokio::test]
+async fn a_line_feed_alone_ends_a_line_of_a_head_and_nothing_else() {
+    let bench = Bench::start().await;
+    let cases = [
+        ("a head", "GET /livez HTTP/1.1\nhost: x\nconnection: close\n\n", "200"),
+        // What a proxy would take for one value is two fields here: of a second host, it is refused.
+        (
+            "a second host",
+            "GET /livez HTTP/1.1\r\nhost: x\r\nx: a\nhost: b\r\nconnection: close\r\n\r\n",
+            "400",
+        ),
+        (
+            "a second length",
+            "PUT / HTTP/1.1\r\nhost: x\r\ncontent-length: 1\r\nx: a\ncontent-length: 2\r\n\r\nab",
+            "400",
+        ),
+        ("a CR in a value", "GET /livez HTTP/1.1\r\nhost: x\r\nx: a\rb\r\nconnection: close\r\n\r\n", "400"),
+    ];
+    for (what, text, status) in cases {
+        let answer = said_to(bench.guarded.service.address, text).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{what}: {answer:.200}");
+        assert_eq!(answer.matches("HTTP/1.1 ").count(), 1, "{what}: {answer:.400}");
+    }
+    let chunked = "POST /v1/lookup HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1\n{\n0\n\n";
+    let answer = said_to(bench.guarded.service.address, chunked).await;
+    assert!(!answer.contains("HTTP/1.1 2"), "a chunk's size: {answer:.200}");
     bench.guarded.service.stop().await;
 }

@@ -8,13 +8,19 @@ use super::{
 };
 use crate::report;
 
-/// A run's results from its log: the last count of a judge, or the lines of a scenario.
+/// Points of a curve at most: more curves of every second lie over each other.
+const POINTS_MAX: f64 = 60.0;
+
+/// A run's results from its log: the last count of a judge or why it has none, or the lines of a scenario.
 pub(super) fn said(log: &str, is_scenario: bool) -> Vec<String> {
     if is_scenario {
         return log.lines().map(|line| line.trim().to_owned()).collect();
     }
     let counts = |line: &&str| line.contains(" histories after ") || line.starts_with("quota of ");
-    log.lines().rfind(counts).map(str::to_owned).into_iter().collect()
+    if let Some(counted) = log.lines().rfind(counts) {
+        return vec![counted.to_owned()];
+    }
+    log.lines().skip_while(|line| !line.contains("panicked at")).take(2).map(str::to_owned).collect()
 }
 
 pub(crate) fn page(hour: &Hour) -> String {
@@ -43,15 +49,26 @@ pub(crate) fn page(hour: &Hour) -> String {
     let conversation = folder_of("".as_ref(), CONVERSATION).join("conversation.html");
     page.paragraph(&format!("The conversations have a separate page: {}.", conversation.display()));
     page.heading("Resource use");
-    for (what, y, of) in [
-        ("Resident memory of the largest replica.", "MiB", (|s| s.resident_mib) as fn(&Sample) -> f64),
-        ("Open files of the replica with most.", "files", |s| s.fds as f64),
-        ("The disks of all replicas, including stopped ones, and the store if it uses files.", "MiB", |s| {
-            s.disk_mib
-        }),
-        ("Replicas that ran.", "replicas", |s| s.replicas as f64),
+    page.paragraph(
+        "Each point is the largest value of a sixtieth of the run, of the number of replicas the smallest.",
+    );
+    for (what, y, of, worst) in [
+        (
+            "Resident memory of the largest replica.",
+            "MiB",
+            (|s| s.resident_mib) as fn(&Sample) -> f64,
+            f64::max as Worst,
+        ),
+        ("Open files of the replica with most.", "files", |s| s.fds as f64, f64::max),
+        (
+            "The disks of all replicas, including stopped ones, and the store if it uses files, which keeps journals for an hour.",
+            "MiB",
+            |s| s.disk_mib,
+            f64::max,
+        ),
+        ("Replicas that ran.", "replicas", |s| s.replicas as f64, f64::min),
     ] {
-        page.drawing(&plot(hour, what, y, of).to_svg(), what);
+        page.drawing(&plot(hour, what, y, of, worst).to_svg(), what);
     }
     let busy = hour.busy.iter().map(|(at, share)| (*at, share * 100.0));
     let plot = Plot {
@@ -73,14 +90,20 @@ pub(crate) fn page(hour: &Hour) -> String {
     page.finish(report::FOOTER)
 }
 
-fn plot(hour: &Hour, what: &str, y: &str, of: fn(&Sample) -> f64) -> Plot {
+type Worst = fn(f64, f64) -> f64;
+
+fn plot(hour: &Hour, what: &str, y: &str, of: fn(&Sample) -> f64, worst: Worst) -> Plot {
+    let step = (hour.hour_seconds / POINTS_MAX).max(1.0);
     let series = hour.runs.iter().map(|run| {
-        // Between two lives of a replica there is nothing to sample.
-        let seen = run
-            .samples
-            .iter()
-            .map(|sample| (sample.at_s, if sample.replicas > 0 { of(sample) } else { f64::NAN }));
-        report::line(&run.name, Mark::Line, seen)
+        let mut points: Vec<(f64, f64)> = Vec::new();
+        for sample in &run.samples {
+            let (at, value) = ((sample.at_s / step).floor() * step, of(sample));
+            match points.last_mut() {
+                Some((last, so_far)) if *last == at => *so_far = worst(*so_far, value),
+                _ => points.push((at, value)),
+            }
+        }
+        report::line(&run.name, Mark::Line, points.into_iter())
     });
     Plot {
         description: what.to_owned(),
@@ -100,7 +123,7 @@ mod tests {
     use crate::process::usage;
 
     #[test]
-    fn what_a_judge_said_last_is_in_the_page_and_a_gap_is_no_number() {
+    fn what_a_judge_said_last_is_in_the_page() {
         let log = "running\nfiles: 1 histories after 2s\nfiles: 2 histories after 4s, {\"put\": 3}\ntest result: ok\n";
         let sample =
             |n: usize| Sample { at_s: n as f64, replicas: n % 3, resident_mib: 40.0, fds: 30, disk_mib: 1.0 };
@@ -126,5 +149,7 @@ mod tests {
                 && !page.contains("NaN")
         );
         assert!(page.contains("&lt;memory&gt; grew"));
+        let log = "running\nthread 'x' panicked at quota.rs:207:9:\nno room: 1 bytes are there\nstack\n";
+        assert_eq!(said(log, false), log.lines().skip(1).take(2).collect::<Vec<_>>());
     }
 }

@@ -1,6 +1,6 @@
 //! The kernel's figures about processes and this machine.
 
-use std::{fs, path::Path, process::Command, time::Duration};
+use std::{fmt, fs, path::Path, process::Command, time::Duration};
 
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
@@ -83,6 +83,16 @@ pub(crate) struct Machine {
     /// Load average of the last minute at the start of the run: the machine's other load.
     load_average: f64,
     unix_time: u64,
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { cpu, cores, memory_gib, kernel, commit, load_average, unix_time: _ } = self;
+        write!(
+            f,
+            "{cpu}, {cores} cores, {memory_gib:.1} GiB, {kernel}, commit {commit}, load average {load_average} at the start"
+        )
+    }
 }
 
 fn line_of(path: &str, name: &str) -> String {
