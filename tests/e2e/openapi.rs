@@ -1,6 +1,9 @@
 //! The OpenAPI document: every example in it is sent to a service, and every route answers as documented.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use kvasir_api::routes;
 use kvasir_container::Head;
@@ -129,6 +132,9 @@ impl Bench {
             let members = "http://kvasir-0:7480,http://kvasir-1:7480";
             config.cluster.members = Some(kvasir_server::MemberSource::parse(members).expect("a list"));
             config.cluster.advertise = Some("http://kvasir-0:7480".to_owned());
+            // A chunk's status then has all its fields.
+            config.gc.policy.ttl = Some(Duration::from_secs(30 * 86_400));
+            config.storage.track_uses = true;
         });
         let service = service.await;
         let model_id = chunks::spec().model_id();
