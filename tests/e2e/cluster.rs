@@ -58,7 +58,8 @@ impl Replicas {
         let url = format!("file://{}/store", directory.path().display()).parse().expect("a URL");
         let cache = directory.path().join(nth.to_string());
         Service::start_with(StoreConfig::new(url), &cache, |config| {
-            config.server.listen = urls[nth].strip_prefix("http://").expect("a URL").parse().expect("an address");
+            config.server.listen =
+                urls[nth].strip_prefix("http://").expect("a URL").parse().expect("an address");
             config.cluster.members = Some(MemberSource::parse(&urls.join(",")).expect("a list"));
             config.cluster.advertise = Some(urls[nth].clone());
             config.gc.interval = std::time::Duration::ZERO;
