@@ -25,7 +25,7 @@ impl Browser {
 
     /// A program that finds no browser, as on a server.
     pub(crate) fn refusing(bench: &Bench) -> Self {
-        Self::new(bench, "refusing", Some("exit 3".to_owned()))
+        Self::new(bench, "refusing", Some("exit 3"))
     }
 
     /// A program that copies the file, with its mode and its name.
@@ -35,15 +35,15 @@ impl Browser {
         Self::new(
             bench,
             "there",
-            Some(format!("/bin/cp -p \"$1\" {folder}/page && echo \"$*\" > {folder}/asked")),
+            Some(&format!("/bin/cp -p \"$1\" {folder}/page && echo \"$*\" > {folder}/asked")),
         )
     }
 
-    fn new(bench: &Bench, name: &str, script: Option<String>) -> Self {
+    fn new(bench: &Bench, name: &str, script: Option<&str>) -> Self {
         let programs = bench.path(name);
         fs::create_dir_all(&programs).expect("a folder");
         for opener in OPENERS {
-            let Some(script) = &script else { continue };
+            let Some(script) = script else { continue };
             let program = programs.join(opener);
             fs::write(&program, format!("#!/bin/sh\n{script}\n")).expect("written");
             fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).expect("executable");

@@ -35,10 +35,10 @@ pub(crate) fn open(address: &str) -> bool {
 fn redirect(address: &str) -> std::io::Result<tempfile::NamedTempFile> {
     let mut page = tempfile::Builder::new().prefix("kvasir-").suffix(".html").tempfile()?;
     let address = escape(address);
-    write!(
+    writeln!(
         page,
         "<!doctype html><meta charset=\"utf-8\"><title>Kvasir</title>\
-         <meta http-equiv=\"refresh\" content=\"0; url={address}\"><a href=\"{address}\">The console</a>\n"
+         <meta http-equiv=\"refresh\" content=\"0; url={address}\"><a href=\"{address}\">The console</a>"
     )?;
     page.flush()?;
     Ok(page)
