@@ -23,13 +23,14 @@
 //! ```
 //! The `2` is the layout's version. Counters are 20 digits wide, so that a listing is in order.
 
+mod journal_log;
 mod listed;
 
 use kvasir_types::{ModelId, Name, ObjectDigest, ProfileHash, SeqHash};
 use object_store::path::Path;
 use uuid::Uuid;
 
-pub use self::listed::ListedKey;
+pub use self::{journal_log::JournalLog, listed::ListedKey};
 
 /// Version of the layout: the first segment under the root.
 pub const LAYOUT_VERSION: &str = "2";
@@ -136,35 +137,6 @@ pub enum Key {
     GcIntent(Uuid),
     /// A start-up probe.
     Probe(Uuid),
-}
-
-/// The logs of the journal. Removals have a separate one, because they are kept longer and are read first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum JournalLog {
-    /// Removals.
-    Removed,
-    /// Stored chunks.
-    Stored,
-    /// Tenants' usage of the store.
-    Counted,
-}
-
-impl JournalLog {
-    /// All logs, in the order of reading.
-    pub const ALL: [Self; 3] = [Self::Removed, Self::Stored, Self::Counted];
-
-    /// The name in keys.
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Removed => "removed",
-            Self::Stored => "stored",
-            Self::Counted => "counted",
-        }
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|log| log.as_str() == text)
-    }
 }
 
 /// The full name of a chunk object.
