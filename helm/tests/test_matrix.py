@@ -150,5 +150,5 @@ class Fail(unittest.TestCase):
 
     def test_all_mistakes_are_told_at_once(self):
         done = chart.template(values={"autoscaling": {"enabled": True, "minReplicas": 9}})
-        for part in ["store.s3.bucket is not set", "nobody is authenticated", "minReplicas=9"]:
+        for part in ["store.s3.bucket is not set", "callers are not authenticated", "minReplicas=9"]:
             self.assertIn(part, done.stderr)

@@ -352,16 +352,16 @@ class Notes(unittest.TestCase):
             return one(chart.objects(done), "ConfigMap", "notes")["data"]["text"]
 
         for case, parts in {
-            "minimal": ["http://rel-kvasir.ns.svc:7480", "helm test", "Nobody is authenticated", "ClientConfig"],
-            "eks": ["https://rel-kvasir.ns.svc:7480", "token: Some", "ca_certificates"],
+            "minimal": ["http://rel-kvasir.ns.svc:7480", "helm test", "Callers are not authenticated", "Kvasir::builder"],
+            "eks": ["https://rel-kvasir.ns.svc:7480", ".token(", "ca_certificates"],
             "mtls": ["helm test is left out: it has no client certificate"],
             "file": ["on the volume of one pod"],
-            "kind-minio": ["MinIO beside it is for development"],
+            "kind-minio": ["MinIO is for development"],
         }.items():
             text = notes(case)
             for part in parts:
                 self.assertIn(part, text)
-        self.assertNotIn("Nobody is authenticated", notes("eks"))
+        self.assertNotIn("Callers are not authenticated", notes("eks"))
 
 
 def pods(document):

@@ -11,7 +11,7 @@ constexpr uint32_t kEscapeMax = 65662u;  // largest magnitude that an escape car
 constexpr uint32_t kStreamCoefficientsMax = 128u;
 constexpr uint32_t kStreamWordsMax = 65535u;
 constexpr uint32_t kQuantisedMax = 65535u;  // beyond it a span is stored exactly
-constexpr uint32_t kNone = 4294967295u;  // an index or offset that points nowhere
+constexpr uint32_t kNone = 4294967295u;  // no index, no offset
 constexpr uint32_t kCodingNone = 0u;  // coding word = kind:2 | trits:4 at 4 | stage table:8 at 8 | trit table:8 at 16
 constexpr uint32_t kCodingStage = 1u;
 constexpr uint32_t kCodingTrit = 2u;
@@ -21,7 +21,7 @@ constexpr uint32_t kStatusOk = 1u;
 constexpr uint32_t kStatusState = 2u;  // detail: first lane with an impossible state
 constexpr uint32_t kStatusUnderrun = 3u;  // detail: words of the stream
 constexpr uint32_t kStatusFinal = 4u;  // detail: words left << 8 | lanes off
-constexpr uint32_t kStatusDigit = 5u;  // a raw digit that is none
+constexpr uint32_t kStatusDigit = 5u;  // a raw digit out of range
 constexpr uint32_t kStatusRange = 6u;  // encoder: a value that is not finite or out of range
 constexpr uint32_t kStatusUncodable = 7u;  // encoder: the tables cannot express a value
 constexpr uint32_t kStatusSpace = 8u;  // encoder: no room for a stream's words, or for a piece

@@ -21,7 +21,7 @@ const CONSTANTS: &[(&str, u64, &str)] = &[
     ("kStreamCoefficientsMax", rans::STREAM_COEFFICIENTS_MAX as u64, ""),
     ("kStreamWordsMax", rans::STREAM_WORDS_MAX as u64, ""),
     ("kQuantisedMax", kvasir_codec::limits::QUANTISED_MAX as u64, "beyond it a span is stored exactly"),
-    ("kNone", crate::NONE as u64, "an index or offset that points nowhere"),
+    ("kNone", crate::NONE as u64, "no index, no offset"),
     (
         "kCodingNone",
         crate::CODING_NONE as u64,
@@ -35,7 +35,7 @@ const CONSTANTS: &[(&str, u64, &str)] = &[
     ("kStatusState", crate::STATUS_STATE as u64, "detail: first lane with an impossible state"),
     ("kStatusUnderrun", crate::STATUS_UNDERRUN as u64, "detail: words of the stream"),
     ("kStatusFinal", crate::STATUS_FINAL as u64, "detail: words left << 8 | lanes off"),
-    ("kStatusDigit", crate::STATUS_DIGIT as u64, "a raw digit that is none"),
+    ("kStatusDigit", crate::STATUS_DIGIT as u64, "a raw digit out of range"),
     ("kStatusRange", crate::STATUS_RANGE as u64, "encoder: a value that is not finite or out of range"),
     ("kStatusUncodable", crate::STATUS_UNCODABLE as u64, "encoder: the tables cannot express a value"),
     ("kStatusSpace", crate::STATUS_SPACE as u64, "encoder: no room for a stream's words, or for a piece"),

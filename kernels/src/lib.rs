@@ -14,7 +14,7 @@ pub use header::{c_structs, format_header};
 pub use kernel::{KERNELS, Kernel, SOURCES, translation_unit, translation_unit_with};
 pub use records::*;
 
-/// An index or offset that points nowhere.
+/// No index, no offset.
 pub const NONE: u32 = u32::MAX;
 /// Coding word of a coefficient that a level does not touch.
 pub const CODING_NONE: u32 = 0;
@@ -34,7 +34,7 @@ pub const STATUS_STATE: u32 = 2;
 pub const STATUS_UNDERRUN: u32 = 3;
 /// The end is not where the encoder began.
 pub const STATUS_FINAL: u32 = 4;
-/// A raw digit that is none.
+/// A raw digit out of range.
 pub const STATUS_DIGIT: u32 = 5;
 /// Encoder: a value is not finite or out of range.
 pub const STATUS_RANGE: u32 = 6;

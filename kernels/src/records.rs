@@ -114,7 +114,7 @@ device_records! { RECORDS:
         pub mean: f32,
     }
 
-    /// One head of a scope and where it goes.
+    /// One head of a scope and its destination.
     pub struct Member {
         /// First element within the scope.
         pub start: u32,

@@ -15,16 +15,19 @@ Kvasir {{ .Chart.AppVersion }} is release {{ .Release.Name }} in namespace {{ .R
 
 2. Connect an engine. In the cluster:
 
-     use kvasir_client::{BearerToken, Client, ClientConfig};
-     let client = Client::new("{{ include "kvasir.url" . }}".parse()?, ClientConfig {
+     let kvasir = kvasir_client::Kvasir::builder("{{ include "kvasir.url" . }}")
 {{- if include "kvasir.hasAuth" . }}
-         token: Some(BearerToken::new(&std::fs::read_to_string("/etc/kvasir/token")?)?), // role write
+         .token(std::fs::read_to_string("/etc/kvasir/token")?.trim()) // role write
 {{- end }}
 {{- if include "kvasir.tlsSecret" . }}
-         ca_certificates: Some(std::fs::read("/etc/kvasir/ca.crt")?),
+         .rest(kvasir_client::rest::ClientConfig {
+             ca_certificates: Some(std::fs::read("/etc/kvasir/ca.crt")?),
+             ..Default::default()
+         })
 {{- end }}
-         ..ClientConfig::default()
-     })?;
+         .model(spec) // kvasir model spec prints it
+         .connect()
+         .await?;
 
    From here:
 
@@ -32,7 +35,7 @@ Kvasir {{ .Chart.AppVersion }} is release {{ .Release.Name }} in namespace {{ .R
      kvasir admin top --url {{ include "kvasir.scheme" . }}://127.0.0.1:7480
 {{- if .Values.auth.allowUnauthenticated }}
 
-Nobody is authenticated: whoever reaches the port may read and write everything. Set auth.tenants or auth.jwt
+Callers are not authenticated: everyone who reaches the port may read and write everything. Set auth.tenants or auth.jwt
 {{- if not .Values.networkPolicy.enabled }}, or at least networkPolicy.enabled{{ end }}.
 {{- else if not (include "kvasir.tlsSecret" .) }}
 
@@ -40,10 +43,10 @@ Credentials go over the network in the clear: set tls.existingSecret or tls.cert
 {{- end }}
 {{- if eq .Values.store.type "file" }}
 
-Everything is on the volume of one pod: good for trying out, not for keeping.
+Everything is on the volume of one pod: use it to try Kvasir out, not to keep data.
 {{- end }}
 {{- if .Values.minio.enabled }}
 
-The MinIO beside it is for development: what it holds goes with its pod.
+MinIO is for development: its data is lost with its pod.
 {{- end }}
 {{- end -}}

@@ -1,6 +1,6 @@
 {{/*
 Combinations that the schema cannot see. All mistakes are reported at once, each as a sentence that says what to do.
-Called by what is always rendered: the StatefulSet and the ConfigMap.
+The StatefulSet and the ConfigMap call it, because they are always rendered.
 */}}
 {{- define "kvasir.validate" -}}
 {{- $mistakes := list -}}
@@ -28,18 +28,18 @@ Called by what is always rendered: the StatefulSet and the ConfigMap.
   gc.mode=cronJob does not reach the volume of store.type=file: use gc.mode=service
 {{- end -}}
 {{- if $s3.bucket }}
-  store.s3.bucket is set, but store.type=file does not look at it: set store.type=s3, or take the bucket out
+  store.s3.bucket is set, but store.type=file does not use it: set store.type=s3, or remove the bucket
 {{- end -}}
 {{- end -}}
 {{- if and $s3.caBundle.configMap $s3.caBundle.secret }}
-  store.s3.caBundle names a ConfigMap and a Secret: give one of them
+  store.s3.caBundle names a ConfigMap and a Secret: name only one
 {{- end -}}
 {{- if and $s3.existingSecret.name (hasKey .Values.serviceAccount.annotations "eks.amazonaws.com/role-arn") }}
-  store.s3.existingSecret would win over the role of serviceAccount.annotations: give one of them
+  store.s3.existingSecret would override the role in serviceAccount.annotations: set only one
 {{- end -}}
 {{- end -}}
 
-{{/* What the chart sets, and by which value. */}}
+{{/* Settings that the chart makes, each with the value that it makes it from. */}}
 {{- define "kvasir.owners" -}}
 server.listen: listenAddress and ports.http
 server.ops_listen: listenAddress and ports.ops
@@ -76,15 +76,15 @@ cache.directory: cache
 {{- define "kvasir.validate.credentials" -}}
 {{- range list "access_key_id" "secret_access_key" "session_token" -}}
 {{- if hasKey ($.Values.config.store | default (dict)) . }}
-  config.store.{{ . }} would lie open in a ConfigMap: put credentials into a Secret and name it in store.s3.existingSecret
+  config.store.{{ . }} would be readable in a ConfigMap: put credentials into a Secret and name it in store.s3.existingSecret
 {{- end -}}
 {{- end -}}
 {{- if hasKey (.Values.config.encryption | default (dict)) "keys" }}
-  config.encryption.keys would lie open in a ConfigMap: put the keys into a Secret and name it in encryption.existingSecret
+  config.encryption.keys would be readable in a ConfigMap: put the keys into a Secret and name it in encryption.existingSecret
 {{- end -}}
 {{- range .Values.extraEnv -}}
 {{- if and (has .name (list "AWS_ACCESS_KEY_ID" "AWS_SECRET_ACCESS_KEY" "AWS_SESSION_TOKEN" "KVASIR_STORE_ACCESS_KEY_ID" "KVASIR_STORE_SECRET_ACCESS_KEY" "KVASIR_STORE_SESSION_TOKEN" "KVASIR_ENCRYPTION_KEYS")) (hasKey . "value") }}
-  extraEnv has {{ .name }} as text: put it into a Secret and name that in store.s3.existingSecret or encryption.existingSecret
+  extraEnv has {{ .name }} as text: put it into a Secret and name the Secret in store.s3.existingSecret or encryption.existingSecret
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -93,22 +93,22 @@ cache.directory: cache
 {{- $auth := .Values.auth -}}
 {{- $inline := or $auth.tenants.tokens $auth.tenants.quotas -}}
 {{- if and (not (include "kvasir.hasAuth" .)) (not $auth.allowUnauthenticated) }}
-  nobody is authenticated: give auth.tenants or auth.jwt, or set auth.allowUnauthenticated=true if whoever reaches the port may read and write everything
+  callers are not authenticated: set auth.tenants or auth.jwt, or set auth.allowUnauthenticated=true if everyone who reaches the port may read and write everything
 {{- end -}}
 {{- if and (include "kvasir.hasAuth" .) $auth.allowUnauthenticated }}
-  auth.allowUnauthenticated=true has no meaning beside auth.tenants or auth.jwt: take one away
+  auth.allowUnauthenticated=true contradicts auth.tenants and auth.jwt: remove one
 {{- end -}}
 {{- if and $auth.tenants.existingSecret.name $inline }}
-  auth.tenants.existingSecret is a whole tenants file: put the tokens and quotas of values into it, or do without the Secret
+  auth.tenants.existingSecret is a whole tenants file: move auth.tenants.tokens and quotas into it, or remove the Secret
 {{- end -}}
 {{- if and $auth.tenants.quotas (not $auth.tenants.tokens) (not (include "kvasir.jwt" .)) (not $auth.tenants.existingSecret.name) }}
-  auth.tenants.quotas without tokens or auth.jwt: nobody could call
+  auth.tenants.quotas without tokens or auth.jwt: no caller could authenticate
 {{- end -}}
 {{- if and $auth.jwt.configMap $auth.jwt.existingSecret }}
-  auth.jwt names a ConfigMap and a Secret: give one of them
+  auth.jwt names a ConfigMap and a Secret: name only one
 {{- end -}}
 {{- if and (include "kvasir.jwt" .) (not (and $auth.jwt.issuer $auth.jwt.audience)) }}
-  auth.jwt needs issuer and audience: without them tokens for others would be let in
+  auth.jwt needs issuer and audience: otherwise tokens for other services would be accepted
 {{- end -}}
 {{- if and (or $auth.jwt.issuer $auth.jwt.audience) (not (include "kvasir.jwt" .)) }}
   auth.jwt has an issuer or audience but no keys: name them in auth.jwt.configMap or auth.jwt.existingSecret
@@ -118,13 +118,13 @@ cache.directory: cache
 {{- define "kvasir.validate.tls" -}}
 {{- with .Values.tls -}}
 {{- if and .existingSecret .certManager.enabled }}
-  tls.existingSecret and tls.certManager.enabled both say where the certificate comes from: give one of them
+  tls.existingSecret and tls.certManager.enabled both provide the certificate: set only one
 {{- end -}}
 {{- if and .certManager.enabled (not .certManager.issuerRef.name) }}
-  tls.certManager.enabled needs tls.certManager.issuerRef.name: who is to issue the certificate?
+  tls.certManager.enabled needs tls.certManager.issuerRef.name: name the issuer of the certificate
 {{- end -}}
 {{- if and .clientCa.existingSecret.name (not .existingSecret) (not .certManager.enabled) }}
-  tls.clientCa asks clients for certificates, but the service has none itself: set tls.existingSecret or tls.certManager
+  tls.clientCa requires certificates of clients, but the service itself has none: set tls.existingSecret or tls.certManager
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -133,13 +133,13 @@ cache.directory: cache
 {{- $interval := dig "gc" "interval" "" .Values.config -}}
 {{- $capacity := include "kvasir.bytes" (include "kvasir.setting" (list . "gc" "capacity")) | int64 -}}
 {{- if and (eq .Values.gc.mode "service") $interval (eq (include "kvasir.millis" $interval | int64) 0) }}
-  gc.mode=service with config.gc.interval={{ $interval }} collects nothing: set gc.mode=none if that is meant
+  gc.mode=service with config.gc.interval={{ $interval }} collects nothing: set gc.mode=none if that is intended
 {{- end -}}
 {{- if and (ne .Values.gc.mode "service") $interval }}
-  config.gc.interval is for gc.mode=service; gc.mode={{ .Values.gc.mode }} has no use for it
+  config.gc.interval has no effect with gc.mode={{ .Values.gc.mode }}: remove it, or set gc.mode=service
 {{- end -}}
 {{- if and (ne .Values.gc.mode "service") (gt $capacity 0) }}
-  config.gc.capacity needs gc.mode=service: what is used is known to the replicas only, {{ eq .Values.gc.mode "none" | ternary "and nothing collects" "not to a job" }}
+  config.gc.capacity needs gc.mode=service: {{ eq .Values.gc.mode "none" | ternary "nothing collects" "a job does not know what replicas use" }}
 {{- end -}}
 {{- if dig "direct" "enabled" true .Values.config -}}
 {{- $ttl := include "kvasir.setting" (list . "direct" "url_ttl") -}}
@@ -160,10 +160,10 @@ cache.directory: cache
 {{- if and .enabled (gt $replicas 1) -}}
 {{- if kindIs "invalid" .minAvailable -}}
 {{- if has (toString .maxUnavailable) (list "0" "0%") }}
-  podDisruptionBudget.maxUnavailable={{ .maxUnavailable }} lets no node be drained: allow one replica
+  podDisruptionBudget.maxUnavailable={{ .maxUnavailable }} blocks every drain of a node: allow one replica
 {{- end -}}
 {{- else if or (eq (toString .minAvailable) "100%") (and (not (kindIs "string" .minAvailable)) (ge (int .minAvailable) $replicas)) }}
-  podDisruptionBudget.minAvailable={{ .minAvailable }} of {{ $replicas }} replicas lets no node be drained: ask for fewer
+  podDisruptionBudget.minAvailable={{ .minAvailable }} of {{ $replicas }} replicas blocks every drain of a node: require fewer
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -173,16 +173,16 @@ cache.directory: cache
   autoscaling.minReplicas={{ .minReplicas }} is above autoscaling.maxReplicas={{ .maxReplicas }}
 {{- end -}}
 {{- if and (eq (int .cpu.targetUtilization) 0) (not .egress.target) }}
-  autoscaling.enabled has nothing to go by: set autoscaling.cpu.targetUtilization or autoscaling.egress.target
+  autoscaling.enabled has no metric: set autoscaling.cpu.targetUtilization or autoscaling.egress.target
 {{- end -}}
 {{- if and (gt (int .cpu.targetUtilization) 0) (not (dig "requests" "cpu" "" $.Values.resources)) }}
-  autoscaling.cpu.targetUtilization is per cent of resources.requests.cpu, which is not set
+  autoscaling.cpu.targetUtilization is a percentage of resources.requests.cpu, which is not set: set it
 {{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
 
-{{/* Bytes beside caches that a busy replica uses: buffers of connections, requests to the store, chunks in flight. */}}
+{{/* Bytes that a busy replica uses in addition to its caches: buffers of connections, requests to the store, chunks in flight. */}}
 {{- define "kvasir.workingBytes" -}}536870912{{- end -}}
 
 {{- define "kvasir.validate.sizes" -}}
@@ -191,7 +191,7 @@ cache.directory: cache
 {{- $room := .Values.cache.persistence.enabled | ternary .Values.cache.persistence.size .Values.cache.emptyDir.sizeLimit -}}
 {{- $name := .Values.cache.persistence.enabled | ternary "cache.persistence.size" "cache.emptyDir.sizeLimit" -}}
 {{- if and (not (dig "hot" "directory" "" .Values.config)) (gt $diskBytes (div (mul (include "kvasir.bytes" $room | int64) 9) 10)) }}
-  config.hot.disk={{ $disk }} needs {{ $name }} of more than {{ $room }}: a tenth of it is for the hot index and waiting uploads
+  config.hot.disk={{ $disk }} needs a {{ $name }} above {{ $room }}, a tenth of which is for the hot index and waiting uploads: raise it, or lower config.hot.disk
 {{- end -}}
 {{- with dig "limits" "memory" "" .Values.resources -}}
 {{- $limit := include "kvasir.bytes" . | int64 -}}
@@ -200,7 +200,7 @@ cache.directory: cache
 {{- $needed = add $needed (include "kvasir.bytes" (include "kvasir.setting" .) | int64) -}}
 {{- end -}}
 {{- if lt $limit $needed }}
-  resources.limits.memory={{ . }} is below the {{ div (add $needed 1048575) 1048576 }}Mi that config.hot.memory, config.cache.index_memory, config.upload.memory and 512Mi for requests make together
+  resources.limits.memory={{ . }} is below {{ div (add $needed 1048575) 1048576 }}Mi, the sum of config.hot.memory, config.cache.index_memory, config.upload.memory and 512Mi for requests: raise it, or lower those
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -208,10 +208,10 @@ cache.directory: cache
 {{- define "kvasir.validate.network" -}}
 {{- with .Values.networkPolicy -}}
 {{- if and .enabled (not .clients) }}
-  networkPolicy.enabled without networkPolicy.clients lets nobody call: name the engines, as [{podSelector: …, namespaceSelector: …}]
+  networkPolicy.enabled without networkPolicy.clients blocks every caller: name the engines, as [{podSelector: …, namespaceSelector: …}]
 {{- end -}}
 {{- if and .enabled (not .scrapers) $.Values.metrics.serviceMonitor.enabled }}
-  networkPolicy.enabled keeps Prometheus out of metrics.serviceMonitor: name it in networkPolicy.scrapers
+  networkPolicy.enabled blocks the scrapes of metrics.serviceMonitor: name Prometheus in networkPolicy.scrapers
 {{- end -}}
 {{- end -}}
 {{- if eq (int .Values.ports.http) (int .Values.ports.ops) }}
@@ -219,17 +219,17 @@ cache.directory: cache
 {{- end -}}
 {{- if .Values.s3Front.enabled -}}
 {{- if has (int .Values.ports.s3) (list (int .Values.ports.http) (int .Values.ports.ops)) }}
-  ports.s3 is {{ .Values.ports.s3 }}, as another port is: give the S3 front a port of its own
+  ports.s3 and another port are both {{ .Values.ports.s3 }}: give the S3 front a port of its own
 {{- end -}}
 {{- if not (or .Values.auth.tenants.existingSecret.name .Values.auth.allowUnauthenticated) }}
-  s3Front.enabled without auth.tenants.existingSecret lets nobody in: access keys have secrets, and are in a Secret's tenants file
+  s3Front.enabled without auth.tenants.existingSecret accepts no caller: put access keys into a tenants file, and that into a Secret
 {{- end -}}
 {{- end -}}
 {{- with .Values.service -}}
 {{- if eq .type "ClusterIP" -}}
 {{- range $key := list "nodePort" "loadBalancerClass" "loadBalancerSourceRanges" "externalTrafficPolicy" -}}
 {{- if get $.Values.service $key }}
-  service.{{ $key }} has no meaning for service.type=ClusterIP
+  service.{{ $key }} has no effect with service.type=ClusterIP: remove it
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -242,13 +242,13 @@ cache.directory: cache
   minio.enabled needs minio.image, with a tag or digest that you have checked
 {{- end -}}
 {{- if .Values.store.s3.endpoint }}
-  minio.enabled brings a store of its own, but store.s3.endpoint names another: take one away
+  minio.enabled installs a store, but store.s3.endpoint names another: remove one
 {{- end -}}
 {{- if .Values.store.s3.existingSecret.name }}
-  minio.enabled makes its credentials: name yours in minio.existingSecret instead of store.s3.existingSecret
+  minio.enabled generates credentials: to use your own, name them in minio.existingSecret instead of store.s3.existingSecret
 {{- end -}}
 {{- if eq .Values.store.type "file" }}
-  minio.enabled is for store.type=s3
+  minio.enabled needs store.type=s3
 {{- end -}}
 {{- end -}}
 {{- end -}}

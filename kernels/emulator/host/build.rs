@@ -1,4 +1,4 @@
-//! How the emulator and the fake driver are compiled: for the build script beside this folder and for that of `kvasir-lab-gpu`,
+//! How the emulator and the fake driver are compiled: for the build script next to this folder and for that of `kvasir-lab-gpu`,
 //! which adds kernels of its own (`KVASIR_EXTRA_SOURCE`, `KVASIR_EXTRA_RECORDS`).
 
 use std::{
