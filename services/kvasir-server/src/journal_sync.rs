@@ -219,7 +219,7 @@ mod tests {
         }
         let count = |wanted| (0..9).filter(|nth| reading(*nth, 9, limited) == wanted).count();
         assert_eq!((count(JournalReading::Stored), count(JournalReading::Counts)), (1, 8));
-        assert_eq!(reading(10, 9, ""), JournalReading::Rows, "it is not in the list");
+        assert_eq!(reading(10, 9, limited), JournalReading::Counts, "it is not in the list");
         // A reader of events.
         let reader = storage.changes().events().changes();
         assert!((0..9).all(|nth| reading(nth, 9, "") == JournalReading::Stored));

@@ -157,6 +157,8 @@ pub(crate) const PLAN_GPUS_MAX: u64 = 100_000;
 pub(crate) const MEMBERS_MAX: usize = 1_000;
 /// Interval of DNS queries for the members: Kubernetes records have a TTL of 5 s to 30 s.
 pub(crate) const MEMBERS_RESOLVE_EVERY: Duration = Duration::from_secs(5);
+/// How long a replica waits for its first list before it reads the whole journal, as without one.
+pub(crate) const MEMBERS_KNOWN_WITHIN: Duration = Duration::from_secs(60);
 /// Timeout of a DNS query.
 pub(crate) const MEMBERS_RESOLVE_TIME_MAX: Duration = Duration::from_secs(5);
 /// Number of jobs kept on record.

@@ -6,12 +6,16 @@
 mod member_source;
 mod splits;
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use hickory_resolver::TokioResolver;
 use kvasir_api::{Member, MembersResponse, ROUTE_REPLICAS};
 use kvasir_types::{Name, RouteKey, SeqHash};
 use parking_lot::RwLock;
+use tokio::time::Instant;
 
 pub use self::member_source::MemberSource;
 pub(crate) use self::member_source::canonical_url;
@@ -70,6 +74,8 @@ pub(crate) struct Cluster {
     scheme: &'static str,
     current: RwLock<Arc<MemberList>>,
     splits: Splits,
+    begun: Instant,
+    was_large: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -101,7 +107,14 @@ impl Cluster {
             Some(MemberSource::Srv { .. }) | None => Vec::new(),
         };
         let (scheme, current) = (if has_tls { "https" } else { "http" }, Arc::new(MemberList::new(members)));
-        Self { config, scheme, current: RwLock::new(current), splits: Splits::default() }
+        Self {
+            config,
+            scheme,
+            current: RwLock::new(current),
+            splits: Splits::default(),
+            begun: Instant::now(),
+            was_large: AtomicBool::new(false),
+        }
     }
 
     fn current(&self) -> Arc<MemberList> {
@@ -149,11 +162,17 @@ impl Cluster {
         }
     }
 
-    /// Whether there are so many members that each has rows of its own part alone. A replica that is none of them has rows of
-    /// everything.
+    /// Whether there are so many members that each has rows of its own part alone; once so, until there are half of that: a member
+    /// that restarts changes nothing. So it is taken for while DNS was not asked yet.
     pub(crate) fn is_large(&self) -> bool {
-        let current = self.current();
-        current.members.len() > limits::JOURNAL_ROWS_MEMBERS_MAX && self.this(&current).is_some()
+        let members = self.len();
+        if members == 0 {
+            return self.is_resolved() && self.begun.elapsed() < limits::MEMBERS_KNOWN_WITHIN;
+        }
+        let most = limits::JOURNAL_ROWS_MEMBERS_MAX;
+        let is_large = members > most || (members > most / 2 && self.was_large.load(Ordering::Relaxed));
+        self.was_large.store(is_large, Ordering::Relaxed);
+        is_large
     }
 
     /// Whether this replica keeps the accounts of tenants for the others. Two may think so for a while.
@@ -233,6 +252,27 @@ mod tests {
         assert_eq!(cluster("http://a:7480", Some("http://z:7480")).place(&key(1)), RoutePlace::Unknown);
         let alone = Cluster::default();
         assert_eq!((alone.epoch(), alone.len()), (None, 0));
+    }
+
+    #[test]
+    fn a_member_that_restarts_makes_no_large_cluster_small() {
+        let replica = cluster("http://a:7480", None);
+        let becomes = |members: usize| {
+            let list = (0..members).map(|n| format!("http://r{n}:7480")).collect::<Vec<_>>().join(",");
+            let Ok(MemberSource::Fixed(members)) = MemberSource::parse(&list) else { panic!("a list") };
+            *replica.current.write() = Arc::new(MemberList::new(members));
+            replica.is_large()
+        };
+        assert_eq!([8, 9, 8, 5, 4, 8, 9].map(becomes), [false, true, true, true, false, false, true]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn until_dns_was_asked_a_cluster_may_be_large() {
+        let members = Some(MemberSource::parse("dns+srv://x").expect("a name"));
+        let unknown = Cluster::new(ClusterConfig { members, advertise: None }, false);
+        assert!(unknown.is_large() && !Cluster::default().is_large());
+        tokio::time::advance(limits::MEMBERS_KNOWN_WITHIN).await;
+        assert!(!unknown.is_large());
     }
 
     #[test]

@@ -42,6 +42,14 @@ impl JournalReading {
             JournalLog::Stored => matches!(self, Self::Stored | Self::Rows),
         }
     }
+
+    /// Whether a replica that read `before` begins with what others stored, and not to fill its index after a start.
+    fn begins_to_read_stored(self, before: Option<Self>) -> bool {
+        match before {
+            Some(before) => self.has(JournalLog::Stored) && !before.has(JournalLog::Stored),
+            None => self == Self::Stored,
+        }
+    }
 }
 
 /// Numbers of batches, by log and replica, in order.
@@ -52,9 +60,11 @@ impl Changes {
     /// folders to list one by one, otherwise each log in one; beyond that, for a while, a log's folders and then each of them.
     pub(super) async fn fresh_batches(&self, reading: JournalReading) -> Result<Batches, StoreError> {
         let journal = &self.journal;
-        let reads_stored = reading.has(JournalLog::Stored);
-        let begins_stored = !journal.reads_stored.swap(reads_stored, Ordering::Relaxed) && reads_stored;
-        self.events.set_complete(reads_stored);
+        self.events.set_complete(reading.has(JournalLog::Stored));
+        let before = journal.last_reading.lock().replace(reading);
+        if reading.begins_to_read_stored(before) {
+            self.skip_history().await?;
+        }
         let all = self.bucket.layout().journal_prefix();
         if reading == JournalReading::Rows
             && let Some(fresh) = self.fresh_in(&all, &JournalLog::ALL, &journal.looks_by_log).await?
@@ -64,14 +74,13 @@ impl Changes {
         let mut batches = Batches::new();
         for log in JournalLog::ALL.into_iter().filter(|log| reading.has(*log)) {
             let prefix = self.bucket.layout().log_prefix(log);
-            let mut fresh = match self.fresh_in(&prefix, &[log], &journal.log(log).looks_by_folder).await? {
+            batches.append(&mut match self
+                .fresh_in(&prefix, &[log], &journal.log(log).looks_by_folder)
+                .await?
+            {
                 Some(fresh) => fresh,
                 None => self.batches_by_folder(log, &prefix).await?,
-            };
-            if log == JournalLog::Stored && begins_stored && reading == JournalReading::Stored {
-                self.skip_unknown(&mut fresh);
-            }
-            batches.append(&mut fresh);
+            });
         }
         Ok(batches)
     }
@@ -156,16 +165,22 @@ impl Changes {
         batches
     }
 
-    /// A replica that begins to read what others stored leaves out the past of those of whom it knows no position: its counts
-    /// have that, and its readers of events begin now.
-    fn skip_unknown(&self, fresh: &mut Batches) {
-        fresh.retain(|(_, replica), numbers| {
-            let is_known = self.journal.stored.seen(replica).is_some();
-            if let Some(last) = numbers.last().filter(|_| !is_known) {
-                self.journal.stored.note_seen(replica, *last);
+    /// A replica that begins to read what others stored leaves out the past, but for what a count of late does not include: its
+    /// counts have that, its readers of events begin now, and rows that it lacks it asks the store for.
+    async fn skip_history(&self) -> Result<(), StoreError> {
+        let log = &self.journal.stored;
+        let known: BTreeSet<Name> = log.seen_lately().into_iter().map(|(replica, _)| replica).collect();
+        let prefix = self.bucket.layout().log_prefix(JournalLog::Stored);
+        let batches = match self.fresh_in(&prefix, &[JournalLog::Stored], &log.looks_by_folder).await? {
+            Some(batches) => batches,
+            None => self.batches_by_folder(JournalLog::Stored, &prefix).await?,
+        };
+        for ((_, replica), numbers) in batches {
+            if let Some(last) = numbers.last().filter(|_| !known.contains(&replica)) {
+                log.note_seen(&replica, *last);
             }
-            is_known
-        });
+        }
+        Ok(())
     }
 
     /// What a count includes need not be read, should this replica begin to read what others stored.

@@ -11,7 +11,7 @@ mod listing;
 mod log;
 mod sealed;
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use futures::{StreamExt, TryStreamExt, stream};
 use kvasir_store::{
@@ -19,6 +19,7 @@ use kvasir_store::{
     layout::{JournalLog, Key},
 };
 use kvasir_types::{ModelId, Name};
+use parking_lot::Mutex;
 use uuid::Uuid;
 
 pub(crate) use self::entry::JournalEntry;
@@ -47,8 +48,8 @@ pub(crate) struct Journal {
     counted: Log,
     /// Number of listings of all logs still to be made log by log, because the journal has more than a page of batches.
     looks_by_log: AtomicU32,
-    /// Whether the last read included what others stored.
-    reads_stored: AtomicBool,
+    /// What the last read included; `None` before the first.
+    last_reading: Mutex<Option<JournalReading>>,
     /// Skipped parts of other replicas' batches.
     skipped: AtomicU64,
 }
@@ -68,7 +69,7 @@ impl Journal {
             stored,
             counted,
             looks_by_log: AtomicU32::new(0),
-            reads_stored: AtomicBool::new(false),
+            last_reading: Mutex::default(),
             skipped: AtomicU64::new(0),
         }
     }
