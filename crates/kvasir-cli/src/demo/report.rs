@@ -23,7 +23,7 @@ fn summary(o: &Outcome, evidence: &Evidence) -> String {
     let source = if computed == 0 {
         sizes
     } else if computed == evidence.chunks.len() {
-        "all chunks were computed, because the client expected no load in time".to_owned()
+        "all chunks were computed instead of loaded".to_owned()
     } else {
         format!("{sizes} and {computed} of {} chunks were computed", evidence.chunks.len())
     };
