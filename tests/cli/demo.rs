@@ -11,8 +11,7 @@ use crate::{browser::Browser, empty_bench, exit};
 #[test]
 fn the_demo_runs_the_whole_path_and_shows_it_in_the_console() {
     let bench = empty_bench();
-    // A generous budget: in an unoptimised build on a busy machine, decoding alone takes longer than the default.
-    let line = "demo --json --open --out report --slo-ms 60000 --link-mbps 200";
+    let line = "demo --json --open --out report";
     let browser = Browser::there(&bench);
     let mut demo = bench.command(bench.binary(), line);
     browser.is_used_by(&mut demo);
@@ -22,7 +21,8 @@ fn the_demo_runs_the_whole_path_and_shows_it_in_the_console() {
     let console = notes.find_map(address).expect("it says where the console is");
     let host = console.split('/').next().expect("an address");
     assert!(get(host, "/console/").contains("<title>"), "the page");
-    assert!(get(host, "/v1/loads").contains("\"loaded_tokens\":896"), "the load that the page replays");
+    // How many is a matter of time: on a slow machine part of them is computed.
+    assert!(get(host, "/v1/loads").contains("\"loaded_tokens\":"), "the load that the page replays");
     assert_eq!(browser.opened(), format!("http://{host}/console/#/loads"));
     let id = demo.id().to_string();
     assert!(Command::new("kill").args(["-INT", &id]).status().expect("kill is there").success());
@@ -42,12 +42,14 @@ fn the_demo_runs_the_whole_path_and_shows_it_in_the_console() {
         "the finest level is the whole object"
     );
     assert!(number("/bytes_8bit") < number("/bytes_raw") && number("/bytes_stored") < number("/bytes_8bit"));
-    assert!(number("/top1_agreement") > 0.5 && number("/perplexity/full") > 1.0);
+    assert!(number("/top1_agreement") > 0.99 && number("/perplexity/full") > 1.0);
+    assert_eq!(outcome["same_text"], true, "whatever was loaded is transparent, the rest was computed");
     for key in ["kvasir", "recompute", "raw", "int8"] {
         assert!(number(&format!("/ttft_ms/{key}")) > 0.0, "{key}");
     }
     let html = String::from_utf8(bench.read("report/report.html")).expect("text");
     assert!(html.contains("<svg") && !html.contains("http"), "plots, and nothing from outside");
+    assert!(html.contains("The first token came after"), "the sentence");
     assert_eq!(
         serde_json::from_slice::<serde_json::Value>(&bench.read("report/demo.json")).expect("JSON"),
         outcome

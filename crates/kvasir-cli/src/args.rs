@@ -52,7 +52,7 @@ pub(crate) enum Command {
     /// Estimate the size of a model's KV cache, the cost of keeping it, and the level that fits a link and an
     /// SLO.
     Plan(PlanArguments),
-    /// Generate a bearer token and its entry for the tenants file.
+    /// Generate a bearer token (on stderr) and its entry for the tenants file (on stdout).
     Token(TokenArguments),
     /// Print a shell completion script.
     Completions(CompletionsArguments),

@@ -6,7 +6,7 @@ use kvasir_server::{NewAccessKey, NewToken};
 use kvasir_types::Name;
 use serde_json::json;
 
-use crate::{error::CliResult, output};
+use crate::{error::CliResult, output, progress::note};
 
 /// Arguments of `kvasir token`.
 #[derive(Debug, Args)]
@@ -28,7 +28,8 @@ pub(crate) struct TokenArguments {
     json: bool,
 }
 
-/// Generates the credential and writes it to stdout only.
+/// Generates the credential. The entry is on stdout and the secret on stderr, so that
+/// `2> ci.token >> tenants.toml` puts each where it belongs.
 pub(crate) fn run(arguments: &TokenArguments) -> CliResult {
     let TokenArguments { tenant, role, name, s3, json } = arguments;
     if *s3 {
@@ -36,13 +37,13 @@ pub(crate) fn run(arguments: &TokenArguments) -> CliResult {
         if *json {
             return output::print_json(&json!({ "id": id, "secret": secret, "entry": entry }));
         }
-        return output::print(&format!(
-            "# For the S3 client:\n# AWS_ACCESS_KEY_ID={id}\n# AWS_SECRET_ACCESS_KEY={secret}\n\n{entry}"
-        ));
+        note(&format!("AWS_ACCESS_KEY_ID={id}\nAWS_SECRET_ACCESS_KEY={secret}"));
+        return output::print(&entry);
     }
     let NewToken { token, entry } = NewToken::generate(name.as_str(), tenant, *role);
     if *json {
         return output::print_json(&json!({ "token": token, "entry": entry }));
     }
-    output::print(&format!("# The token, for the caller. It is not stored anywhere:\n# {token}\n\n{entry}"))
+    note(&token);
+    output::print(&entry)
 }

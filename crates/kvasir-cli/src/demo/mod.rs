@@ -47,18 +47,20 @@ use crate::{
     shipped::{self, engine_error},
 };
 
-/// The built-in series: fast, then a tenth of that, then fast again.
-const SERIES: &str = "drop-recover";
-/// Mean bandwidth of the built-in series, in Mbit/s. kvasir-tiny has 4 KiB of cache per token, Llama-3-8B 128
-/// KiB: relative to cache size, this link corresponds to 100 Mbit/s there. It drops to a tenth before all
-/// levels of all chunks have arrived.
-const LINK_MBPS: f64 = 3.0;
-/// Upper limit of the default SLO for the time to first token, in milliseconds.
-const SLO_MS_MAX: u64 = 500;
-/// One-way delay of the link, as to another region.
-const LINK_DELAY: Duration = Duration::from_millis(5);
+/// The series of `--tight`: fast, then a tenth of that, then fast again.
+const TIGHT_SERIES: &str = "drop-recover";
+/// Its mean bandwidth, in Mbit/s. kvasir-tiny has 4 KiB of cache per token, Llama-3-8B 128 KiB: relative to cache
+/// size, this link corresponds to 100 Mbit/s there. It drops to a tenth before all levels of all chunks have
+/// arrived.
+const TIGHT_LINK_MBPS: f64 = 3.0;
+/// Upper limit of the SLO of `--tight`, in milliseconds.
+const TIGHT_SLO_MS_MAX: u64 = 500;
+/// Its one-way delay, as to another region.
+const TIGHT_LINK_DELAY: Duration = Duration::from_millis(5);
+/// One-way delay of the link otherwise, as within a region.
+const LINK_DELAY: Duration = Duration::from_millis(1);
 /// Tokens generated over both caches.
-const GENERATED_TOKENS: usize = 48;
+const GENERATED_TOKENS: usize = 32;
 
 /// Arguments of `kvasir demo`.
 #[derive(Debug, Clone, Args)]
@@ -75,14 +77,18 @@ pub(crate) struct DemoArguments {
     /// Folder for the report and the figures.
     #[arg(long, value_name = "DIR", default_value = "kvasir-demo")]
     out: PathBuf,
-    /// Target time to first token, in milliseconds [default: half of the time to recompute, at most 500].
+    /// Show the edge: a trained profile at any quality, half of the time to recompute (at most 500 ms), and a
+    /// link of 3 Mbit/s that drops to a tenth.
+    #[arg(long)]
+    tight: bool,
+    /// Target time to first token, in milliseconds [default: the time to recompute].
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=600_000))]
     slo_ms: Option<u64>,
-    /// Scale the series to this mean bandwidth, in Mbit/s. Default: 3 for the built-in series; recorded
-    /// traces as they are.
+    /// Mean bandwidth of the link, in Mbit/s. Default: that at which the uncompressed cache takes as long to
+    /// fetch as to recompute; recorded traces as they are.
     #[arg(long, value_name = "N", value_parser = positive)]
     link_mbps: Option<f64>,
-    /// Bandwidth series to replay on the link instead of the built-in one.
+    /// Bandwidth series to replay on the link instead of a constant one.
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// A running service to use, http://HOST:PORT, instead of one inside this process.
@@ -109,7 +115,7 @@ pub(crate) fn run(arguments: &DemoArguments) -> CliResult {
             "Choose another folder with --out.",
         )
     })?;
-    let link = LinkOptions { delay: LINK_DELAY, ..LinkOptions::down(series(arguments)?) };
+    let series = series(arguments)?;
     let runtime = runtime()?;
     let folder = tempfile::tempdir().map_err(CliError::internal)?;
     let service = match &arguments.url {
@@ -117,7 +123,7 @@ pub(crate) fn run(arguments: &DemoArguments) -> CliResult {
         None => Service::start(&runtime, folder.path())?,
     };
     note(&format!("service at http://{}", service.address));
-    let (outcome, evidence) = measure(arguments, &link, &runtime, &service)?;
+    let (outcome, evidence) = measure(arguments, series, &runtime, &service)?;
     let json = serde_json::to_vec_pretty(&outcome).map_err(CliError::internal)?;
     write_file(&arguments.out.join("demo.json"), &json)?;
     let report = arguments.out.join("report.html");
@@ -141,17 +147,17 @@ pub(crate) fn run(arguments: &DemoArguments) -> CliResult {
 
 fn measure(
     arguments: &DemoArguments,
-    link: &LinkOptions,
+    series: Option<BandwidthSeries>,
     runtime: &Runtime,
     service: &Service,
 ) -> CliResult<(Outcome, Evidence)> {
     let model = shipped::model()?;
-    let coder = Coder::shipped(&model)?;
     let text = text::tokens(&model)?;
     let passages = text::passages(&text, model.config().context)?;
     let tokens = passages[0].context;
 
-    let login = Login { credential: &arguments.credential, coder: &coder, model: &model };
+    let profile = if arguments.tight { Some(shipped::profile()?) } else { None };
+    let login = Login { credential: &arguments.credential, profile, model: &model };
 
     let step = Step::start("computing the KV cache");
     let exact = model.calculate_kv(tokens).map_err(engine_error)?;
@@ -159,26 +165,36 @@ fn measure(
     let step = Step::start("for comparison: recomputing");
     let recompute = baseline::recompute(&model, tokens)?;
     step.done(&format!("first token after {} ms", recompute.as_millis()));
-    // Less than recomputing takes: otherwise recomputing would be the right answer and there would be nothing
-    // to show.
-    let slo_ms = arguments.slo_ms.unwrap_or((recompute.as_millis() as u64 / 2).clamp(1, SLO_MS_MAX));
+    // With more time than recomputing takes, recomputing would be the right answer, and the client would choose it.
+    let recompute_ms = (recompute.as_millis() as u64).max(1);
+    let tight_ms = (recompute_ms / 2).clamp(1, TIGHT_SLO_MS_MAX);
+    let slo_ms = arguments.slo_ms.unwrap_or(if arguments.tight { tight_ms } else { recompute_ms });
     let slo = Duration::from_millis(slo_ms);
+    let series = match series {
+        Some(series) => series,
+        None => break_even(&model, tokens.len(), recompute)?,
+    };
+    let delay = if arguments.tight { TIGHT_LINK_DELAY } else { LINK_DELAY };
+    let link = &LinkOptions { delay, ..LinkOptions::down(series) };
 
     let step = Step::start("encoding and storing over HTTP");
     let engine = path::connect(runtime, service.address, &login)?;
     let stored = path::store(runtime, &engine, tokens, &exact)?;
     service.settle(runtime);
     step.done(&format!("{} chunks, {} new", stored.chunks.len(), bytes(stored.bytes())));
-    let mut costs = Costs::measure(runtime, &engine, (&model, tokens), recompute, coder.profile.top_level())?;
+    let coder = Coder::new(&model, engine.profile())?;
+    let top = coder.profile.top_level();
+    let mut costs = Costs::measure(runtime, &engine, (&model, tokens), recompute, top)?;
     // Only the tokens remain; the exact cache is kept apart for the comparison.
     drop(engine);
 
     let step = Step::start("looking up, streaming back, decoding");
     let shaped = path::shape(runtime, service.address, link)?;
     let engine = path::connect(runtime, shaped.address(), &login)?;
-    let below_top = Level(coder.profile.top_level().0.saturating_sub(1));
+    // The finest level of a trained profile would measure the drop of the link.
+    let level = if arguments.tight { Level(top.0.saturating_sub(1)) } else { top };
     shaped.restart();
-    costs.learn_rate(runtime, &engine, (&model, tokens), below_top)?;
+    costs.learn_rate(runtime, &engine, (&model, tokens), level)?;
     let loaded = path::load(runtime, &shaped, &engine, &model, tokens, (slo, &costs))?;
     step.done(&format!(
         "{} fetched, first token after {} ms",
@@ -204,24 +220,39 @@ fn measure(
     })
 }
 
-/// The series to replay: the built-in one at its default mean, or the first one of a recorded file, unscaled.
-fn series(arguments: &DemoArguments) -> CliResult<BandwidthSeries> {
+/// The series to replay: the first one of a recorded file, that of `--tight`, or a constant one; `None` for a
+/// constant one that depends on the time to recompute.
+fn series(arguments: &DemoArguments) -> CliResult<Option<BandwidthSeries>> {
     let series = match &arguments.trace {
         Some(path) => {
             let all = BandwidthSeries::read_file(path).map_err(|error| {
                 let exit = if matches!(error, SeriesError::Read { .. }) { Exit::NoInput } else { Exit::Data };
                 CliError::new(exit, error, "")
             })?;
-            all.into_iter().next().ok_or_else(|| CliError::data(path, "it contains no series"))?
+            Some(all.into_iter().next().ok_or_else(|| CliError::data(path, "it contains no series"))?)
         }
-        None => BandwidthSeries::builtin(SERIES)
-            .ok_or_else(|| CliError::internal(format!("there is no series {SERIES}")))?
-            .scaled_to_mean(LINK_MBPS),
+        None if arguments.tight => Some(
+            BandwidthSeries::builtin(TIGHT_SERIES)
+                .ok_or_else(|| CliError::internal(format!("there is no series {TIGHT_SERIES}")))?
+                .scaled_to_mean(TIGHT_LINK_MBPS),
+        ),
+        None => None,
     };
-    Ok(match arguments.link_mbps {
-        Some(mbps) => series.scaled_to_mean(mbps),
-        None => series,
+    Ok(match (series, arguments.link_mbps) {
+        (Some(series), Some(mbps)) => Some(series.scaled_to_mean(mbps)),
+        (None, Some(mbps)) => Some(constant(mbps)?),
+        (series, None) => series,
     })
+}
+
+/// A link over which the uncompressed cache takes as long to fetch as to recompute.
+fn break_even(model: &Model, tokens: usize, recompute: Duration) -> CliResult<BandwidthSeries> {
+    let bits = (tokens * model.spec().bytes_per_token() * 8) as f64;
+    constant(bits / recompute.as_secs_f64() / 1e6)
+}
+
+fn constant(mbps: f64) -> CliResult<BandwidthSeries> {
+    BandwidthSeries::constant(mbps).ok_or_else(|| CliError::internal(format!("no link has {mbps} Mbit/s")))
 }
 
 struct Baselines {

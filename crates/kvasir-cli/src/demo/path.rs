@@ -17,7 +17,7 @@ use kvasir_engine::{Model, PagedKv};
 
 use kvasir_replay::link::{LinkOptions, ShapedLink};
 use kvasir_server::{Config, RunError, listen, run};
-use kvasir_types::Level;
+use kvasir_types::{Level, Quality};
 use tokio::{runtime::Runtime, sync::oneshot, task::JoinHandle};
 use url::Url;
 
@@ -105,9 +105,9 @@ pub(crate) struct Coder {
 }
 
 impl Coder {
-    /// The profile that ships with the model.
-    pub(crate) fn shipped(model: &Model) -> CliResult<Self> {
-        let profile = Arc::new(Profile::from_bytes(kvasir_engine::TINY_PROFILE).map_err(CliError::internal)?);
+    /// The codec of the profile that an engine saved with.
+    pub(crate) fn new(model: &Model, profile: Option<Arc<Profile>>) -> CliResult<Self> {
+        let profile = profile.ok_or_else(|| CliError::internal("a cache was saved without a profile"))?;
         let spec = model.spec();
         let encoder = CpuEncoder::new(Arc::clone(spec), Arc::clone(&profile)).map_err(CliError::internal)?;
         let decoder = CpuDecoder::new(Arc::clone(spec), Arc::clone(&profile)).map_err(CliError::internal)?;
@@ -119,22 +119,31 @@ impl Coder {
 pub(crate) struct Login<'a> {
     /// The credential.
     pub(crate) credential: &'a CredentialArguments,
-    /// The codec.
-    pub(crate) coder: &'a Coder,
+    /// A trained profile, to load at any quality; `None`: the model's first profile, at [`Quality::Transparent`].
+    pub(crate) profile: Option<Arc<Profile>>,
     /// The model.
     pub(crate) model: &'a Model,
 }
 
 /// Connects as an engine does at start: model, namespace, profile.
 pub(crate) fn connect(runtime: &Runtime, address: SocketAddr, login: &Login<'_>) -> CliResult<Kvasir> {
-    let Login { credential, coder, model } = login;
+    let Login { credential, profile, model } = login;
     let builder = Kvasir::builder(format!("http://{address}"))
         .rest(client_config(credential)?)
         .model(Arc::clone(model.spec()))
-        .profile(Arc::clone(&coder.profile))
-        .namespace("demo")
         .chunk_tokens(CHUNK_TOKENS);
-    runtime.block_on(builder.connect()).map_err(client_error)
+    // In one namespace, the second kind of run would find the chunks of the first.
+    let builder = match profile {
+        Some(profile) => builder.profile(Arc::clone(profile)).namespace("demo-tight"),
+        None => builder.quality(Quality::Transparent).namespace("demo"),
+    };
+    runtime
+        .block_on(async {
+            let kvasir = builder.connect().await?;
+            kvasir.preload_profiles().await?;
+            Ok(kvasir)
+        })
+        .map_err(client_error)
 }
 
 /// Encodes and stores a context.

@@ -1,13 +1,41 @@
 //! The demo's table and its HTML report. Pure functions of [`Outcome`] and [`Evidence`].
 
-use super::outcome::{Evidence, Outcome};
+use super::{
+    GENERATED_TOKENS,
+    outcome::{Evidence, Outcome},
+};
 use crate::output::{bytes, columns};
 use kvasir_plot::{Axis, Bar, Bars, Figure, Guide, Mark, Page, Place, Plot, Point, Series, Side, Table};
 
 /// Distance between bars of chunks on one level, in levels.
 const ASIDE: f64 = 0.2;
 
-/// The short table for the terminal.
+/// What happened, in one sentence.
+fn summary(o: &Outcome, evidence: &Evidence) -> String {
+    let (took, slo) = (o.ttft_ms.kvasir, o.slo_ms as f64);
+    let time = if o.slo_met {
+        format!("within the {} ms asked for", o.slo_ms)
+    } else {
+        format!("{:.0} ms later than the {} ms asked for", (took - slo).ceil(), o.slo_ms)
+    };
+    let computed = evidence.chunks.iter().filter(|chunk| chunk.level.is_none()).count();
+    let sizes = format!("{} came over the link instead of {}", bytes(o.bytes_fetched), bytes(o.bytes_raw));
+    let source = if computed == 0 {
+        sizes
+    } else if computed == evidence.chunks.len() {
+        "all chunks were computed instead of loaded".to_owned()
+    } else {
+        format!("{sizes} and {computed} of {} chunks were computed", evidence.chunks.len())
+    };
+    let text = if o.same_text { "are those" } else { "differ from those" };
+    format!(
+        "The first token came after {}, {time}; {source}; the {GENERATED_TOKENS} tokens generated next {text} of the \
+         uncompressed cache.",
+        ms(took)
+    )
+}
+
+/// The short table for the terminal, and the sentence.
 pub(crate) fn table(outcome: &Outcome, evidence: &Evidence) -> String {
     let o = outcome;
     let times = |size: u64| format!("{:.1}×", o.bytes_raw as f64 / size.max(1) as f64);
@@ -45,7 +73,7 @@ pub(crate) fn table(outcome: &Outcome, evidence: &Evidence) -> String {
         if o.same_text { "yes" } else { "no" }.into(),
         String::new(),
     ]));
-    columns(&rows)
+    format!("{}\n{}", columns(&rows), summary(o, evidence))
 }
 
 fn ttfts(outcome: &Outcome) -> [(&'static str, f64, String); 4] {
@@ -73,6 +101,7 @@ pub(crate) fn html(outcome: &Outcome, evidence: &Evidence) -> String {
     );
     let mut page = Page::new("Kvasir demo", &lede);
     page.figures(&headline(o));
+    page.paragraph(&summary(o, evidence));
     page.heading("Level and bandwidth over time");
     page.drawing(&timeline(o, evidence).to_svg(), &timeline_caption(o, evidence));
     page.heading("Time to first token");

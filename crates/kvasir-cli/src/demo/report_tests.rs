@@ -83,6 +83,34 @@ fn the_table_has_every_figure_of_the_outcome() {
 }
 
 #[test]
+fn the_sentence_says_what_happened() {
+    let (mut outcome, mut evidence) = example();
+    let said = |outcome: &Outcome, evidence: &Evidence, parts: [&str; 3]| {
+        let sentence = summary(outcome, evidence);
+        for part in parts {
+            assert!(sentence.contains(part), "{part} in {sentence}");
+        }
+        assert!(table(outcome, evidence).contains(&sentence) && html(outcome, evidence).contains(&sentence));
+    };
+    said(
+        &outcome,
+        &evidence,
+        ["within the 500 ms", "and 1 of 4 chunks were computed", "differ from those of"],
+    );
+    outcome.same_text = true;
+    evidence.chunks[2].level = Some(0);
+    said(
+        &outcome,
+        &evidence,
+        ["after 400 ms", "60.0 kB came over the link instead of 3670.0 kB; the", "next are those of"],
+    );
+    (outcome.slo_met, outcome.ttft_ms.kvasir) = (false, 500.4);
+    said(&outcome, &evidence, ["1 ms later than the 500 ms", "over the link", "next are those of"]);
+    evidence.chunks.iter_mut().for_each(|chunk| chunk.level = None);
+    said(&outcome, &evidence, ["later than", "all chunks were computed", "next are those of"]);
+}
+
+#[test]
 fn the_json_has_exactly_the_documented_keys() {
     let json = serde_json::to_value(example().0).expect("serialises");
     let keys = |v: &serde_json::Value| {
