@@ -50,8 +50,12 @@ pub(crate) async fn a_replica_that_reads_removals_alone_asks_the_store_for_the_r
     a.lifecycle().remove(&key(&chunk)).await.expect("removes");
     assert_eq!(tail(&b, JournalReading::Removals).await, 1);
     assert_eq!(matched(&b, &tokens).await, 0);
-    // It reads of the past where it begins to read everything.
-    assert_eq!((tail(&b, JournalReading::Rows).await, b.index().len()), (1, 0));
+    // Where it begins to read everything, it leaves out the past.
+    let (_, another) = self::chunk(root, 127);
+    assert_eq!((tail(&b, JournalReading::Rows).await, b.index().len()), (0, 0));
+    put(&a, &another).await;
+    append(&a).await;
+    assert_eq!((tail(&b, JournalReading::Rows).await, b.index().len()), (1, 1));
 }
 
 pub(crate) async fn one_replica_keeps_accounts_for_all(backend: &Backend) {
