@@ -124,7 +124,7 @@ impl JournalSync {
                 if reading != JournalReading::Removals {
                     *self.counts_read.lock() = Some(begun);
                 }
-                if reading == JournalReading::Stored && keeps_accounts(state) {
+                if reading == JournalReading::Stored && state.cluster().keeps_accounts() {
                     publish_usage(state, storage).await;
                 }
             }
@@ -141,7 +141,7 @@ pub(crate) fn reading(state: &AppState, storage: &Storage) -> JournalReading {
         return JournalReading::Rows;
     }
     let has_quotas = state.authenticator().has_stored_quotas();
-    let counts = has_quotas && (keeps_accounts(state) || storage.changes().is_counting());
+    let counts = has_quotas && (state.cluster().keeps_accounts() || storage.changes().is_counting());
     if counts || storage.changes().events().has_readers() {
         JournalReading::Stored
     } else if has_quotas {
@@ -149,11 +149,6 @@ pub(crate) fn reading(state: &AppState, storage: &Storage) -> JournalReading {
     } else {
         JournalReading::Removals
     }
-}
-
-/// Whether this replica tells the others the usage of tenants with a quota.
-fn keeps_accounts(state: &AppState) -> bool {
-    state.cluster().keeps_accounts() && state.authenticator().has_stored_quotas()
 }
 
 async fn publish_usage(state: &AppState, storage: &Storage) {

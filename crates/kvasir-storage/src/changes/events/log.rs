@@ -138,6 +138,29 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn what_was_not_heard_is_not_resumed() {
+        let log = EventLog::new("r");
+        (0..3).for_each(|n| log.push(event(10_000 + n, 1)));
+        let last_id = || {
+            let events = log.read(&mut LogPosition(log.end().0 - 1));
+            let Portion::Events(events) = events else { panic!("they are there") };
+            events[0].event_id.clone()
+        };
+        let heard = last_id();
+        assert_eq!(log.after(&heard), Some(log.end()));
+        log.set_complete(false);
+        log.push(event(20_000, 1));
+        let (alone, of_other) = (last_id(), "90000-other-7");
+        assert_eq!((log.after(&heard), log.after(&alone), log.after(of_other)), (None, None, None));
+        log.set_complete(true);
+        assert_eq!((log.after(&heard), log.after(of_other)), (None, None));
+        assert_eq!(log.after(&alone), Some(log.end()), "nothing was missed since");
+        log.push(event(30_000, 1));
+        log.set_complete(true);
+        assert_eq!(log.after(of_other), Some(log.end()));
+    }
+
     fn event(timestamp_ms: u64, blocks: usize) -> Event {
         Event {
             event_id: String::new(),

@@ -60,11 +60,13 @@ impl Changes {
     /// folders to list one by one, otherwise each log in one; beyond that, for a while, a log's folders and then each of them.
     pub(super) async fn fresh_batches(&self, reading: JournalReading) -> Result<Batches, StoreError> {
         let journal = &self.journal;
-        self.events.set_complete(reading.has(JournalLog::Stored));
-        let before = journal.last_reading.lock().replace(reading);
+        let before = *journal.last_reading.lock();
         if reading.begins_to_read_stored(before) {
             self.skip_history().await?;
         }
+        // Not earlier: where the store does not answer, the next read begins again.
+        *journal.last_reading.lock() = Some(reading);
+        self.events.set_complete(reading.has(JournalLog::Stored));
         let all = self.bucket.layout().journal_prefix();
         if reading == JournalReading::Rows
             && let Some(fresh) = self.fresh_in(&all, &JournalLog::ALL, &journal.looks_by_log).await?
