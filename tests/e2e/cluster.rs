@@ -347,14 +347,18 @@ async fn a_rolling_restart_fails_no_request() {
     let (is_over, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
     for nth in 0..3 {
         let service = replicas.services[nth].take().expect("runs");
-        let restart = async {
-            service.stop().await;
-            let service = Replicas::start_one(&replicas.directory, &replicas.urls, nth).await;
-            // Under load for a while before the next one goes.
+        // Under load for a while without the replica, and with it before the next one goes.
+        let under_load = async || {
             let so_far = rounds.load(Ordering::Relaxed);
             while rounds.load(Ordering::Relaxed) < so_far + 24 {
                 tokio::time::sleep(std::time::Duration::from_millis(5)).await;
             }
+        };
+        let restart = async {
+            service.stop().await;
+            under_load().await;
+            let service = Replicas::start_one(&replicas.directory, &replicas.urls, nth).await;
+            under_load().await;
             is_over.store(true, Ordering::Relaxed);
             service
         };

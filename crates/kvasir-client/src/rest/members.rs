@@ -45,18 +45,13 @@ struct MembersState {
 /// Where the requests of one prompt go.
 #[derive(Debug, Clone)]
 pub(crate) struct Target {
-    /// Best first; never empty, and the given address last.
+    /// Each address once, best first; never empty. The given address is last, unless it is a keeper of the route itself.
     bases: Arc<[Base]>,
     /// The route of the prompt, which the service is told.
     pub(super) route: Option<RouteKey>,
 }
 
 impl Target {
-    /// The address that requests are made out to before they are sent: the given one.
-    pub(super) fn named_in_requests(&self) -> &str {
-        self.bases.last().map_or("", |base| base)
-    }
-
     /// How many addresses there are to go to.
     pub(super) fn len(&self) -> usize {
         self.bases.len()
@@ -70,6 +65,11 @@ impl Members {
 
     fn with<T>(&self, f: impl FnOnce(&mut MembersState) -> T) -> T {
         f(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The address that requests are made out to before they are sent: the given one.
+    pub(super) fn named_in_requests(&self) -> &str {
+        &self.given
     }
 
     /// Where requests go that no prompt is known of.
@@ -87,18 +87,20 @@ impl Members {
             let ranked = list.rank(&route).into_iter().take(ROUTE_REPLICAS);
             let mut keepers: Vec<_> = ranked.filter_map(|at| list.members.get(at)).collect();
             keepers.sort_by_key(|member| self.zone.is_some() && member.zone != self.zone);
-            let bases = keepers.into_iter().map(|member| Base::from(member.url.as_str()));
-            Target { bases: bases.chain([Arc::clone(&self.given)]).collect(), route: Some(route) }
+            let mut bases: Vec<_> =
+                keepers.into_iter().map(|member| Base::from(member.url.as_str())).collect();
+            if !bases.contains(&self.given) {
+                bases.push(Arc::clone(&self.given));
+            }
+            Target { bases: bases.into(), route: Some(route) }
         })
     }
 
-    /// The address for an attempt, from 0: the target's in their order, those last that are passed over.
-    pub(super) fn base(&self, target: &Target, attempt: usize) -> Base {
-        let mut bases: Vec<&Base> = target.bases.iter().collect();
-        self.with(|state| bases.sort_by_key(|base| state.away.contains(&***base)));
+    /// The addresses of a target in the order to try them: its own, but those that are passed over come last.
+    pub(super) fn order(&self, target: &Target) -> Vec<Base> {
+        let mut bases = target.bases.to_vec();
+        self.with(|state| bases.sort_by_key(|base| state.away.contains(&**base)));
         bases
-            .get(attempt % bases.len().max(1))
-            .map_or_else(|| Arc::clone(&self.given), |base| Arc::clone(base))
     }
 
     /// A replica answered.
@@ -112,7 +114,7 @@ impl Members {
         self.with(|state| {
             let is_member =
                 state.list.as_ref().is_some_and(|list| list.members.iter().any(|of| of.url == **base));
-            is_member && *base != self.given && state.away.insert(base.to_string())
+            is_member && state.away.insert(base.to_string())
         })
     }
 
@@ -246,7 +248,7 @@ mod tests {
     }
 
     fn order(members: &Members, target: &Target) -> Vec<String> {
-        (0..target.len()).map(|attempt| members.base(target, attempt).to_string()).collect()
+        members.order(target).iter().map(ToString::to_string).collect()
     }
 
     #[tokio::test]
@@ -267,6 +269,18 @@ mod tests {
         assert_eq!(order(&members, &target), at_first);
         assert!(!members.on_unreachable(&GIVEN.into()), "there is nothing behind the given address");
         assert!(!members.on_unreachable(&"http://gone:1".into()), "it left the list while a request ran");
+        assert_eq!(order(&members, &target), at_first);
+    }
+
+    #[test]
+    fn a_given_address_that_is_a_replica_is_one_of_them() {
+        let members = knowing("http://a:1", None, list("1", &[("http://a:1", None), ("http://b:1", None)]));
+        let target = members.target(prompt().blocks());
+        let at_first = order(&members, &target);
+        assert_eq!(at_first.len(), 2, "each address once");
+        assert!(members.on_unreachable(&at_first[0].as_str().into()));
+        assert_eq!(order(&members, &target), [&*at_first[1], &*at_first[0]]);
+        assert!(members.on_unreachable(&at_first[1].as_str().into()), "either of them is passed over");
         assert_eq!(order(&members, &target), at_first);
     }
 

@@ -181,7 +181,7 @@ impl Client {
     }
 
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
-        let mut request = self.http.request(method, format!("{}{path}", self.target.named_in_requests()));
+        let mut request = self.http.request(method, format!("{}{path}", self.members.named_in_requests()));
         if let Some(route) = self.target.route {
             request = request.header(HEADER_ROUTE, route.to_string());
         }

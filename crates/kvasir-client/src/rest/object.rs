@@ -35,8 +35,8 @@ pub struct ObjectRead {
 }
 
 impl Client {
-    /// Opens a read of a range, without retries: those are the fetcher's decision. `via` is the route from
-    /// the lookup.
+    /// Opens a read of a range. Where a replica cannot be reached, the next one is asked; beyond that there are no retries: those
+    /// are the fetcher's decision. `via` is the route from the lookup.
     ///
     /// # Errors
     /// `unknown_chunk`, `range_not_satisfiable`, `corrupt_chunk`, `store_unavailable`; transport errors;
@@ -64,7 +64,8 @@ impl Client {
             }
             Via::Proxy => {
                 let path = routes::chunk_object(&range.model_id, &range.seq_hash, &range.object_digest);
-                self.send_to(nth, self.request(Method::GET, &path).header(RANGE, header)).await?
+                let request = || self.request(Method::GET, &path).header(RANGE, header.as_str());
+                self.send_once_from(nth, request).await?
             }
         };
         let first = match response.status() {

@@ -105,7 +105,15 @@ impl Client {
     ) -> Result<Response, Error> {
         let mut attempt = 0;
         loop {
-            let error = match self.send_to(first + attempt, request()).await {
+            // The first attempt asks every replica of the target, later ones the one that is best by then.
+            let sent = match attempt {
+                0 => self.send_once_from(first, &mut request).await,
+                _ => {
+                    let bases = self.members.order(&self.target);
+                    self.send_to(&bases[first % bases.len()], request()).await
+                }
+            };
+            let error = match sent {
                 Ok(response) => {
                     self.budget.on_success();
                     return Ok(response);
@@ -116,34 +124,48 @@ impl Client {
             if !error.is_retryable() {
                 return Err(error);
             }
-            // Another replica is asked at once, and at no cost: whatever this one has, that one may not have.
-            if attempt < self.target.len() && is_of_replica(&error) {
-                continue;
-            }
-            let again = attempt < limits::ATTEMPTS_MAX as usize && self.budget.take();
-            match backoff(attempt as u32, Some(&error)).filter(|_| again) {
+            let again = attempt < limits::ATTEMPTS_MAX && self.budget.take();
+            match backoff(attempt, Some(&error)).filter(|_| again) {
                 Some(wait) => tokio::time::sleep(wait).await,
                 None => return Err(error),
             }
         }
     }
 
-    /// Sends a request once, to the replica `nth` places behind the best one.
-    pub(super) async fn send_to(&self, nth: usize, request: RequestBuilder) -> Result<Response, Error> {
-        let base = self.members.base(&self.target, nth);
+    /// Sends a request once: to the replica `first` places behind the best one, and at once to the next of the target where that
+    /// cannot be reached or cannot serve it. The last error is returned if none can.
+    pub(super) async fn send_once_from(
+        &self,
+        first: usize,
+        mut request: impl FnMut() -> RequestBuilder,
+    ) -> Result<Response, Error> {
+        let bases = self.members.order(&self.target);
+        let mut nth = 0;
+        loop {
+            let sent = self.send_to(&bases[(first + nth) % bases.len()], request()).await;
+            nth += 1;
+            match sent {
+                Err(error) if is_of_replica(&error) && nth < bases.len() => {}
+                sent => return sent,
+            }
+        }
+    }
+
+    /// Sends a request to one replica, once.
+    async fn send_to(&self, base: &Base, request: RequestBuilder) -> Result<Response, Error> {
         let mut request = request.build().map_err(Error::Transport)?;
-        let path = request.url().as_str().strip_prefix(self.target.named_in_requests()).unwrap_or_default();
+        let path = request.url().as_str().strip_prefix(self.members.named_in_requests()).unwrap_or_default();
         let url = format!("{base}{path}").parse();
         *request.url_mut() =
             url.map_err(|error| Error::protocol(format!("{base} is no address: {error}")))?;
         match self.http.execute(request).await {
             Ok(response) => {
-                self.note_answer(&base, &response);
+                self.note_answer(base, &response);
                 problem::check(response).await
             }
             Err(error) => {
-                if self.members.on_unreachable(&base) {
-                    self.probe_until_it_answers(base);
+                if self.members.on_unreachable(base) {
+                    self.probe_until_it_answers(Arc::clone(base));
                 }
                 Err(Error::Transport(error))
             }
