@@ -5,7 +5,7 @@ use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
-use kvasir_api::{HEADER_ROUTE, HEADER_SPLIT, LookupQuery, MembersResponse, Via, routes};
+use kvasir_api::{HEADER_ROUTE, HEADER_SPLIT, LookupQuery, LookupResponse, MembersResponse, Via, routes};
 use kvasir_client::rest::{Client, ClientConfig, ObjectRange};
 use kvasir_server::MemberSource;
 use kvasir_store::StoreConfig;
@@ -18,6 +18,11 @@ use reqwest::StatusCode;
 use tempfile::TempDir;
 
 const TOKENS: usize = 512;
+/// Prompts of a test: by chance, a replica of three keeps none of them once in ten million runs.
+const PROMPTS: u64 = 40;
+/// Requests that a client may send to the second replica because the first is slow, as on a busy machine: three at once and a
+/// twentieth of all.
+const HEDGES_MAX: usize = 6;
 
 /// Replicas over one directory that know each other.
 struct Replicas {
@@ -71,30 +76,54 @@ impl Replicas {
         self.services[nth].as_ref().expect("runs")
     }
 
-    /// A client that was given the address of one replica.
+    /// A client that was given the address of one replica and sends requests to each that runs. Before the first probe is answered,
+    /// which may take long on a busy machine, it does not.
     async fn client(&self, nth: usize) -> Client {
         let url = self.urls[nth].parse().expect("a URL");
         let client = Client::new(url, ClientConfig::default()).expect("a client");
         client.learn_members().await;
+        for seed in (1 << 32..).step_by(64) {
+            let before = self.kept().await;
+            for seed in seed..seed + 64 {
+                self.lookup(&client, seed).await;
+            }
+            if self.kept().await.iter().zip(before).all(|(now, before)| *now > before) {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
         client
+    }
+
+    /// Requests that each replica which runs answered as one of the two that keep their prompt.
+    async fn kept(&self) -> Vec<u64> {
+        let mut kept = Vec::new();
+        for nth in (0..self.services.len()).filter(|nth| self.services[*nth].is_some()) {
+            kept.push(self.routed(nth, "first").await + self.routed(nth, "second").await);
+        }
+        kept
     }
 
     fn chain(&self, seed: u64) -> TokenChain {
         TokenChain::new(self.root, &chunks::tokens(seed, TOKENS))
     }
 
-    /// Looks a prompt up and reads what there is of it.
-    async fn load(&self, client: &Client, seed: u64) -> Vec<Medium> {
+    async fn lookup(&self, client: &Client, seed: u64) -> LookupResponse {
         let chain = self.chain(seed);
-        let client = client.for_prompt(chain.blocks());
         let target = LookupQuery {
             model_id: self.model_id,
             namespace: "n".parse().expect("a name"),
             fresh: false,
             direct: false,
         };
-        let found = client.lookup_blocks(&target, chain.blocks()).await.expect("an answer");
+        client.for_prompt(chain.blocks()).lookup_blocks(&target, chain.blocks()).await.expect("an answer")
+    }
+
+    /// Looks a prompt up and reads it. Returns whether it was in memory.
+    async fn load(&self, client: &Client, seed: u64) -> bool {
+        let found = self.lookup(client, seed).await;
         assert_eq!(found.matched_tokens, TOKENS as u64);
+        let client = client.for_prompt(self.chain(seed).blocks());
         for chunk in &found.chunks {
             let range = ObjectRange {
                 model_id: self.model_id,
@@ -110,7 +139,16 @@ impl Replicas {
             }
             assert_eq!(left, 0);
         }
-        found.chunks.iter().map(|chunk| chunk.medium).collect()
+        found.chunks.iter().all(|chunk| chunk.medium == Medium::Cpu)
+    }
+
+    /// How many of the prompts are read from memory.
+    async fn load_all(&self, client: &Client) -> usize {
+        let mut hot = 0;
+        for seed in 0..PROMPTS {
+            hot += usize::from(self.load(client, seed).await);
+        }
+        hot
     }
 
     async fn store(&self, client: &Client, seed: u64) {
@@ -146,24 +184,28 @@ impl Replicas {
 async fn each_prompt_is_kept_by_its_first_replica_alone() {
     let replicas = Replicas::start(3).await;
     let client = replicas.client(0).await;
-    for seed in 0..24 {
+    for seed in 0..PROMPTS {
         replicas.store(&client, seed).await;
     }
     let mut hot = Vec::new();
     for nth in 0..3 {
-        assert!(replicas.routed(nth, "first").await > 0, "each has a part of 24 prompts");
-        assert_eq!(replicas.routed(nth, "other").await, 0);
         hot.push(replicas.hot_bytes(nth).await);
     }
+    assert!(hot.iter().all(|bytes| *bytes > 0), "each keeps a part of the prompts: {hot:?}");
     // Another client, given another address, finds each prompt where it is kept.
     let client = replicas.client(2).await;
-    for seed in 0..24 {
-        assert_eq!(replicas.load(&client, seed).await, [Medium::Cpu], "seed {seed}");
+    let mut before = Vec::new();
+    for nth in 0..3 {
+        before.push(replicas.routed(nth, "second").await + replicas.routed(nth, "other").await);
     }
-    for (nth, before) in hot.into_iter().enumerate() {
-        assert_eq!(replicas.routed(nth, "second").await + replicas.routed(nth, "other").await, 0);
-        assert!(replicas.hot_bytes(nth).await >= before);
+    let found = replicas.load_all(&client).await;
+    assert!(found + HEDGES_MAX >= PROMPTS as usize, "{found} of {PROMPTS} are hot where they are asked for");
+    let mut elsewhere = 0;
+    for (nth, before) in before.into_iter().enumerate() {
+        elsewhere += replicas.routed(nth, "second").await + replicas.routed(nth, "other").await - before;
+        assert!(replicas.hot_bytes(nth).await >= hot[nth]);
     }
+    assert!(elsewhere <= HEDGES_MAX as u64, "{elsewhere} requests went to others than the first");
     let members: MembersResponse =
         replicas.service(1).get(routes::MEMBERS, &[]).await.json().await.expect("its JSON");
     assert_eq!(members.this.as_ref(), Some(&replicas.urls[1]));
@@ -184,13 +226,13 @@ async fn a_replica_that_keeps_no_part_of_a_prompt_answers_colder() {
     let mut places = Vec::new();
     for nth in 0..3 {
         let service = replicas.service(nth);
-        let before = replicas.hot_bytes(nth).await;
+        let (before, others) = (replicas.hot_bytes(nth).await, replicas.routed(nth, "other").await);
         for _ in 0..2 {
             let answer = service.get(&path, &[(HEADER_ROUTE, &route)]).await;
             assert!(answer.headers().contains_key("kvasir-members"));
             assert!(answer.bytes().await.expect("reads") == chunk.bytes);
         }
-        let is_other = replicas.routed(nth, "other").await > 0;
+        let is_other = replicas.routed(nth, "other").await > others;
         places.push(is_other);
         let grew = replicas.hot_bytes(nth).await > before;
         assert!(!is_other || !grew, "replica {nth} took in what it does not keep");
@@ -208,18 +250,15 @@ async fn a_replica_that_keeps_no_part_of_a_prompt_answers_colder() {
 async fn a_replica_that_goes_is_passed_over_and_no_request_fails() {
     let mut replicas = Replicas::start(3).await;
     let client = replicas.client(0).await;
-    for seed in 0..24 {
+    for seed in 0..PROMPTS {
         replicas.store(&client, seed).await;
     }
     replicas.services[2].take().expect("runs").stop().await;
-    for seed in 0..24 {
-        replicas.load(&client, seed).await;
-    }
+    replicas.load_all(&client).await;
     assert!(replicas.routed(0, "second").await + replicas.routed(1, "second").await > 0);
     // And what it kept is hot at the second one by now.
-    for seed in 0..24 {
-        assert_eq!(replicas.load(&client, seed).await, [Medium::Cpu], "seed {seed}");
-    }
+    let found = replicas.load_all(&client).await;
+    assert!(found + HEDGES_MAX >= PROMPTS as usize, "{found} of {PROMPTS} are hot");
     replicas.stop().await;
 }
 
@@ -238,14 +277,13 @@ async fn a_prefix_that_too_many_prompts_share_is_split_and_they_spread() {
         fresh: false,
         direct: false,
     };
+    let before = replicas.kept().await;
     for n in 0..200 {
         let chain = prompt(n);
         client.for_prompt(chain.blocks()).lookup_blocks(&target, chain.blocks()).await.expect("an answer");
     }
-    let mut of_replicas = Vec::new();
-    for nth in 0..3 {
-        of_replicas.push(replicas.routed(nth, "first").await);
-    }
+    let mut of_replicas: Vec<_> =
+        replicas.kept().await.iter().zip(before).map(|(now, so_far)| now - so_far).collect();
     of_replicas.sort_unstable();
     // The first 32 went to one; the others by what follows the template.
     assert!(of_replicas[0] > 20 && of_replicas[2] < 150, "{of_replicas:?}");
@@ -295,12 +333,10 @@ async fn in_a_large_cluster_each_replica_knows_its_own_part() {
     });
     let replicas = Replicas::start_among(2, &others).await;
     let client = replicas.client(0).await;
-    for seed in 0..24 {
+    for seed in 0..PROMPTS {
         replicas.store(&client, seed).await;
     }
-    for seed in 0..24 {
-        replicas.load(&client, seed).await;
-    }
+    replicas.load_all(&client).await;
     // Both stored some, both hear of removals, neither reads what the other stored.
     let mut rows = Vec::new();
     for nth in 0..2 {
@@ -308,7 +344,7 @@ async fn in_a_large_cluster_each_replica_knows_its_own_part() {
         let row = text.lines().find_map(|line| line.strip_prefix("kvasir_index_rows ")?.parse::<u64>().ok());
         rows.push(row.expect("there from the start"));
     }
-    assert!(rows.iter().all(|rows| *rows > 0) && rows.iter().sum::<u64>() < 48, "{rows:?}");
+    assert!(rows.iter().all(|rows| *rows > 0) && rows.iter().sum::<u64>() < 2 * PROMPTS, "{rows:?}");
     let chunk = chunks::chunk(replicas.root, &chunks::tokens(3, TOKENS), 0, TOKENS, 5_000);
     client.delete_chunk(&replicas.model_id, &chunk.seq_hash).await.expect("is removed");
     let body = serde_json::json!({
@@ -320,7 +356,7 @@ async fn in_a_large_cluster_each_replica_knows_its_own_part() {
         for _ in 0..300 {
             let request = service.http.post(format!("http://{}{}", service.address, routes::LOOKUP));
             let answer = request.json(&body).send().await.expect("an answer");
-            let answer: kvasir_api::LookupResponse = answer.json().await.expect("its JSON");
+            let answer: LookupResponse = answer.json().await.expect("its JSON");
             matched = answer.matched_tokens;
             if matched == 0 {
                 break;
@@ -341,7 +377,7 @@ async fn in_a_large_cluster_each_replica_knows_its_own_part() {
 async fn a_rolling_restart_fails_no_request() {
     let mut replicas = Replicas::start(3).await;
     let client = replicas.client(0).await;
-    for seed in 0..24 {
+    for seed in 0..PROMPTS {
         replicas.store(&client, seed).await;
     }
     let (is_over, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -366,7 +402,7 @@ async fn a_rolling_restart_fails_no_request() {
         let load = async {
             let mut seed = 0;
             while !is_over.load(Ordering::Relaxed) {
-                replicas.load(&client, seed % 24).await;
+                replicas.load(&client, seed % PROMPTS).await;
                 replicas.store(&client, 1_000 * (nth as u64 + 1) + seed).await;
                 seed += 1;
                 rounds.fetch_add(1, Ordering::Relaxed);

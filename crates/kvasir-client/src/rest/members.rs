@@ -51,13 +51,6 @@ pub(crate) struct Target {
     pub(super) route: Option<RouteKey>,
 }
 
-impl Target {
-    /// How many addresses there are to go to.
-    pub(super) fn len(&self) -> usize {
-        self.bases.len()
-    }
-}
-
 impl Members {
     pub(super) fn new(given: &str, zone: Option<Name>) -> Self {
         Self { given: given.into(), zone, state: Mutex::default(), is_refreshing: AtomicBool::new(false) }
@@ -96,11 +89,20 @@ impl Members {
         })
     }
 
-    /// The addresses of a target in the order to try them: its own, but those that are passed over come last.
-    pub(super) fn order(&self, target: &Target) -> Vec<Base> {
-        let mut bases = target.bases.to_vec();
-        self.with(|state| bases.sort_by_key(|base| state.away.contains(&**base)));
+    /// The addresses of a target in the order to try them, beginning `first` places behind the best one. Those that are passed over
+    /// come last, and are never the first while there are others.
+    pub(super) fn order(&self, target: &Target, first: usize) -> Vec<Base> {
+        let (mut bases, away): (Vec<_>, Vec<_>) =
+            self.with(|state| target.bases.iter().cloned().partition(|base| !state.away.contains(&**base)));
+        let first = first.checked_rem(bases.len()).unwrap_or_default();
+        bases.rotate_left(first);
+        bases.extend(away);
         bases
+    }
+
+    /// Whether a target has more than one address that is not passed over.
+    pub(super) fn has_a_second(&self, target: &Target) -> bool {
+        self.with(|state| target.bases.iter().filter(|base| !state.away.contains(&***base)).count() > 1)
     }
 
     /// A replica answered.
@@ -248,7 +250,7 @@ mod tests {
     }
 
     fn order(members: &Members, target: &Target) -> Vec<String> {
-        members.order(target).iter().map(ToString::to_string).collect()
+        members.order(target, 0).iter().map(ToString::to_string).collect()
     }
 
     #[tokio::test]
@@ -265,6 +267,8 @@ mod tests {
         let first: Base = at_first[0].as_str().into();
         assert!(members.on_unreachable(&first) && !members.on_unreachable(&first), "it is probed once");
         assert_eq!(order(&members, &target), [&*at_first[1], GIVEN, &*at_first[0]]);
+        let second = members.order(&target, 1);
+        assert_eq!(second, [GIVEN.into(), at_first[1].as_str().into(), Base::clone(&first)]);
         members.on_answer(&first);
         assert_eq!(order(&members, &target), at_first);
         assert!(!members.on_unreachable(&GIVEN.into()), "there is nothing behind the given address");

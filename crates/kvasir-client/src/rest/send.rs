@@ -108,10 +108,7 @@ impl Client {
             // The first attempt asks every replica of the target, later ones the one that is best by then.
             let sent = match attempt {
                 0 => self.send_once_from(first, &mut request).await,
-                _ => {
-                    let bases = self.members.order(&self.target);
-                    self.send_to(&bases[first % bases.len()], request()).await
-                }
+                _ => self.send_to(&self.members.order(&self.target, first)[0], request()).await,
             };
             let error = match sent {
                 Ok(response) => {
@@ -139,16 +136,16 @@ impl Client {
         first: usize,
         mut request: impl FnMut() -> RequestBuilder,
     ) -> Result<Response, Error> {
-        let bases = self.members.order(&self.target);
-        let mut nth = 0;
-        loop {
-            let sent = self.send_to(&bases[(first + nth) % bases.len()], request()).await;
-            nth += 1;
-            match sent {
-                Err(error) if is_of_replica(&error) && nth < bases.len() => {}
-                sent => return sent,
-            }
+        let bases = self.members.order(&self.target, first);
+        let mut others = bases.iter().skip(1);
+        let mut sent = self.send_to(&bases[0], request()).await;
+        while let Err(error) = &sent
+            && is_of_replica(error)
+            && let Some(base) = others.next()
+        {
+            sent = self.send_to(base, request()).await;
         }
+        sent
     }
 
     /// Sends a request to one replica, once.
@@ -200,7 +197,7 @@ impl Client {
         let body: Vec<u8> = blocks.iter().flat_map(|block| *block.as_bytes()).collect();
         let request = self.request(Method::POST, &service::with_query(routes::LOOKUP, target)?);
         let request = request.header(CONTENT_TYPE, MEDIA_BLOCKS).body(body);
-        let second = request.try_clone().filter(|_| self.target.len() > 1);
+        let second = request.try_clone().filter(|_| self.members.has_a_second(&self.target));
         let (sent, latencies) = (Instant::now(), &self.lookup_latencies);
         let mut first = pin!(self.json_from(0, request));
         let hedge = async {
