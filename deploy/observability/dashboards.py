@@ -133,9 +133,20 @@ QUALITY = [
           [Query("{{medium}} level {{level}}", "sum by (medium, level) (kvasir_hot_bytes{@}) > 0")], unit="bytes", width=12, stacked=True),
 ]
 
+SPREADS = [
+    Panel("Members, as each replica knows them", "All equal, but for seconds while replicas come and go. 0: the replica has no list.",
+          [Query("{{instance}}", "kvasir_cluster_members{@}")], width=6),
+    Panel("Requests with a route a second, by place", "first: the replica that keeps the prompt. second: the first was slow or away. other: the client has another list. unknown: cluster.advertise is not in the list.",
+          [Query("{{place}}", rate("kvasir_route_requests_total", "place"))], unit="reqps", width=6, stacked=True),
+    Panel("Busiest replica, of the mean", "Requests a second of the busiest replica by the mean of all: 1 is even.",
+          [Query("", "max(sum by (instance) (rate(kvasir_http_requests_total{@}" + R + "))) / avg(sum by (instance) (rate(kvasir_http_requests_total{@}" + R + ")))")], width=6),
+    Panel("Splits in the last hour", "Routes that too many prompts share, such as one system prompt: their prompts are spread by what follows.",
+          [Query("{{instance}}", "increase(kvasir_route_splits_total{@}[1h])")], width=6),
+]
+
 DASHBOARDS = [
     Dashboard("kvasir", "Kvasir", "What an operator asks, in that order. Each question is a row.", [
         ("Is it up?", UP), ("Does it help?", HELPS), ("What does it cost?", COSTS), ("What is wrong?", WRONG),
-        ("How good is what it serves?", QUALITY),
+        ("How good is what it serves?", QUALITY), ("Does the work spread?", SPREADS),
     ]),
 ]
