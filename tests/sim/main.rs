@@ -25,13 +25,15 @@ use kvasir_server::Layers;
 use kvasir_storage::transitions::Transition;
 use kvasir_tests::faulty::Fault;
 
-use crate::world::{Outcome, World};
+use crate::world::{Outcome, REPLICAS, World};
 
 /// Seeds of every run.
 const SEEDS: u64 = 80;
 /// Maximum number of seeds, if a transition was not cut often enough.
 const SEEDS_MAX: u64 = 200;
 const ROUNDS: usize = 40;
+/// Rounds of the simulations with many replicas.
+const ROUNDS_OF_MANY: usize = 15;
 /// Seeds that may go wrong before the others are left out.
 const FAILED_MAX: usize = 20;
 /// Least number of times that each transition must be cut.
@@ -52,9 +54,9 @@ pub(crate) fn on_simulated_time<T>(simulation: impl Future<Output = T>) -> T {
     runtime.expect("a runtime").block_on(simulation)
 }
 
-fn simulate(seed: u64, rounds: usize) -> Outcome {
+fn simulate(seed: u64, replicas: usize, rounds: usize) -> Outcome {
     on_simulated_time(async {
-        let mut world = World::new(seed).await;
+        let mut world = World::new(seed, replicas).await;
         for _ in 0..rounds {
             Box::pin(world.round()).await;
         }
@@ -131,7 +133,8 @@ fn all_seeds(first: u64, wanted: u64, most: u64, simulate: fn(u64) -> Outcome) -
 fn the_promises_hold() {
     let wanted = wanted("KVASIR_TEST_SIM_SEEDS", SEEDS);
     let first = self::wanted("KVASIR_TEST_SIM_FROM", 0);
-    let (sums, failed) = all_seeds(first, wanted, wanted.max(SEEDS_MAX), |seed| simulate(seed, ROUNDS));
+    let (sums, failed) =
+        all_seeds(first, wanted, wanted.max(SEEDS_MAX), |seed| simulate(seed, REPLICAS, ROUNDS));
     assert!(failed.is_empty(), "{failed:#?}");
     let Sums { seeds, kept, delivered, judged, corruptions, injected, cuts, restarts } = &sums;
     println!(
@@ -156,9 +159,31 @@ fn the_promises_hold() {
     assert_eq!(sums.missing(), None, "it was cut less than {CUTS} times: {cuts:?}");
 }
 
+/// Clients ask any replica for anything, as if each had another list of members: routes decide who is fast, never who is right.
+#[test]
+fn the_promises_hold_in_large_clusters() {
+    let first = wanted("KVASIR_TEST_SIM_FROM", 0);
+    for (seed, replicas) in (first..).zip([12, 30, 100]) {
+        let begun = std::time::Instant::now();
+        let outcome = simulate(seed, replicas, ROUNDS_OF_MANY);
+        println!(
+            "{replicas} replicas: {:?}, {} delivered, {:?}",
+            begun.elapsed(),
+            outcome.delivered,
+            outcome.judged
+        );
+        assert!(outcome.wrong.is_empty(), "{replicas} replicas, seed {seed}: {:#?}", outcome.wrong);
+        assert!(
+            outcome.delivered > 0 && outcome.restarts.iter().sum::<u64>() > replicas as u64,
+            "{outcome:?}"
+        );
+    }
+}
+
 #[test]
 fn one_seed_one_trace() {
-    let (a, b, other) = (simulate(9, ROUNDS), simulate(9, ROUNDS), simulate(78, ROUNDS));
+    let simulate = |seed| simulate(seed, REPLICAS, ROUNDS);
+    let (a, b, other) = (simulate(9), simulate(9), simulate(78));
     assert_eq!(a.trace, b.trace);
     assert_ne!(a.trace, other.trace);
 }

@@ -21,6 +21,7 @@ use crate::{
     node::{Cuts, Disk, JOURNAL_RETENTION, Node, Start, least_cut},
 };
 
+/// Replicas of most simulations.
 pub(crate) const REPLICAS: usize = 3;
 pub(crate) const CONTEXTS: usize = 14;
 /// Requests that go wrong, of a thousand.
@@ -59,6 +60,8 @@ enum Keeps {
 }
 
 pub(crate) struct World {
+    /// How many run, or one more, but for those that are paused.
+    replicas: usize,
     pub(crate) store: FaultyStore,
     pub(crate) dice: Dice,
     pub(crate) book: Rc<Book>,
@@ -82,7 +85,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) async fn new(seed: u64) -> Self {
+    pub(crate) async fn new(seed: u64, replicas: usize) -> Self {
         let store = FaultyStore::new(seed, FAULTS, seed % 2 == 1);
         if seed.is_multiple_of(3) {
             store.be_honest();
@@ -135,6 +138,7 @@ impl World {
         };
         let book = Book::new(store.clone(), Model::new(bounds), Keys::new(bounds, GRACE));
         let mut this = Self {
+            replicas,
             store,
             dice,
             book: Rc::new(book),
@@ -155,7 +159,7 @@ impl World {
             large: 0,
             restarts: [0; 2],
         };
-        for _ in 0..REPLICAS {
+        for _ in 0..replicas {
             this.add().await;
         }
         this
@@ -217,7 +221,7 @@ impl World {
         }
         let ended = self.nodes.extract_if(.., |(node, _)| node.life.is_over());
         self.disks.extend(ended.map(|(node, _)| node.disk));
-        let wanted = REPLICAS + self.dice.below(2);
+        let wanted = self.replicas + self.dice.below(2);
         while self.nodes.len() < wanted {
             self.add().await;
         }
