@@ -1,11 +1,11 @@
 //! Background tasks of a replica: writing out its index, the journal, the garbage collector.
 
-use std::{panic::AssertUnwindSafe, time::Duration};
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures::FutureExt;
 use hickory_resolver::TokioResolver;
 use kvasir_storage::{JournalReading, ScrubReport, Storage, gc::GcPolicy};
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, spawn_blocking};
 
 use crate::{config::Config, journal_sync::reading, limits, state::AppState};
 
@@ -238,7 +238,7 @@ async fn scrub(state: &AppState, rate: u64) {
     }
 }
 
-/// At shutdown, writes the journal's last batch and the index.
+/// At shutdown, writes the journal's last batch, the index, and to disk what is hot in memory alone.
 pub(crate) async fn flush(state: &AppState) {
     let Some(storage) = state.ready_storage() else { return };
     let append =
@@ -249,14 +249,16 @@ pub(crate) async fn flush(state: &AppState) {
         );
     }
     storage.index().flush();
+    if let Some(hot) = storage.tier().map(|hot| Arc::clone(hot.tier())) {
+        let written = spawn_blocking(move || hot.write_back(limits::HOT_WRITE_BACK_TIME_MAX)).await;
+        tracing::info!(bytes = written.unwrap_or_default(), "wrote hot data from memory to disk");
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use parking_lot::Mutex;
     use tokio::time::Instant;
-
-    use std::sync::Arc;
 
     use super::*;
     use crate::{auth::Authenticator, cluster::Cluster, journal_sync::JournalSync, metrics::Metrics};

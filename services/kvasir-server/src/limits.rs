@@ -89,6 +89,9 @@ pub(crate) const JOURNAL_CATCH_UP_TIME_MAX: Duration = Duration::from_secs(5);
 pub(crate) const BACKGROUND_PANICS_MAX: u32 = 3;
 /// Longest additional pause of a background task after panics.
 pub(crate) const BACKGROUND_BACK_OFF_MAX: Duration = Duration::from_secs(60);
+/// Time limit of writing hot data from memory to disk at shutdown: with the last journal batch less than the 10 s that the chart
+/// adds to the drain.
+pub(crate) const HOT_WRITE_BACK_TIME_MAX: Duration = Duration::from_secs(5);
 /// Time limit of the last journal batch at shutdown.
 pub(crate) const FINAL_JOURNAL_BATCH_TIME_MAX: Duration = Duration::from_secs(3);
 /// `Retry-After` of a refused client, in seconds.

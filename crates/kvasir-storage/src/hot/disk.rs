@@ -114,7 +114,8 @@ impl FrameFolder {
         }
     }
 
-    fn seals(&self, tenant: &Name) -> bool {
+    /// Whether a tenant's frames are sealed.
+    pub(super) fn seals(&self, tenant: &Name) -> bool {
         self.keys.as_ref().is_some_and(|keys| keys.current(tenant).is_some())
     }
 

@@ -40,6 +40,7 @@ mod residency;
 mod shared_fetch;
 mod tier;
 mod tier_state;
+mod write_back;
 
 use std::{
     fmt::Debug,

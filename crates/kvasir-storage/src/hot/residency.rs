@@ -138,7 +138,8 @@ impl HotTier {
         });
     }
 
-    fn finish_write(&self, file: &FrameFile, done: bool) {
+    /// Takes note that a frame's file was written, or could not be.
+    pub(super) fn finish_write(&self, file: &FrameFile, done: bool) {
         let mut state = self.state.lock();
         state.end_writing(&file.key);
         if !done

@@ -1,6 +1,7 @@
 //! The tier against a store that counts.
 
 mod memory;
+mod write_back;
 
 use std::sync::{
     Arc,
