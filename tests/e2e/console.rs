@@ -296,6 +296,44 @@ async fn a_job_is_cancelled_between_two_objects() {
 }
 
 #[tokio::test]
+async fn an_index_is_rebuilt_and_a_tenant_is_sealed_by_jobs() {
+    let mut bench = Bench::start().await;
+    bench.seed("put_chunk").await;
+    let ended = async |request: Value| {
+        let job = bench.answer(OPERATOR, Method::POST, routes::JOBS, &request).await;
+        assert_eq!(job.status(), 202, "{request}");
+        let job: Value = job.json().await.expect("its JSON");
+        let path = routes::job(&job["job_id"].as_str().expect("an id").parse().expect("a UUID"));
+        let begun = Instant::now();
+        loop {
+            let job = bench.json(OPERATOR, &path).await;
+            if job["state"] != "running" {
+                return job;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "{job}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let rebuilt = ended(json!({"kind": "rebuild_index"})).await;
+    assert_eq!((&rebuilt["state"], &rebuilt["counts"]["failed"]), (&json!("done"), &json!(0)), "{rebuilt}");
+    assert!(rebuilt["counts"]["indexed"].as_u64() >= Some(1), "{rebuilt}");
+    // Nothing of a tenant without a key is removed.
+    let sealed = ended(json!({"kind": "seal", "tenant": OPERATOR.0})).await;
+    assert_eq!((&sealed["state"], &sealed["tenant"]), (&json!("failed"), &json!(OPERATOR.0)), "{sealed}");
+    assert!(sealed["error"].as_str().is_some_and(|error| error.contains("has no key here")), "{sealed}");
+    for refused in [
+        json!({"kind": "seal"}),
+        json!({"kind": "seal", "tenant": OPERATOR.0, "dry_run": true}),
+        json!({"kind": "rebuild_index", "dry_run": true}),
+        json!({"kind": "gc", "tenant": OPERATOR.0}),
+    ] {
+        let answer = bench.answer(OPERATOR, Method::POST, routes::JOBS, &refused).await;
+        assert_eq!(answer.status(), 400, "{refused}");
+    }
+    bench.guarded.service.stop().await;
+}
+
+#[tokio::test]
 async fn changes_are_audited_and_each_tenant_sees_its_own() {
     let mut bench = Bench::start().await;
     let (ids, _) = bench.seed("get_context").await;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kvasir_types::ModelId;
+use kvasir_types::{ModelId, Name};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -49,6 +49,11 @@ pub enum JobKind {
     Gc,
     /// Reads every object and verifies it against its name.
     Scrub,
+    /// Moves a tenant whose data is stored unencrypted to its first key: it gets a new salt, and what lies unencrypted is removed.
+    /// Every replica must already have the key.
+    Seal,
+    /// Adds every chunk of the store to the hot index of this replica, under traffic.
+    RebuildIndex,
 }
 
 /// Starts a job on the replica that receives the request.
@@ -57,12 +62,22 @@ pub enum JobKind {
 pub struct JobRequest {
     /// Kind of the job.
     pub kind: JobKind,
-    /// Only count what would be removed or quarantined.
+    /// Only count what would be removed or quarantined; `seal` and `rebuild_index` have no dry run.
     #[serde(default)]
     pub dry_run: bool,
     /// Rate limit of a scrub; 0: none.
     #[serde(default)]
     pub bytes_per_second: u64,
+    /// The tenant of a `seal`; other kinds work on all tenants, and refuse it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<Name>,
+}
+
+impl JobRequest {
+    /// A job of all tenants, at full speed.
+    pub const fn new(kind: JobKind) -> Self {
+        Self { kind, dry_run: false, bytes_per_second: 0, tenant: None }
+    }
 }
 
 /// State of a job.
@@ -90,6 +105,9 @@ pub struct Job {
     pub state: JobState,
     /// Whether the job only counts.
     pub dry_run: bool,
+    /// The tenant that a `seal` moves to its key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<Name>,
     /// When it began, in milliseconds since 1970.
     pub started_at_ms: u64,
     /// Running time so far, or in total.

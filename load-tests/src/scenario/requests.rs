@@ -194,7 +194,7 @@ fn jobs(tenants: Arc<[Arc<Tenant>]>, kind: JobKind) -> RequestFn {
         let tenant = Arc::clone(&tenants[0]);
         Box::pin(async move {
             let broken = |error: reqwest::Error| Failure::new(error.to_string());
-            let body = serde_json::to_vec(&JobRequest { kind, dry_run: false, bytes_per_second: 0 });
+            let body = serde_json::to_vec(&JobRequest::new(kind));
             let body = body.map_err(|e| Failure::new(e.to_string()))?;
             let started = tenant.request(0, Method::POST, routes::JOBS).body(body).send().await;
             let started = started.and_then(reqwest::Response::error_for_status).map_err(broken)?;

@@ -166,7 +166,7 @@ fn back_off(panics: u32) -> Duration {
 
 /// Runs blocking work, and propagates its panic.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) {
-    if let Err(error) = tokio::task::spawn_blocking(work).await
+    if let Err(error) = spawn_blocking(work).await
         && let Ok(panic) = error.try_into_panic()
     {
         std::panic::resume_unwind(panic);

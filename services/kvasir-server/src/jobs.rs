@@ -1,4 +1,4 @@
-//! Jobs that an admin starts over the API: a garbage collection pass, a scrub.
+//! Jobs that an operator starts over the API: a garbage collection pass, a scrub, sealing a tenant, rebuilding the index.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -14,9 +14,11 @@ use std::{
 use futures::FutureExt;
 use kvasir_api::{ErrorCode, Job, JobKind, JobRequest, JobState, Problem};
 use kvasir_storage::{
-    ScrubReport, Storage,
+    RebuildProgress, ScrubReport, SealReport, Storage,
     gc::{GcPolicy, GcReport},
 };
+use kvasir_store::StoreError;
+use kvasir_types::Name;
 use parking_lot::Mutex;
 use uuid::Uuid;
 
@@ -102,6 +104,7 @@ impl Jobs {
             kind: request.kind,
             state: JobState::Running,
             dry_run: request.dry_run,
+            tenant: request.tenant.clone(),
             started_at_ms: unix_ms(),
             elapsed_ms: 0,
             counts: BTreeMap::new(),
@@ -134,6 +137,34 @@ impl TrackedJob {
     }
 }
 
+/// The work of a job.
+#[derive(Debug)]
+enum Work {
+    Gc { dry_run: bool },
+    Scrub { dry_run: bool, bytes_per_second: u64 },
+    Seal(Name),
+    RebuildIndex,
+}
+
+/// The work that a request asks for, unless it asks for something that its kind of job does not have.
+fn work(request: &JobRequest) -> Result<Work, ApiError> {
+    let JobRequest { kind, dry_run, bytes_per_second, ref tenant } = *request;
+    let problem = match (kind, tenant) {
+        (JobKind::Seal, None) => "a `seal` needs the `tenant` that it moves to its key",
+        (JobKind::Gc | JobKind::Scrub | JobKind::RebuildIndex, Some(_)) => {
+            "only a `seal` is of one `tenant`; leave it out"
+        }
+        (JobKind::Seal | JobKind::RebuildIndex, _) if dry_run => {
+            "`seal` and `rebuild_index` have no dry run; leave `dry_run` out"
+        }
+        (JobKind::Gc, None) => return Ok(Work::Gc { dry_run }),
+        (JobKind::Scrub, None) => return Ok(Work::Scrub { dry_run, bytes_per_second }),
+        (JobKind::Seal, Some(tenant)) => return Ok(Work::Seal(tenant.clone())),
+        (JobKind::RebuildIndex, None) => return Ok(Work::RebuildIndex),
+    };
+    Err(Problem::new(ErrorCode::BadRequest, problem).into())
+}
+
 /// Starts a job. It continues if the caller disconnects, and ends with the process.
 pub(crate) fn start(
     jobs: &Arc<Jobs>,
@@ -141,42 +172,11 @@ pub(crate) fn start(
     metrics: Arc<Metrics>,
     request: &JobRequest,
 ) -> Result<Job, ApiError> {
+    let work = work(request)?;
     let (job, cancellation) = jobs.register(request)?;
-    let (jobs, job_id, request) = (Arc::clone(jobs), job.job_id, request.clone());
+    let (jobs, job_id) = (Arc::clone(jobs), job.job_id);
     tokio::spawn(async move {
-        let run = async {
-            match request.kind {
-                JobKind::Gc => {
-                    let mut policy = jobs.gc_policy.get().cloned().unwrap_or_default();
-                    policy.dry_run = request.dry_run;
-                    let progress = |report: &GcReport| {
-                        metrics.collecting(report);
-                        jobs.update(job_id, |job| job.counts = gc_counts(report));
-                        cancellation.next()
-                    };
-                    let collected = storage.lifecycle().collect_garbage(&policy, progress).await;
-                    // A dry run counts for its caller, not as work of the collector.
-                    if let Some(report) =
-                        collected.as_ref().ok().filter(|report| report.led && !policy.dry_run)
-                    {
-                        metrics.collected(report, cancellation.is_obeyed());
-                    }
-                    collected.map(|report| gc_counts(&report))
-                }
-                JobKind::Scrub => {
-                    let mut before = ScrubReport::default();
-                    let progress = |report: &ScrubReport| {
-                        metrics.scrubbed(&before, report);
-                        before = *report;
-                        jobs.update(job_id, |job| job.counts = scrub_counts(report));
-                        cancellation.next()
-                    };
-                    let scrubbed =
-                        storage.lifecycle().scrub(request.bytes_per_second, request.dry_run, progress).await;
-                    scrubbed.map(|report| scrub_counts(&report))
-                }
-            }
-        };
+        let run = run(&work, &jobs, &storage, &metrics, job_id, &cancellation);
         // A job that panicked must not appear to run forever: it would block others of its kind.
         let done = match AssertUnwindSafe(run).catch_unwind().await {
             Ok(done) => done.map_err(|error| error.to_string()),
@@ -195,6 +195,55 @@ pub(crate) fn start(
         });
     });
     Ok(job)
+}
+
+/// Does the work of a job, and gives its counts.
+async fn run(
+    work: &Work,
+    jobs: &Jobs,
+    storage: &Storage,
+    metrics: &Metrics,
+    job_id: Uuid,
+    cancellation: &Cancellation,
+) -> Result<BTreeMap<String, u64>, StoreError> {
+    let said = |counts: BTreeMap<String, u64>| {
+        jobs.update(job_id, |job| job.counts = counts);
+        cancellation.next()
+    };
+    match *work {
+        Work::Gc { dry_run } => {
+            let mut policy = jobs.gc_policy.get().cloned().unwrap_or_default();
+            policy.dry_run = dry_run;
+            let progress = |report: &GcReport| {
+                metrics.collecting(report);
+                said(gc_counts(report))
+            };
+            let report = storage.lifecycle().collect_garbage(&policy, progress).await?;
+            // A dry run counts for its caller, not as work of the collector.
+            if report.led && !policy.dry_run {
+                metrics.collected(&report, cancellation.is_obeyed());
+            }
+            Ok(gc_counts(&report))
+        }
+        Work::Scrub { dry_run, bytes_per_second } => {
+            let mut before = ScrubReport::default();
+            let progress = |report: &ScrubReport| {
+                metrics.scrubbed(&before, report);
+                before = *report;
+                said(scrub_counts(report))
+            };
+            let report = storage.lifecycle().scrub(bytes_per_second, dry_run, progress).await?;
+            Ok(scrub_counts(&report))
+        }
+        Work::Seal(ref tenant) => {
+            let report = storage.lifecycle().seal_tenant(tenant, |now| said(seal_counts(now))).await?;
+            Ok(seal_counts(report))
+        }
+        Work::RebuildIndex => {
+            let done = storage.lifecycle().rebuild_index(|now| said(rebuild_counts(now))).await?;
+            Ok(rebuild_counts(done))
+        }
+    }
 }
 
 fn counts<const N: usize>(counts: [(&str, u64); N]) -> BTreeMap<String, u64> {
@@ -233,4 +282,18 @@ fn scrub_counts(report: &ScrubReport) -> BTreeMap<String, u64> {
         ("unread", report.unread),
         ("misread", report.misread),
     ])
+}
+
+fn seal_counts(report: SealReport) -> BTreeMap<String, u64> {
+    counts([
+        ("salts", report.salts),
+        ("records", report.records),
+        ("uploads", report.uploads),
+        ("objects", report.objects),
+        ("bytes", report.bytes),
+    ])
+}
+
+fn rebuild_counts(done: RebuildProgress) -> BTreeMap<String, u64> {
+    counts([("objects", done.objects), ("indexed", done.indexed), ("failed", done.failed)])
 }

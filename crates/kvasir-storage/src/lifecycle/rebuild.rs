@@ -3,7 +3,7 @@
 use futures::{TryStreamExt, future};
 use kvasir_store::{StoreError, layout::Key};
 
-use super::Lifecycle;
+use super::{Lifecycle, ProgressAnswer};
 use crate::{
     error::ChunkError,
     index::{IndexEntry, Scope},
@@ -23,13 +23,13 @@ pub struct RebuildProgress {
 
 impl Lifecycle {
     /// Lists the whole store and indexes every intact chunk object, under traffic. Only adds; reads detect
-    /// objects that are gone from the store.
+    /// objects that are gone from the store. `progress` is called after each object, and may stop it.
     ///
     /// # Errors
     /// [`StoreError::Request`] if the listing fails. Failures of single objects are counted.
-    pub async fn rebuild_index(
+    pub async fn rebuild_index<N: ProgressAnswer>(
         &self,
-        mut progress: impl FnMut(RebuildProgress),
+        mut progress: impl FnMut(RebuildProgress) -> N,
     ) -> Result<RebuildProgress, StoreError> {
         let begun = self.bucket.now_ms();
         let listed = self.bucket.list(&self.bucket.layout().tenants_prefix(), "listing the store");
@@ -71,7 +71,10 @@ impl Lifecycle {
                     state.failed += 1;
                 }
             }
-            progress(state);
+            if !progress(state).goes_on() {
+                index.flush();
+                return Ok(state);
+            }
         }
         // Earlier removals cannot be missing from rows that were all added since.
         if let (None, Some(begun)) = (index.heard_until(), begun) {

@@ -14,7 +14,7 @@ use kvasir_store::{
 use kvasir_types::Name;
 use object_store::{ObjectStoreExt, PutPayload, path::Path};
 
-use super::Lifecycle;
+use super::{Lifecycle, ProgressAnswer};
 use crate::catalog::salt_record;
 
 /// Progress of moving a tenant.
@@ -36,15 +36,15 @@ pub struct SealReport {
 impl Lifecycle {
     /// Moves a tenant to its first key: a new, sealed salt; unencrypted contexts, rotated salts, uploads and
     /// chunk objects are removed, the objects last. If stopped anywhere, another call resumes; two concurrent
-    /// calls do the same work. `progress` is called after each step.
+    /// calls do the same work. `progress` is called after each step, and may stop it.
     ///
     /// # Errors
     /// [`StoreError::KeyLost`] if the tenant has no key here, [`Request`](StoreError::Request),
     /// [`Damaged`](StoreError::Damaged) for a plain salt that cannot be read.
-    pub async fn seal_tenant(
+    pub async fn seal_tenant<N: ProgressAnswer>(
         &self,
         tenant: &Name,
-        mut progress: impl FnMut(SealReport),
+        mut progress: impl FnMut(SealReport) -> N,
     ) -> Result<SealReport, StoreError> {
         let keyring = self.bucket.open().keyring();
         if !keyring.seals(tenant) {
@@ -55,7 +55,9 @@ impl Lifecycle {
         let mut report = SealReport::default();
         if self.seal_salt(tenant).await? {
             report.salts += 1;
-            progress(report);
+            if !progress(report).goes_on() {
+                return Ok(report);
+            }
         }
         let failed = StoreError::request("sealing a tenant");
         let listing = || keyring.store().list(Some(&self.bucket.layout().tenant(tenant)));
@@ -73,7 +75,9 @@ impl Lifecycle {
                 _ => continue,
             }
             remove(keyring, place).await.map_err(&failed)?;
-            progress(report);
+            if !progress(report).goes_on() {
+                return Ok(report);
+            }
         }
         // Last: a remaining object shows that a run has not finished.
         let mut objects = listing();
@@ -82,7 +86,9 @@ impl Lifecycle {
                 remove(keyring, &meta.location).await.map_err(&failed)?;
                 report.objects += 1;
                 report.bytes += meta.size;
-                progress(report);
+                if !progress(report).goes_on() {
+                    return Ok(report);
+                }
             }
         }
         Ok(report)

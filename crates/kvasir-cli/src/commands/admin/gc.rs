@@ -46,7 +46,7 @@ pub(crate) fn run(arguments: &GcArguments) -> CliResult {
 /// Runs one pass through the service.
 fn collect_by_service(arguments: &GcArguments) -> CliResult {
     let name = if arguments.dry_run { "counting garbage" } else { "collecting garbage" };
-    let request = JobRequest { kind: JobKind::Gc, dry_run: arguments.dry_run, bytes_per_second: 0 };
+    let request = JobRequest { dry_run: arguments.dry_run, ..JobRequest::new(JobKind::Gc) };
     let job = watch(&arguments.service, &request, name, |count| {
         format!(
             "{} objects ({}), {} deleted ({}), {} expired, {} duplicates, {} evicted, {} pinned",

@@ -49,11 +49,8 @@ pub(crate) fn run(arguments: &ScrubArguments) -> CliResult {
 
 /// Scrubs through the service.
 fn scrub_by_service(arguments: &ScrubArguments) -> CliResult {
-    let request = JobRequest {
-        kind: JobKind::Scrub,
-        dry_run: false,
-        bytes_per_second: arguments.bytes_per_second.unwrap_or(0),
-    };
+    let bytes_per_second = arguments.bytes_per_second.unwrap_or(0);
+    let request = JobRequest { bytes_per_second, ..JobRequest::new(JobKind::Scrub) };
     let job = watch(&arguments.service, &request, "scrubbing", |count| {
         format!(
             "{} objects ({}) read, {} quarantined, {} unreadable",

@@ -1,0 +1,174 @@
+//! Hot reads, and what they survive.
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::{Result, ensure};
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+
+use super::{
+    SEED, ScaleArguments,
+    callers::{Callers, Spreading},
+    group::ReplicaGroup,
+    network::BridgedNetwork,
+    prompts::Prompt,
+};
+use crate::{
+    process::usage::usage_of,
+    traffic::{
+        arrivals::Arrivals,
+        open_loop::{self, RequestFn},
+        record::{Completion, Failure, Recorder, Summary},
+    },
+};
+
+/// Memory of all replicas together, as a multiple of the bytes of all objects: room for what the busiest keeps.
+const MEMORY: f64 = 2.0;
+/// Objects of the cold lookups.
+const COLD: u64 = 20;
+
+/// One number of replicas.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct HotReads {
+    pub(super) replicas: usize,
+    /// A closed loop over objects that are hot.
+    pub(super) mb_per_s: f64,
+    pub(super) times_one: f64,
+    /// CPU seconds per second and core, of the replicas and of the clients.
+    pub(super) cpu_of_replicas: f64,
+    pub(super) cpu_of_clients: f64,
+    /// Bytes of all objects per byte in all hot tiers.
+    pub(super) unique: f64,
+    /// Objects stored through one replica and immediately requested from each other one: how many were not
+    /// found.
+    pub(super) cold_lookups: u64,
+    pub(super) cold_lookups_missed: u64,
+    /// Requests to the store per second without load, by all replicas together: the cost of the journal.
+    pub(super) idle_store_requests_per_s: f64,
+    /// An open loop at half of that, with a replica killed in the middle; none for a single one.
+    pub(super) with_a_replica_lost: Option<ReplicaLoss>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct ReplicaLoss {
+    pub(super) killed_at_s: f64,
+    /// As clients see it.
+    pub(super) summary: Summary,
+    pub(super) acknowledged: u64,
+    pub(super) not_found_afterwards: u64,
+}
+
+impl ReplicaLoss {
+    pub(super) fn passed(&self) -> bool {
+        self.not_found_afterwards == 0 && self.summary.wrong == 0 && self.summary.failed == 0
+    }
+}
+
+/// Reads the prompts in an order without pattern.
+pub(super) fn reads(callers: &Arc<Callers>, prompts: &Arc<[Prompt]>) -> RequestFn {
+    let (callers, prompts) = (Arc::clone(callers), Arc::clone(prompts));
+    Arc::new(move |number| {
+        let (callers, prompts) = (Arc::clone(&callers), Arc::clone(&prompts));
+        Box::pin(async move {
+            let share = (number as f64 * 0.618_033_988).fract();
+            let prompt = &prompts[(share * prompts.len() as f64) as usize];
+            let found = callers.load(prompt).await?;
+            if found.stored < found.chunks {
+                return Err(Failure::new("not found"));
+            }
+            Ok(Completion { bytes: found.bytes, again: found.again as u32, ..Completion::default() })
+        })
+    })
+}
+
+fn failed(failure: Failure) -> anyhow::Error {
+    anyhow::anyhow!(failure.cause)
+}
+
+async fn lose_one(group: &mut ReplicaGroup, prompts: &Arc<[Prompt]>, rate: f64, seconds: f64) -> ReplicaLoss {
+    let recorder = Arc::new(Recorder::default());
+    let callers = open_loop::Callers {
+        request: reads(&group.callers, prompts),
+        due: Arrivals::Poisson(rate).moments(seconds, SEED, 0.0),
+        at_once: 64,
+        patience: Duration::from_secs(30),
+        recorder: Arc::clone(&recorder),
+    };
+    let begun = Instant::now();
+    let running = tokio::spawn(callers.run(begun));
+    tokio::time::sleep(Duration::from_secs_f64(seconds / 2.0)).await;
+    let killed_at_s = begun.elapsed().as_secs_f64();
+    // Not the first: the clients were given its address, as they are given that of a load balancer.
+    let last = group.replicas() - 1;
+    group.kill(last);
+    // A panic of a caller shows as requests that are missing.
+    let _ = running.await;
+    let mut not_found_afterwards = 0;
+    for prompt in &**prompts {
+        not_found_afterwards += u64::from(!group.callers.is_found_by(0, prompt, true).await);
+    }
+    ReplicaLoss {
+        killed_at_s,
+        summary: recorder.summary(),
+        acknowledged: prompts.len() as u64,
+        not_found_afterwards,
+    }
+}
+
+pub(super) async fn measure(
+    arguments: &ScaleArguments,
+    replicas: usize,
+    one: Option<f64>,
+) -> Result<HotReads> {
+    let network = BridgedNetwork::new(replicas, arguments.link_mbps)?;
+    let memory = (arguments.objects * arguments.bytes) as f64 * MEMORY / replicas as f64;
+    let mut group =
+        ReplicaGroup::start(&arguments.common, network, Spreading::Routes, memory as u64, 0).await?;
+    let callers = Arc::clone(&group.callers);
+    let prompts: Arc<[Prompt]> = (0..arguments.objects as u64).map(|part| callers.prompt(&[part])).collect();
+    let mut stored = 0;
+    for prompt in &*prompts {
+        callers.store(prompt, 0, arguments.bytes).await.map_err(failed)?;
+        stored += callers.load(prompt).await.map_err(failed)?.bytes;
+    }
+    let request = reads(&callers, &prompts);
+    let at_once = 4 * replicas;
+    open_loop::peak(&request, at_once, 2.0).await;
+    let ids = group.ids();
+    let cpu = || (usage_of(&ids).cpu_s, usage_of(&[std::process::id()]).cpu_s);
+    let (before, begun) = (cpu(), Instant::now());
+    let (rate, failures) = open_loop::peak(&request, at_once, arguments.seconds).await;
+    let (after, took) = (cpu(), begun.elapsed().as_secs_f64());
+    let cores = std::thread::available_parallelism().map_or(1, usize::from) as f64;
+    ensure!(failures.is_empty(), "reads fail: {:?}", failures.first());
+    let mb_per_s = rate * stored as f64 / prompts.len() as f64 / 1e6;
+    let hot: f64 = group.metric("kvasir_hot_bytes", &["\"cpu\""]).await.into_iter().sum();
+    let mut missed = 0;
+    for part in 0..COLD {
+        let prompt = callers.prompt(&[1 << 32 | part]);
+        callers.store(&prompt, 0, arguments.bytes).await.map_err(failed)?;
+        for nth in 0..replicas {
+            missed += u64::from(!callers.is_found_by(nth, &prompt, false).await);
+        }
+    }
+    let requests = async || group.metric("kvasir_store_requests_total", &[]).await.into_iter().sum::<f64>();
+    let (asked, begun) = (requests().await, Instant::now());
+    tokio::time::sleep(Duration::from_secs_f64(arguments.seconds)).await;
+    let idle_store_requests_per_s = (requests().await - asked) / begun.elapsed().as_secs_f64();
+    let with_a_replica_lost = match replicas {
+        1 => None,
+        _ => Some(lose_one(&mut group, &prompts, rate / 2.0, arguments.seconds).await),
+    };
+    Ok(HotReads {
+        replicas,
+        mb_per_s,
+        times_one: one.map_or(1.0, |one| mb_per_s / one),
+        cpu_of_replicas: (after.0 - before.0) / took / cores,
+        cpu_of_clients: (after.1 - before.1) / took / cores,
+        unique: stored as f64 / hot,
+        cold_lookups: COLD * replicas as u64,
+        cold_lookups_missed: missed,
+        idle_store_requests_per_s,
+        with_a_replica_lost,
+    })
+}

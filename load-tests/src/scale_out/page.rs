@@ -1,0 +1,171 @@
+//! What was measured, in words and as a page.
+
+use kvasir_plot::{Axis, Bar, Bars, Guide, Mark, Page, Place, Plot, number};
+
+use super::{
+    Scaling, callers::Spreading, conversation::Conversations, hot::HotReads, restart::RollingRestart,
+};
+use crate::report;
+
+const fn name(spreading: Spreading) -> &'static str {
+    match spreading {
+        Spreading::Routes => "routes",
+        Spreading::Chance => "chance",
+    }
+}
+
+pub(super) fn hot_line(row: &HotReads) -> String {
+    let mut text = format!(
+        "{} replicas: {:.1} MB/s, {:.2} times one; CPU {:.0} % (clients {:.0} %); unique {:.3}; {} of {} lookups of objects just stored by another replica missed; {:.1} store requests/s when idle",
+        row.replicas,
+        row.mb_per_s,
+        row.times_one,
+        row.cpu_of_replicas * 100.0,
+        row.cpu_of_clients * 100.0,
+        row.unique,
+        row.cold_lookups_missed,
+        row.cold_lookups,
+        row.idle_store_requests_per_s
+    );
+    if let Some(lost) = &row.with_a_replica_lost {
+        let s = &lost.summary;
+        text += &format!(
+            "\n  one killed at {:.1} s: {} of {} reads failed, {} were tried again, {} wrong; {} of {} objects not found afterwards; p99 {:.1} ms",
+            lost.killed_at_s,
+            s.failed,
+            s.requests,
+            s.tried_again,
+            s.wrong,
+            lost.not_found_afterwards,
+            lost.acknowledged,
+            s.latency_ms["p99"]
+        );
+    }
+    text
+}
+
+pub(super) fn conversation_line(row: &Conversations) -> String {
+    format!(
+        "{} replicas by {}, {:.0} % with a template: {:.1} % of {} chunks hot; busiest {:.2} of mean; unique {:.3}",
+        row.replicas,
+        name(row.spreading),
+        row.template_share * 100.0,
+        row.hot_share * 100.0,
+        row.chunks,
+        row.busiest_over_mean,
+        row.unique
+    )
+}
+
+pub(super) fn restart_line(row: &RollingRestart) -> String {
+    let recovered = row.recovered_after_s.map_or("not".to_owned(), |seconds| format!("{seconds:.0} s later"));
+    format!(
+        "rolling restart of {} by {} in {:.0} s: {} of {} loads failed, {} were tried again; hot {:.1} % before, {:.1} % at least; back at 90 % of it {recovered}",
+        row.replicas,
+        name(row.spreading),
+        row.last_ready_at_s - row.first_stopped_at_s,
+        row.summary.failed,
+        row.summary.requests,
+        row.summary.tried_again,
+        row.hot_before * 100.0,
+        row.hot_lowest * 100.0,
+    )
+}
+
+pub(super) fn page(scaling: &Scaling) -> String {
+    let mut page = Page::new("Scale-out", &scaling.what);
+    page.paragraph(&report::machine(&scaling.machine));
+    page.paragraph(&format!("Links of {} Mb/s, seed {}.", scaling.link_mbps, scaling.seed));
+    if let Some(reason) = &scaling.skipped {
+        page.paragraph(&format!("Skipped: {reason}"));
+        return page.finish(report::FOOTER);
+    }
+    hot(&mut page, &scaling.rows);
+    conversations(&mut page, &scaling.conversations);
+    scaling.restarts.iter().for_each(|row| restart(&mut page, row));
+    page.finish(report::FOOTER)
+}
+
+fn hot(page: &mut Page, rows: &[HotReads]) {
+    if rows.is_empty() {
+        return;
+    }
+    let bar = |row: &HotReads| Bar {
+        label: format!("{} replicas", row.replicas),
+        value: row.mb_per_s,
+        text: format!("{} MB/s, {} times one", number(row.mb_per_s), number(row.times_one)),
+        ours: true,
+    };
+    let description = "Bytes per second of hot objects, closed loop".to_owned();
+    let bars = rows.iter().map(bar).collect();
+    page.drawing(&Bars { description: description.clone(), bars, limit: None }.to_svg(), &description);
+    let columns =
+        ["replicas", "MB/s", "times one", "CPU", "unique", "lookups missed", "of", "idle store requests/s"];
+    let row = |row: &HotReads| {
+        vec![
+            row.replicas.to_string(),
+            number(row.mb_per_s),
+            number(row.times_one),
+            format!("{:.0} %", (row.cpu_of_replicas + row.cpu_of_clients) * 100.0),
+            format!("{:.3}", row.unique),
+            row.cold_lookups_missed.to_string(),
+            row.cold_lookups.to_string(),
+            number(row.idle_store_requests_per_s),
+        ]
+    };
+    page.table(&report::table(&columns, rows.iter().map(row)));
+    for (row, loss) in rows.iter().filter_map(|row| Some((row, row.with_a_replica_lost.as_ref()?))) {
+        page.heading(&format!("One of {} replicas killed", row.replicas));
+        page.paragraph(&format!(
+            "{} of {} reads failed, {} were tried again, {} wrong; {} of {} objects not found afterwards.",
+            loss.summary.failed,
+            loss.summary.requests,
+            loss.summary.tried_again,
+            loss.summary.wrong,
+            loss.not_found_afterwards,
+            loss.acknowledged
+        ));
+        let guides = vec![Guide { at: Place::X(loss.killed_at_s), label: "killed".into() }];
+        let loads = [("reads", &loss.summary)];
+        page.drawing(&report::p99_plot(&loads, guides).to_svg(), "Slowest per cent of each second.");
+    }
+}
+
+fn conversations(page: &mut Page, rows: &[Conversations]) {
+    let Some(first) = rows.first() else { return };
+    page.heading("Hit ratios of conversations");
+    page.paragraph(&format!(
+        "{}: {} prompts. All replicas together have memory for a tenth of the different chunks.",
+        first.trace, first.prompts
+    ));
+    let columns = ["replicas", "spread by", "with a template", "chunks hot", "busiest / mean", "unique"];
+    let row = |row: &Conversations| {
+        vec![
+            row.replicas.to_string(),
+            if row.replicas > 1 { name(row.spreading).to_owned() } else { String::new() },
+            format!("{:.0} %", row.template_share * 100.0),
+            format!("{:.1} %", row.hot_share * 100.0),
+            format!("{:.2}", row.busiest_over_mean),
+            format!("{:.3}", row.unique),
+        ]
+    };
+    page.table(&report::table(&columns, rows.iter().map(row)));
+}
+
+fn restart(page: &mut Page, row: &RollingRestart) {
+    page.heading(&format!("Rolling restart of {} replicas by {}", row.replicas, name(row.spreading)));
+    page.paragraph(&(restart_line(row) + "."));
+    let points = row.hot_share.iter().enumerate().map(|(at, share)| (at as f64, share * 100.0));
+    let plot = Plot {
+        description: "Loads from memory, of each second".to_owned(),
+        x: Axis::from_zero("seconds"),
+        left: Axis::from_zero("hot, %"),
+        right: None,
+        series: vec![report::line("hot", Mark::Line, points)],
+        guides: vec![
+            Guide { at: Place::X(row.first_stopped_at_s), label: "first stopped".into() },
+            Guide { at: Place::X(row.last_ready_at_s), label: "last ready".into() },
+        ],
+    };
+    page.drawing(&plot.to_svg(), "Loads from memory, per cent of each second.");
+}
