@@ -213,9 +213,19 @@ async function changes(world, browser) {
   await page.getByRole("button", { name: "Start…" }).click();
   await page.getByRole("button", { name: "Start the dry run" }).click();
   await page.getByRole("row").filter({ hasText: "Scrub" }).filter({ hasText: "done" }).waitFor();
+  await page.getByLabel("What to do").selectOption("rebuild_index");
+  await page.getByRole("button", { name: "Start…" }).click();
+  await page.getByRole("button", { name: "Start the job" }).click();
+  await page.getByRole("row").filter({ hasText: "Rebuild the index" }).filter({ hasText: "done" }).waitFor();
+  // A tenant without a key keeps what it has, and the page says why.
+  await page.getByLabel("What to do").selectOption("seal");
+  await page.getByLabel("Tenant").fill("nobody");
+  await page.getByRole("button", { name: "Start…" }).click();
+  await page.getByRole("button", { name: "Start the job" }).click();
+  await page.getByRole("row").filter({ hasText: "nobody" }).filter({ hasText: "has no key here" }).waitFor();
   await clean(page, "changes");
   await page.context().close();
-  return "pin, delete and a job, each with a second look and in the audit log";
+  return "pin, delete and jobs, each with a second look and in the audit log";
 }
 
 /** What is stored appears without anybody asking. */

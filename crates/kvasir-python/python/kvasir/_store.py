@@ -374,15 +374,24 @@ class Store:
 
         return follow()
 
-    def run_job(self, kind: str, *, dry_run: bool = False, progress: Callable[[Mapping[str, int]], object] | None = None) -> Json:
+    def run_job(
+        self,
+        kind: str,
+        *,
+        dry_run: bool = False,
+        tenant: str | None = None,
+        progress: Callable[[Mapping[str, int]], object] | None = None,
+    ) -> Json:
         """Run a job of the service, and wait until it ends.
 
         Parameters
         ----------
-        kind : {"gc", "scrub"}
+        kind : {"gc", "scrub", "seal", "rebuild_index"}
             Kind of the job.
         dry_run : bool
-            Whether it only counts.
+            Whether it only counts; for ``gc`` and ``scrub``.
+        tenant : str, optional
+            The tenant that a ``seal`` moves to its first key.
         progress : callable, optional
             Called with the job's counts twice per second.
 
@@ -396,7 +405,7 @@ class Store:
         >>> store.run_job("gc", dry_run=True)["state"]
         'done'
         """
-        job: Json = self._request("start_job", kind=kind, dry_run=dry_run)
+        job: Json = self._request("start_job", kind=kind, dry_run=dry_run, tenant=tenant)
         while job["state"] == "running":
             time.sleep(_JOB_EVERY_S)
             job = self._request("job", job_id=job["job_id"])
