@@ -71,7 +71,7 @@ export default function Jobs() {
         event.preventDefault();
         if (!bad && !unnamed) setStarting(true);
       }}>
-        <div class="field">
+        <div class="field full">
           <label for="kind">What to do</label>
           <select id="kind" value=${kind} onChange=${(/** @type {Event} */ event) => setKind(/** @type {HTMLSelectElement} */ (event.target).value)}>
             ${Object.entries(NAMES).map(([value, name]) => html`<option key=${value} value=${value}>${name}</option>`)}
