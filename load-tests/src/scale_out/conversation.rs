@@ -63,8 +63,9 @@ fn parts(arguments: &ScaleArguments, template_share: f64) -> Result<(String, Vec
     let template = (0..TEMPLATE_CHUNKS).map(|nth| u64::MAX - nth);
     let whole = prompts.into_iter().map(|prompt| {
         let own = &prompt.blocks[..prompt.tokens / CHUNK_TOKENS];
-        // All turns of a conversation begin alike. A multiplication by a large odd number spreads them evenly.
-        let draw = own.first().map_or(0, |first| first.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32);
+        // All turns of a conversation begin alike, but what all prompts of a trace begin with says nothing of a conversation. A
+        // multiplication by a large odd number spreads the draws evenly.
+        let draw = own.get(1).map_or(u64::MAX, |second| second.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32);
         let shared = (draw as f64) < template_share * (1_u64 << 32) as f64;
         // A conversation's own chunks are others where they follow the template: the chain sees to that.
         template.clone().filter(|_| shared).chain(own.iter().copied()).collect::<Vec<_>>()

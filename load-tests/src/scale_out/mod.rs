@@ -29,7 +29,7 @@ pub(crate) struct ScaleArguments {
     #[command(flatten)]
     pub(crate) common: CommonArguments,
     /// What to measure.
-    #[arg(long, value_delimiter = ',', default_value = "hot,conversation,restart")]
+    #[arg(long, value_delimiter = ',', default_value = "hot,conversation,template,restart")]
     parts: Vec<Part>,
     /// How many replicas, in turn. The largest number is restarted.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8")]
@@ -61,6 +61,8 @@ enum Part {
     Hot,
     /// Hit ratios of a conversation trace.
     Conversation,
+    /// The same where most conversations begin with one system prompt, on one replica and on the largest number.
+    Template,
     /// A rolling restart under load.
     Restart,
 }
@@ -110,15 +112,18 @@ pub(crate) async fn scale(arguments: &ScaleArguments) -> Result<Scaling> {
             scaling.rows.push(row);
         }
     }
+    let mut conversations = Vec::new();
     if arguments.parts.contains(&Part::Conversation) {
-        let plain = arguments.replicas.iter().map(|&replicas| (replicas, 0.0));
-        let sizes = plain.chain([(1, TEMPLATE_SHARE), (most, TEMPLATE_SHARE)]);
-        for (replicas, template) in sizes {
-            for &spreading in spreadings(replicas) {
-                let row = Box::pin(conversation::measure(arguments, replicas, spreading, template)).await?;
-                say(&page::conversation_line(&row));
-                scaling.conversations.push(row);
-            }
+        conversations.extend(arguments.replicas.iter().map(|&replicas| (replicas, 0.0)));
+    }
+    if arguments.parts.contains(&Part::Template) {
+        conversations.extend([(1, TEMPLATE_SHARE), (most, TEMPLATE_SHARE)]);
+    }
+    for (replicas, template) in conversations {
+        for &spreading in spreadings(replicas) {
+            let row = Box::pin(conversation::measure(arguments, replicas, spreading, template)).await?;
+            say(&page::conversation_line(&row));
+            scaling.conversations.push(row);
         }
     }
     if arguments.parts.contains(&Part::Restart) && most > 1 {
