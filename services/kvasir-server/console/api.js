@@ -120,7 +120,7 @@ export async function request(method, path, options = {}) {
     throw new ApiError({ status: 0, title: "The service does not answer", detail: "It is not running, or the way to it is interrupted." });
   }
   if (answer.ok) return answer;
-  // Of a credential that was replaced meanwhile nobody wants to hear.
+  // A refusal of a credential that was replaced meanwhile is ignored.
   if (answer.status === 401 && sent === token.value) refused.set(true);
   throw await problemOf(answer);
 }

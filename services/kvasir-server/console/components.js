@@ -94,7 +94,7 @@ export function Failure({ error, retry }) {
 }
 
 /**
- * What is known of a resource: its data, else why there is none. Data stays while it is loaded again.
+ * The state of a resource: its data, else why there is none. Data stays while it is loaded again.
  * @template T
  * @param {{of: import("./resource.js").Resource<T>, lines?: number, children: (data: T) => Content}} props
  */
@@ -186,7 +186,7 @@ export function Legend({ items }) {
   </ul>`;
 }
 
-/** Choices beside each other. @param {{label: string, options: [string, string][], value: string, choose: (value: string) => void}} props */
+/** Choices in a row. @param {{label: string, options: [string, string][], value: string, choose: (value: string) => void}} props */
 export function Segmented({ label, options, value, choose }) {
   return html`<div class="segmented" role="group" aria-label=${label}>
     ${options.map(([name, text]) => html`<button type="button" key=${name} aria-pressed=${name === value ? "true" : "false"} onClick=${() => choose(name)}>${text}</button>`)}
@@ -255,7 +255,7 @@ export function Toasts() {
 
 export function AwayBanner() {
   if (!useObservable(away)) return null;
-  return html`<div class="banner" role="alert"><strong>The service does not answer.</strong> <span>What is shown is from before. The page goes on by itself when the service is back.</span></div>`;
+  return html`<div class="banner" role="alert"><strong>The service does not answer.</strong> <span>The page shows its last answers and continues when the service is back.</span></div>`;
 }
 
 /**

@@ -138,7 +138,7 @@ function Outlet({ page, at }) {
   }, [page.name]);
   useEffect(() => {
     if (View === undefined) return;
-    // Screen readers hear the new page; not on the first one, where nobody navigated.
+    // Screen readers announce the new page, except the first one, to which the user did not navigate.
     if (where.current !== null && where.current !== path) {
       scrollTo(0, 0);
       /** @type {HTMLElement | null} */ (document.querySelector("main h1"))?.focus({ preventScroll: true });

@@ -57,7 +57,7 @@ export function useLoaded(key, load, options = {}) {
       }
       if (options.every_ms !== undefined) timer = setTimeout(again, options.every_ms);
     };
-    // A page that nobody sees asks for nothing.
+    // A hidden page sends no requests.
     const again = () => {
       if (document.hidden) timer = setTimeout(again, HIDDEN_MS);
       else run();

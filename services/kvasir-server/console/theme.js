@@ -24,7 +24,7 @@ function resolved(choice) {
 }
 
 export const choice = new Observable(stored());
-/** What is shown: charts draw themselves anew when it changes. */
+/** The theme in effect: charts redraw when it changes. */
 export const theme = new Observable(resolved(choice.value));
 
 function apply() {
