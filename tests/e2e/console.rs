@@ -296,7 +296,7 @@ async fn a_job_is_cancelled_between_two_objects() {
 }
 
 #[tokio::test]
-async fn an_index_is_rebuilt_and_a_tenant_is_sealed_by_jobs() {
+async fn an_index_is_rebuilt_by_a_job_and_jobs_refuse_what_their_kind_does_not_have() {
     let mut bench = Bench::start().await;
     bench.seed("put_chunk").await;
     let ended = async |request: Value| {
@@ -331,6 +331,30 @@ async fn an_index_is_rebuilt_and_a_tenant_is_sealed_by_jobs() {
         assert_eq!(answer.status(), 400, "{refused}");
     }
     bench.guarded.service.stop().await;
+}
+
+#[tokio::test]
+async fn a_tenant_that_got_a_key_is_sealed_by_a_job() {
+    let directory = tempfile::TempDir::new().expect("a directory");
+    let (keys_file, cache) = (directory.path().join("keys.toml"), directory.path().join("cache"));
+    let key = format!("[[key]]\ntenant = \"default\"\nid = \"one\"\nkey = \"{}\"\n", "1".repeat(64));
+    std::fs::write(&keys_file, key).expect("writes");
+    let url = format!("file://{}/store", directory.path().display()).parse().expect("a URL");
+    let store = kvasir_store::StoreConfig::new(url);
+    let plain = Service::start_with(store.clone(), &cache, |_| {}).await;
+    let (model_id, root) = plain.prepare("n").await;
+    let tokens = chunks::tokens(1, 512);
+    assert_eq!(plain.put(&model_id, &chunks::chunk(root, &tokens, 0, 512, 100)).await.status(), 201);
+    plain.stop().await;
+    let sealed = Service::start_with(store, &cache, |config| config.keys_file = Some(keys_file)).await;
+    let seal = r#"{"kind": "seal", "tenant": "default"}"#;
+    let job = sealed.job(seal).await;
+    assert_eq!((job.counts["salts"], job.counts["objects"]), (1, 1), "{job:?}");
+    let again = sealed.job(seal).await;
+    assert_eq!((again.counts["salts"], again.counts["objects"]), (0, 0), "{again:?}");
+    let (_, new_root) = sealed.prepare("n").await;
+    assert_ne!(new_root, root, "whoever read the bucket before cannot name what is stored from now on");
+    sealed.stop().await;
 }
 
 #[tokio::test]

@@ -114,7 +114,12 @@ impl Jobs {
         let tracked =
             TrackedJob { job: job.clone(), started: Instant::now(), cancellation: Arc::clone(&cancellation) };
         jobs.push_front(tracked);
-        jobs.truncate(limits::JOBS_KEPT);
+        // The oldest that ended: one that runs can still be cancelled. At most one of each kind does.
+        while jobs.len() > limits::JOBS_KEPT
+            && let Some(ended) = jobs.iter().rposition(|tracked| tracked.job.state != JobState::Running)
+        {
+            jobs.remove(ended);
+        }
         Ok((job, cancellation))
     }
 
@@ -296,4 +301,22 @@ fn seal_counts(report: SealReport) -> BTreeMap<String, u64> {
 
 fn rebuild_counts(done: RebuildProgress) -> BTreeMap<String, u64> {
     counts([("objects", done.objects), ("indexed", done.indexed), ("failed", done.failed)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_that_runs_stays_known_however_many_end_meanwhile() {
+        let jobs = Jobs::default();
+        let start = |kind| jobs.register(&JobRequest::new(kind)).map(|(job, _)| job.job_id);
+        let scrub = start(JobKind::Scrub).expect("none runs");
+        for _ in 0..2 * limits::JOBS_KEPT {
+            let gc = start(JobKind::Gc).expect("none runs");
+            jobs.update(gc, |job| job.state = JobState::Done);
+        }
+        assert_eq!(jobs.list().len(), limits::JOBS_KEPT);
+        assert!(jobs.cancel(scrub).is_some() && start(JobKind::Scrub).is_err());
+    }
 }

@@ -121,7 +121,7 @@ export default function Jobs() {
       <p>${counts_only ? "Nothing is removed: it only counts. " : kind === "seal" ? "What it removes does not come back. " : kind === "rebuild_index" ? "" : "It works on the objects of all tenants. "}Its requests cost what the store's provider charges.</p>
     <//>
     <${Confirm} open=${cancelling !== null} danger title="Cancel this job?" action="Cancel the job" run=${cancel} close=${() => setCancelling(null)}>
-      <p>It stops at its next safe point. What it has done stays done; the next pass continues.</p>
+      <p>It stops at its next safe point, and keeps what it has done. Start it again to finish.</p>
       <p><code class="break">${cancelling?.job_id ?? ""}</code></p>
     <//>
   `;
