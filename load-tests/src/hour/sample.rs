@@ -13,7 +13,7 @@ use crate::process::usage::{self, Usage};
 
 /// A smaller cache directory counts as this much: it has the database's first segments and little else, whose number
 /// varies.
-const CACHE_MIB_MIN: f64 = 16.0;
+const CACHE_MIB_MIN: f64 = 4.0;
 
 /// Replicas start and stop; the largest one counts.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
@@ -118,7 +118,7 @@ mod tests {
             replicas: usize::from(n != 7),
             resident_mib: if n < 30 { 100.0 } else { 210.0 },
             fds: 50,
-            cache_mib: if n < 20 { 2.0 } else { 40.0 },
+            cache_mib: if n < 20 { 2.0 } else { 10.0 },
             folder_mib: 0.0,
         };
         let samples: Vec<Sample> = (0..41).map(sample).collect();
