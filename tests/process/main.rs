@@ -15,6 +15,7 @@ mod kills;
 mod load;
 mod proxied;
 mod replicas;
+mod secrets;
 
 use kvasir_server::Layers;
 use kvasir_store::StoreConfig;

@@ -60,10 +60,11 @@ pub(crate) fn page(hour: &Hour) -> String {
             f64::max as Worst,
         ),
         ("Open files of the replica with most.", "files", |s| s.fds as f64, f64::max),
+        ("Cache directory of the replica with the largest one.", "MiB", |s| s.cache_mib, f64::max),
         (
-            "The disks of all replicas, including stopped ones, and the store if it uses files, which keeps journals for an hour.",
+            "The disks of all replicas, including those that were replaced, and the store if it uses files: histories leave their data there.",
             "MiB",
-            |s| s.disk_mib,
+            |s| s.folder_mib,
             f64::max,
         ),
         ("Replicas that ran.", "replicas", |s| s.replicas as f64, f64::min),
@@ -125,8 +126,14 @@ mod tests {
     #[test]
     fn what_a_judge_said_last_is_in_the_page() {
         let log = "running\nfiles: 1 histories after 2s\nfiles: 2 histories after 4s, {\"put\": 3}\ntest result: ok\n";
-        let sample =
-            |n: usize| Sample { at_s: n as f64, replicas: n % 3, resident_mib: 40.0, fds: 30, disk_mib: 1.0 };
+        let sample = |n: usize| Sample {
+            at_s: n as f64,
+            replicas: n % 3,
+            resident_mib: 40.0,
+            fds: 30,
+            cache_mib: 1.0,
+            folder_mib: 2.0,
+        };
         let run = HourRun {
             name: "files".to_owned(),
             said: said(log, false),

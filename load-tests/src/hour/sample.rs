@@ -1,10 +1,19 @@
 //! The resources that the replicas of a run use at one moment.
 
-use std::{fs, path::Path};
+use std::{
+    ffi::OsStr,
+    fs,
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+};
 
 use serde::{Deserialize, Serialize};
 
 use crate::process::usage::{self, Usage};
+
+/// A smaller cache directory counts as this much: it has the database's first segments and little else, whose number
+/// varies.
+const CACHE_MIB_MIN: f64 = 4.0;
 
 /// Replicas start and stop; the largest one counts.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
@@ -13,21 +22,23 @@ pub(crate) struct Sample {
     pub(crate) replicas: usize,
     pub(crate) resident_mib: f64,
     pub(crate) fds: u64,
-    /// In the run's folder: a store of files, and the replicas' disks.
-    pub(crate) disk_mib: f64,
+    /// In the cache directory of the running replica with most.
+    pub(crate) cache_mib: f64,
+    /// In the run's folder: a store of files, and the disks of all replicas, also of those that ended.
+    pub(crate) folder_mib: f64,
 }
 
 impl Sample {
     /// Samples the process `id` and its descendants, which keep their files in `folder`.
     pub(crate) fn take(id: u32, folder: &Path, at_s: f64) -> Self {
-        let is_replica = |id: &u32| {
-            let words = fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
-            let mut words = words.split(|byte| *byte == 0);
-            words.next().is_some_and(|program| program.ends_with(b"/kvasir"))
-                && words.any(|word| word == b"serve")
-        };
-        let replicas: Vec<u32> = usage::family(id).into_iter().filter(is_replica).collect();
-        let all = replicas.iter().map(|id| usage::usage_of(&[*id]));
+        let replicas: Vec<(u32, PathBuf)> = usage::family(id)
+            .into_iter()
+            .filter_map(|id| {
+                let words = fs::read(format!("/proc/{id}/cmdline")).ok()?;
+                Some((id, cache_of_replica(&words)?))
+            })
+            .collect();
+        let all = replicas.iter().map(|(id, _)| usage::usage_of(&[*id]));
         let most = all.fold(Usage::default(), |most, one| Usage {
             resident_mib: most.resident_mib.max(one.resident_mib),
             fds: most.fds.max(one.fds),
@@ -38,9 +49,22 @@ impl Sample {
             replicas: replicas.len(),
             resident_mib: most.resident_mib,
             fds: most.fds,
-            disk_mib: usage::folder_bytes(folder) as f64 / f64::from(1 << 20),
+            cache_mib: replicas.iter().map(|(_, cache)| folder_mib(cache)).fold(0.0, f64::max),
+            folder_mib: folder_mib(folder),
         }
     }
+}
+
+/// The cache directory of a replica, by its command line; `None` if it is another program.
+fn cache_of_replica(cmdline: &[u8]) -> Option<PathBuf> {
+    let mut words = cmdline.split(|byte| *byte == 0);
+    let is_replica = words.next()?.ends_with(b"/kvasir") && words.any(|word| word == b"serve");
+    let mut words = words.skip_while(|word| *word != b"--cache.directory").skip(1);
+    words.next().filter(|_| is_replica).map(|path| PathBuf::from(OsStr::from_bytes(path)))
+}
+
+fn folder_mib(path: &Path) -> f64 {
+    usage::folder_bytes(path) as f64 / f64::from(1 << 20)
 }
 
 /// How much each figure grew: the median of the last quarter over that of the second, in which all is warm.
@@ -59,7 +83,11 @@ pub(crate) fn growth(samples: &[Sample]) -> Vec<(&'static str, f64)> {
         let before = median(&running[quarter..2 * quarter]);
         if before > 0.0 { median(&running[running.len() - quarter..]) / before } else { 1.0 }
     };
-    vec![("memory", grew(|sample| sample.resident_mib)), ("descriptors", grew(|sample| sample.fds as f64))]
+    vec![
+        ("memory", grew(|sample| sample.resident_mib)),
+        ("descriptors", grew(|sample| sample.fds as f64)),
+        ("disk", grew(|sample| sample.cache_mib.max(CACHE_MIB_MIN))),
+    ]
 }
 
 /// Ticks of all processors so far: those that worked, and all.
@@ -90,11 +118,25 @@ mod tests {
             replicas: usize::from(n != 7),
             resident_mib: if n < 30 { 100.0 } else { 210.0 },
             fds: 50,
-            disk_mib: 0.0,
+            cache_mib: if n < 20 { 2.0 } else { 10.0 },
+            folder_mib: 0.0,
         };
         let samples: Vec<Sample> = (0..41).map(sample).collect();
-        assert_eq!(growth(&samples), [("memory", 2.1), ("descriptors", 1.0)]);
+        assert_eq!(growth(&samples), [("memory", 2.1), ("descriptors", 1.0), ("disk", 2.5)]);
         assert_eq!(growth(&samples[..9]), [], "too few to say");
+    }
+
+    #[test]
+    fn a_replica_is_known_by_its_command_line() {
+        let words = |text: &str| text.replace(' ', "\0").into_bytes();
+        let line =
+            "/target/debug/kvasir serve --listen 127.0.0.1:0 --cache.directory /tmp/a/1 --gc.grace=0s ";
+        assert_eq!(cache_of_replica(&words(line)), Some("/tmp/a/1".into()));
+        assert_eq!(cache_of_replica(&words(&line.replace("/kvasir", "/kvasir-load"))), None);
+        assert_eq!(
+            cache_of_replica(&words("/target/debug/kvasir selftest --cache.directory /tmp/a/1")),
+            None
+        );
     }
 
     #[test]

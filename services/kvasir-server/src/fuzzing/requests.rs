@@ -131,7 +131,11 @@ impl StoredValues {
     fn judge(&mut self, sent: &SentRequest<'_>, status: StatusCode, answer: &[u8]) {
         let is_plain = sent.uri.query().is_none() && sent.headers.is_empty();
         let path = sent.uri.path();
-        let is_object = !path.starts_with("/v1/") || path.contains("/objects/");
+        // Over S3 the first segment is the bucket, which may be made again with another body.
+        let is_object = match path.strip_prefix("/v1/") {
+            Some(rest) => rest.contains("/objects/"),
+            None => path.trim_start_matches('/').split_once('/').is_some_and(|(_, key)| !key.is_empty()),
+        };
         match (&sent.method, is_plain && is_object) {
             (&Method::GET, true) => {
                 if let Some(value) = self.0.get(path) {
