@@ -3,10 +3,12 @@
 use std::time::{Duration, Instant};
 
 use kvasir_api::{LOAD_TIMELINE_MAX, LOADS_KEPT_MAX, PLAN_BANDWIDTHS_MAX, Role, routes};
-use kvasir_tests::chunks;
+use kvasir_store::StoreConfig;
+use kvasir_tests::{chunks, service::Service};
 use kvasir_types::ProfileHash;
 use reqwest::{Method, Response, StatusCode, header::HeaderValue, redirect};
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -335,12 +337,12 @@ async fn an_index_is_rebuilt_by_a_job_and_jobs_refuse_what_their_kind_does_not_h
 
 #[tokio::test]
 async fn a_tenant_that_got_a_key_is_sealed_by_a_job() {
-    let directory = tempfile::TempDir::new().expect("a directory");
+    let directory = TempDir::new().expect("a directory");
     let (keys_file, cache) = (directory.path().join("keys.toml"), directory.path().join("cache"));
     let key = format!("[[key]]\ntenant = \"default\"\nid = \"one\"\nkey = \"{}\"\n", "1".repeat(64));
     std::fs::write(&keys_file, key).expect("writes");
     let url = format!("file://{}/store", directory.path().display()).parse().expect("a URL");
-    let store = kvasir_store::StoreConfig::new(url);
+    let store = StoreConfig::new(url);
     let plain = Service::start_with(store.clone(), &cache, |_| {}).await;
     let (model_id, root) = plain.prepare("n").await;
     let tokens = chunks::tokens(1, 512);
