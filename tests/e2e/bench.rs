@@ -9,7 +9,7 @@ use kvasir_tests::{
     s3::{Lacks, S3Server},
 };
 use kvasir_types::{ModelId, ObjectDigest, ProfileHash, RootHash, SeqHash};
-use reqwest::{Method, Response};
+use reqwest::{Method, Response, StatusCode};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
@@ -290,4 +290,30 @@ pub(crate) async fn plain(answer: Response, ids: &Ids) -> (u16, Vec<(String, Str
     let headers = headers.map(|(name, value)| (name.to_string(), format!("{value:?}"))).collect();
     let text = answer.text().await.expect("text");
     (status, headers, ids.texts().iter().fold(text, |text, (_, id)| text.replace(id, "ID")))
+}
+
+impl Bench {
+    /// An answer to a tenant with a role.
+    pub(crate) async fn answer(
+        &self,
+        who: (&'static str, Role),
+        method: Method,
+        path: &str,
+        body: &Value,
+    ) -> Response {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        self.guarded.send(&self.tokens[&who], method, path, body).await
+    }
+
+    /// The JSON of a `GET`.
+    pub(crate) async fn json(&self, who: (&'static str, Role), path: &str) -> Value {
+        let answer = self.answer(who, Method::GET, path, &Value::Null).await;
+        assert_eq!(answer.status(), StatusCode::OK, "{path}");
+        answer.json().await.expect("its JSON")
+    }
+
+    /// The status of a `GET`.
+    pub(crate) async fn status(&self, who: (&'static str, Role), path: &str) -> u16 {
+        self.answer(who, Method::GET, path, &Value::Null).await.status().as_u16()
+    }
 }

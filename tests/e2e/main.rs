@@ -13,6 +13,7 @@ mod guarded;
 mod hot_tier;
 mod hot_tier_trace;
 mod isolation;
+mod jobs;
 mod limits;
 mod matrix;
 mod objects;

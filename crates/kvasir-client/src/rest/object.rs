@@ -65,7 +65,7 @@ impl Client {
             Via::Proxy => {
                 let path = routes::chunk_object(&range.model_id, &range.seq_hash, &range.object_digest);
                 let request = || self.request(Method::GET, &path).header(RANGE, header.as_str());
-                self.send_once_from(nth, request).await?
+                Box::pin(self.send_once_from(nth, request)).await?
             }
         };
         let first = match response.status() {

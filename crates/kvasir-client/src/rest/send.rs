@@ -107,8 +107,8 @@ impl Client {
         loop {
             // The first attempt asks every replica of the target, later ones the one that is best by then.
             let sent = match attempt {
-                0 => self.send_once_from(first, &mut request).await,
-                _ => self.send_to(&self.members.order(&self.target, first)[0], request()).await,
+                0 => Box::pin(self.send_once_from(first, &mut request)).await,
+                _ => Box::pin(self.send_to(&self.members.order(&self.target, first)[0], request())).await,
             };
             let error = match sent {
                 Ok(response) => {
