@@ -31,5 +31,7 @@ pub const SPLIT_SHARE: u32 = 4;
 pub const SPLIT_SECONDS: f64 = 3_600.0;
 /// Routes that are counted within a window: one has to have a quarter of the lookups to matter.
 pub const ROUTES_COUNTED_MAX: usize = 4_096;
+/// Longer routes that are split together with one: 16,384 tokens of a prefix that all of its prompts share.
+pub const SPLIT_DEPTH_MAX: usize = 64;
 /// Routes that are split at once; beyond it the oldest is not any more.
 pub const SPLITS_MAX: usize = 1_024;

@@ -31,9 +31,18 @@ impl RouteKey {
     ///
     /// Where the prompt ends before a prefix that is not split, its last block decides: such prompts spread over all replicas.
     pub fn of(blocks: &[SeqHash], is_split: impl Fn(&Self) -> bool) -> Option<Self> {
+        Self::all(blocks).find(|key| !is_split(key)).or_else(|| blocks.last().map(Self::at))
+    }
+
+    /// The routes of a prompt at whole multiples of [`ROUTE_TOKENS`] tokens, shortest first.
+    fn all(blocks: &[SeqHash]) -> impl Iterator<Item = Self> {
         let step = ROUTE_TOKENS / BLOCK_TOKENS;
-        let mut boundaries = blocks.iter().skip(step - 1).step_by(step).map(Self::at);
-        boundaries.find(|key| !is_split(key)).or_else(|| blocks.last().map(Self::at))
+        blocks.iter().skip(step - 1).step_by(step).map(Self::at)
+    }
+
+    /// Those that are longer than this one; none if this is not one of them.
+    pub fn longer(self, blocks: &[SeqHash]) -> impl Iterator<Item = Self> {
+        Self::all(blocks).skip_while(move |key| *key != self).skip(1)
     }
 
     fn at(block: &SeqHash) -> Self {
@@ -142,6 +151,10 @@ mod tests {
         assert_ne!(second, first);
         assert_eq!(route(2048, &[first]), second);
         assert_eq!(route(400, &[first]), RouteKey::at(&blocks(&tokens[..400])[24]));
+        let longer =
+            |key: RouteKey, length: usize| key.longer(&blocks(&tokens[..length])).collect::<Vec<_>>();
+        assert_eq!((longer(first, 2048).len(), longer(first, 2048)[0]), (7, second));
+        assert_eq!((longer(first, 511), longer(route(255, &[]), 255)), (vec![], vec![]));
         assert_eq!(RouteKey::of(&[], |_| false), None);
         let text = first.to_string();
         assert!(blocks(&tokens)[15].to_string().starts_with(&text));

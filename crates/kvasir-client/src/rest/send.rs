@@ -173,9 +173,8 @@ impl Client {
     fn note_answer(&self, base: &Base, response: &Response) {
         self.members.on_answer(base);
         let text = |name| response.headers().get(name).and_then(|value| value.to_str().ok());
-        if let Some(split) = text(HEADER_SPLIT).and_then(|text| text.parse().ok()) {
-            self.members.on_split(split);
-        }
+        let split = text(HEADER_SPLIT).into_iter().flat_map(|text| text.split(','));
+        split.filter_map(|route| route.trim().parse().ok()).for_each(|route| self.members.on_split(route));
         if let Some(epoch) = text(HEADER_MEMBERS)
             && !self.members.has(epoch)
         {

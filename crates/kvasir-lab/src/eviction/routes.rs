@@ -95,7 +95,7 @@ struct Cluster {
 struct Replica {
     tier: EvictionIndex<u64>,
     held: HashSet<u64>,
-    splits: RouteSplits<RouteKey, SeqHash>,
+    splits: RouteSplits<RouteKey, SeqHash, RouteKey>,
     asked: u64,
     found: u64,
 }
@@ -124,8 +124,13 @@ impl Cluster {
         let Some(route) = route else { return 0 };
         let ranked = route.rank(self.names.iter().map(|name| (name.as_str(), 1.0)));
         let first = ranked.first().copied().unwrap_or(0);
-        if self.replicas.len() > 1 && self.replicas[first].splits.note(&route, &blocks, request.at) {
+        let longer: Vec<RouteKey> = route.longer(&blocks).collect();
+        let splits = &mut self.replicas[first].splits;
+        if self.names.len() > 1
+            && let Some(shared) = splits.note(&route, &blocks, &longer, request.at)
+        {
             self.known.insert(route);
+            self.known.extend(shared);
         }
         first
     }

@@ -180,9 +180,10 @@ impl Cluster {
         self.place(&RouteKey::ACCOUNTS) == RoutePlace::First
     }
 
-    /// Takes note of a lookup; gives whether its route is split, so that the caller's next lookups should go by the next one.
-    pub(crate) fn note_lookup(&self, tenant: &Name, route: RouteKey, blocks: &[SeqHash]) -> bool {
-        self.len() > 1 && self.splits.note(tenant, route, blocks)
+    /// Takes note of a lookup; gives its route and longer ones if they are split, so that the caller's next lookups go by the
+    /// first one that is not.
+    pub(crate) fn note_lookup(&self, tenant: &Name, route: RouteKey, blocks: &[SeqHash]) -> Vec<RouteKey> {
+        if self.len() > 1 { self.splits.note(tenant, route, blocks) } else { Vec::new() }
     }
 
     /// Routes that were split so far.
@@ -294,9 +295,9 @@ mod tests {
         let tenant: Name = "t".parse().expect("a name");
         let alone = cluster("http://a:7480", Some("http://a:7480"));
         let prompt = |n: u32| [SeqHash::from(*blake3::hash(&n.to_le_bytes()).as_bytes())];
-        assert!((0..10_000).all(|n| !alone.note_lookup(&tenant, key(1), &prompt(n))));
+        assert!((0..10_000).all(|n| alone.note_lookup(&tenant, key(1), &prompt(n)).is_empty()));
         let two = cluster("http://a:7480,http://b:7480", Some("http://a:7480"));
-        assert!((0..10_000).any(|n| two.note_lookup(&tenant, key(1), &prompt(n))));
+        assert!((0..10_000).any(|n| two.note_lookup(&tenant, key(1), &prompt(n)) == [key(1)]));
         assert_eq!(two.describe(&tenant).splits, [key(1)]);
         assert_eq!(two.describe(&"other".parse().expect("a name")).splits, []);
     }

@@ -1,7 +1,7 @@
 //! The routes that this replica has split, by tenant.
 
-use kvasir_eviction::{Moment, RouteSplits};
-use kvasir_types::{Name, RouteKey, SeqHash};
+use kvasir_eviction::{Moment, RouteSplits, limits::SPLIT_DEPTH_MAX};
+use kvasir_types::{Name, ROUTE_TOKENS, RouteKey, SeqHash};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 #[derive(Debug)]
 pub(super) struct Splits {
     begun: Instant,
-    routes: Mutex<RouteSplits<(Name, RouteKey), SeqHash>>,
+    routes: Mutex<RouteSplits<(Name, RouteKey), SeqHash, RouteKey>>,
 }
 
 impl Default for Splits {
@@ -23,21 +23,25 @@ impl Splits {
         Moment::from_micros(u64::try_from(self.begun.elapsed().as_micros()).unwrap_or(u64::MAX))
     }
 
-    /// Counts a lookup; gives whether its route is split.
-    pub(super) fn note(&self, tenant: &Name, route: RouteKey, blocks: &[SeqHash]) -> bool {
+    /// Counts a lookup; gives the routes that its caller has to take for split, which are none if its own is not.
+    pub(super) fn note(&self, tenant: &Name, route: RouteKey, blocks: &[SeqHash]) -> Vec<RouteKey> {
+        let longer: Vec<RouteKey> = route.longer(blocks).take(SPLIT_DEPTH_MAX).collect();
         let (now, mut routes) = (self.now(), self.routes.lock());
         let before = routes.made();
-        let is_split = routes.note(&(tenant.clone(), route), blocks, now);
+        let shared = routes.note(&(tenant.clone(), route), blocks, &longer, now);
+        let split = shared.map(|shared| [&[route][..], shared].concat()).unwrap_or_default();
         if routes.made() > before {
-            tracing::info!(%route, %tenant, "a route is split: too many prompts share its prefix");
+            let tokens = split.len() * ROUTE_TOKENS;
+            tracing::info!(%route, %tenant, tokens, "a route is split: too many prompts share its prefix");
         }
-        is_split
+        split
     }
 
     /// The routes of a tenant that are split.
     pub(super) fn of_tenant(&self, tenant: &Name) -> Vec<RouteKey> {
         let (now, routes) = (self.now(), self.routes.lock());
-        routes.split(now).filter(|(of, _)| of == tenant).map(|(_, route)| *route).collect()
+        let own = routes.split(now).filter(|((of, _), _)| of == tenant);
+        own.flat_map(|((_, route), shared)| [&[*route][..], shared].concat()).collect()
     }
 
     /// Splits so far.

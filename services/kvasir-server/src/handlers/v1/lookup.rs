@@ -54,10 +54,10 @@ pub(in crate::handlers) async fn post(
     let (tenant, hint) = (principal.tenant.clone(), hint::parse(state.cluster(), &headers)?);
     // Clients that know routes send block hashes.
     let split = match &query {
-        Query::Blocks(blocks) => {
-            hint::route(&headers)?.filter(|route| state.cluster().note_lookup(&tenant, *route, blocks))
-        }
-        Query::Tokens(_) | Query::Chunks(_) => None,
+        Query::Blocks(blocks) => hint::route(&headers)?
+            .map(|route| state.cluster().note_lookup(&tenant, route, blocks))
+            .unwrap_or_default(),
+        Query::Tokens(_) | Query::Chunks(_) => Vec::new(),
     };
     let mut found = storage.lookup(&Lookup { tenant, namespace, model_id, query, fresh, hint }).await?;
     if direct {
@@ -70,7 +70,9 @@ pub(in crate::handlers) async fn post(
     }
     state.metrics().api().lookup(found.matched_tokens.max(asked as u64), found.matched_tokens);
     let mut response = answer(&found)?;
-    if let Some(split) = split.and_then(|route| HeaderValue::try_from(route.to_string()).ok()) {
+    if !split.is_empty() {
+        let split: Vec<String> = split.iter().map(ToString::to_string).collect();
+        let split = HeaderValue::try_from(split.join(",")).map_err(|error| ApiError::internal(&error))?;
         response.headers_mut().insert(HEADER_SPLIT, split);
     }
     Ok(response)
