@@ -255,7 +255,7 @@ export function Toasts() {
 
 export function AwayBanner() {
   if (!useObservable(away)) return null;
-  return html`<div class="banner" role="alert"><strong>The service does not answer.</strong> <span>What is shown is from before. The page goes on by itself when the service is back.</span></div>`;
+  return html`<div class="banner" role="alert"><strong>The service does not answer.</strong> <span>This page shows the last data received. It updates again when the service answers.</span></div>`;
 }
 
 /**

@@ -95,7 +95,7 @@ function Known({ context, path, crumb, reload, old }) {
     <//>
     <${Calls} title="Calls about this context" about=${context.context_id} turn=${turn} />
     <${Confirm} open=${asking === "pin"} title=${context.pinned ? "Unpin this context?" : "Pin this context?"} action=${context.pinned ? "Unpin" : "Pin"} run=${pin} close=${() => setAsking("")}>
-      <p>${context.pinned ? "The collector may then evict its chunks, and they expire by their time to live." : "The collector then spares its chunks, however long nobody uses them: they take room until it is unpinned or deleted."}</p>
+      <p>${context.pinned ? "The collector may then evict its chunks, and they expire by their time to live." : "The collector then keeps its chunks even when they are unused. They take up storage until the context is unpinned or deleted."}</p>
       <p><${Labels} labels=${context.labels} /></p>
     <//>
     <${Confirm} open=${asking === "delete"} danger title="Delete this context?" action="Delete the context" run=${remove} close=${() => setAsking("")}>

@@ -104,7 +104,7 @@ export default function Jobs() {
       <p>${dry ? "Nothing is removed: it only counts." : "It works on the objects of all tenants."} Its requests cost what the store's provider charges.</p>
     <//>
     <${Confirm} open=${cancelling !== null} danger title="Cancel this job?" action="Cancel the job" run=${cancel} close=${() => setCancelling(null)}>
-      <p>It stops at its next safe point. What it has done stays done; the next pass goes on.</p>
+      <p>It stops at its next safe point. What it has done stays done; the next pass continues from there.</p>
       <p><code class="break">${cancelling?.job_id ?? ""}</code></p>
     <//>
   `;
