@@ -82,7 +82,7 @@ export function Empty({ title, children, actions }) {
 /** @param {{error: ApiError, retry?: (() => void) | undefined}} props */
 export function Failure({ error, retry }) {
   if (error.status === 403) {
-    return html`<div class="state" role="note"><strong>Not for this credential</strong><p>${error.detail || "Ask for a credential with a higher role."}</p></div>`;
+    return html`<div class="state" role="note"><strong>Not for this credential</strong><p>${error.detail || "This needs a credential with a higher role."}</p></div>`;
   }
   return html`
     <div class="state" role="alert">
