@@ -93,7 +93,7 @@ pub const HEADER_OBJECT_DIGEST: &str = "kvasir-object-digest";
 pub const HEADER_ROUTE: &str = "kvasir-route";
 /// Header of answers to requests that have a route: the epoch of the replica's list of members.
 pub const HEADER_MEMBERS: &str = "kvasir-members";
-/// Header of answers to lookups whose route is split: that route. The caller's next lookup goes by the next one.
+/// Header of answers to lookups whose route is split: that route. The caller's next lookup uses the next one.
 pub const HEADER_SPLIT: &str = "kvasir-split";
 
 /// Stands for a body of bytes in the OpenAPI document.
