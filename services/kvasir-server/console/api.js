@@ -117,7 +117,7 @@ export async function request(method, path, options = {}) {
   } catch (error) {
     if (options.signal?.aborted) throw error;
     goAway();
-    throw new ApiError({ status: 0, title: "The service does not answer", detail: "It is not running, or the way to it is interrupted." });
+    throw new ApiError({ status: 0, title: "The service does not answer", detail: "It is not running, or the network to it is interrupted." });
   }
   if (answer.ok) return answer;
   // A refusal of a credential that was replaced meanwhile is ignored.

@@ -81,7 +81,7 @@ export function ChunkTable({ hashes, found, chosen = -1, remove, status, pinned 
   const columns = [
     { title: "Chunk", head: true, tight: true, cell: (row) => html`${row.at + 1} <${Hash} value=${row.hash} />` },
     { title: "Tokens", tight: true, end: true, cell: (row) => (row.chunk ? html`<span class="two-lines">${format.count(row.chunk.matched_tokens)}<small>from ${format.count(row.chunk.first_token)}</small></span>` : "–") },
-    { title: "Where", tight: true, cell: (row) => (row.chunk ? html`<span class="row-tight"><span class=${`swatch medium-${row.chunk.medium}`} aria-hidden="true"></span>${mediumName(row.chunk.medium)}</span>` : html`<${Badge} tone="bad">not there<//>`) },
+    { title: "Where", tight: true, cell: (row) => (row.chunk ? html`<span class="row-tight"><span class=${`swatch medium-${row.chunk.medium}`} aria-hidden="true"></span>${mediumName(row.chunk.medium)}</span>` : html`<${Badge} tone="bad">not stored<//>`) },
     { title: "Size", end: true, cell: (row) => (row.chunk ? format.bytes(row.chunk.bytes) : "–") },
     { title: "Levels, coarsest first", cell: (row) => (row.chunk ? html`<${Levels} chunk=${row.chunk} />` : "–") },
     { title: "Measured quality", cell: (row) => (row.chunk ? html`<${Quality} chunk=${row.chunk} />` : "–") },

@@ -82,7 +82,7 @@ export function Empty({ title, children, actions }) {
 /** @param {{error: ApiError, retry?: (() => void) | undefined}} props */
 export function Failure({ error, retry }) {
   if (error.status === 403) {
-    return html`<div class="state" role="note"><strong>Not for this credential</strong><p>${error.detail || "Ask for a credential with a higher role."}</p></div>`;
+    return html`<div class="state" role="note"><strong>Not for this credential</strong><p>${error.detail || "This needs a credential with a higher role."}</p></div>`;
   }
   return html`
     <div class="state" role="alert">
@@ -255,7 +255,7 @@ export function Toasts() {
 
 export function AwayBanner() {
   if (!useObservable(away)) return null;
-  return html`<div class="banner" role="alert"><strong>The service does not answer.</strong> <span>The page shows its last answers and continues when the service is back.</span></div>`;
+  return html`<div class="banner" role="alert"><strong>The service does not answer.</strong> <span>This page shows the last data received. It updates again when the service answers.</span></div>`;
 }
 
 /**

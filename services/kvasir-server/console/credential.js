@@ -47,7 +47,7 @@ export function SignIn() {
     <section class="panel" aria-labelledby="sign-in">
       <div class="body">
         <h1 id="sign-in" tabindex="-1">${given ? "The service refused this credential" : "The service asks for a credential"}</h1>
-        <p class="muted">${given ? "It is not known, was revoked, or has expired." : "What you see then is what its tenant and role may see."}</p>
+        <p class="muted">${given ? "It is not known, was revoked, or has expired." : "It decides which tenant's data and which pages you see."}</p>
         <div class="sign-in"><${CredentialForm} /></div>
       </div>
     </section>

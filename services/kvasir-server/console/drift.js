@@ -61,7 +61,7 @@ function Compared({ rows, level }) {
   return html`
     <p class="pad-note">
       <${Badge} tone=${beyond === 0 ? "good" : beyond * 10 > all.length ? "bad" : "warn"}>${beyond === 0 ? "fits" : `${format.percent(beyond / all.length)} beyond`}<//>
-      ${" "}${beyond === 0 ? `All ${format.plural(all.length, "measured chunk")} keep` : `${format.plural(beyond, "chunk")} of ${format.count(all.length)} measured ${beyond === 1 ? "does" : "do"} not keep`} what level ${level} promises. Median: ${format.number(median(all))} × the bound of transparent.${beyond === 0 ? "" : html` <code>kvasir profile retrain</code> makes a profile of what is stored now.`}
+      ${" "}${beyond === 0 ? `All ${format.plural(all.length, "measured chunk")} keep` : `${format.plural(beyond, "chunk")} of ${format.count(all.length)} measured ${beyond === 1 ? "does" : "do"} not keep`} what level ${level} promises. Median: ${format.number(median(all))} × the bound of transparent.${beyond === 0 ? "" : html` <code>kvasir profile retrain</code> trains a profile on what is stored now.`}
     </p>
     <${Table}
       caption="Measured errors by context, newest first"
@@ -85,14 +85,14 @@ export function Drift({ model, profile, level }) {
   const rows = /** @type {import("./resource.js").Resource<Row[]>} */ (useLoaded(wanted ? `drift ${model} ${profile}` : null, (signal) => compared(model, profile, level ?? 0, signal)));
   return html`<${Panel} title="Drift" note="of the profile above" flush=${wanted}>
     ${level === undefined
-      ? html`<p class="muted">This profile names no transparent level, so it makes no claim that stored chunks could be compared with.</p>`
+      ? html`<p class="muted">This profile names no transparent level, so there is no bound to compare stored chunks with.</p>`
       : wanted
         ? rows.data !== undefined
           ? html`<${Compared} rows=${rows.data} level=${level} />`
           : rows.error !== undefined
             ? html`<${Failure} error=${rows.error} retry=${rows.reload} />`
             : html`<${Loading} />`
-        : html`<p class="muted">Encoders measure the error of each chunk. Chunks above the bound of transparent at level ${level} mean that texts have moved away from what the profile was trained on. Comparing looks up the newest ${CONTEXTS_MAX} contexts of the model, which counts as a use of their chunks.</p>
+        : html`<p class="muted">Encoders measure the error of each chunk. Chunks above the bound of transparent at level ${level} mean that the texts now differ from those that the profile was trained on. The comparison looks up the newest ${CONTEXTS_MAX} contexts of the model, which counts as a use of their chunks.</p>
             <div class="row"><button type="button" onClick=${() => setAsked(profile)}>Compare with stored chunks</button></div>`}
   <//>`;
 }

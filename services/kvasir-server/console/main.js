@@ -105,7 +105,7 @@ class Boundary extends Component {
   render() {
     const error = /** @type {{error?: unknown}} */ (this.state).error;
     if (error === undefined) return this.props.children;
-    return html`<section class="panel"><div class="state" role="alert"><strong>This page met an error</strong><p>${String(error)}</p><a class="button" href="/console/">Start again</a></div></section>`;
+    return html`<section class="panel"><div class="state" role="alert"><strong>This page failed</strong><p>${String(error)}</p><a class="button" href="/console/">Start again</a></div></section>`;
   }
 }
 
@@ -165,7 +165,7 @@ function App() {
       ${isRefused
         ? html`<${SignIn} key=${credential} />`
         : page === undefined
-          ? html`<section class="panel"><div class="state"><h1 tabindex="-1">There is no such page</h1><p>The address may be of another version.</p><a class="button" href="#/overview">Overview</a></div></section>`
+          ? html`<section class="panel"><div class="state"><h1 tabindex="-1">There is no such page</h1><p>The address may belong to another version.</p><a class="button" href="#/overview">Overview</a></div></section>`
           : html`<${Outlet} page=${page} at=${at} />`}
     </main>
     <${Toasts} />

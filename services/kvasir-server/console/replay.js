@@ -144,8 +144,8 @@ export function Replay({ load }) {
             { title: "Tokens", head: true, cell: (/** @type {Chunk} */ row) => `${format.count(row.first_token)}–${format.count(row.first_token + row.tokens)}` },
             { title: "Level", cell: (/** @type {Chunk} */ row) => (row.level === undefined ? "computed" : row.level) },
             { title: "Bytes", end: true, cell: (/** @type {Chunk} */ row) => format.bytes(row.bytes) },
-            { title: "Asked for at", end: true, cell: (/** @type {Chunk} */ row) => (row.started_ms === undefined ? "–" : format.duration(row.started_ms)) },
-            { title: "There at", end: true, cell: (/** @type {Chunk} */ row) => (row.fetched_ms === undefined ? "–" : format.duration(row.fetched_ms)) },
+            { title: "Requested at", end: true, cell: (/** @type {Chunk} */ row) => (row.started_ms === undefined ? "–" : format.duration(row.started_ms)) },
+            { title: "Received at", end: true, cell: (/** @type {Chunk} */ row) => (row.fetched_ms === undefined ? "–" : format.duration(row.fetched_ms)) },
             { title: "Decoded at", end: true, cell: (/** @type {Chunk} */ row) => (row.ready_ms === undefined ? "–" : format.duration(row.ready_ms)) },
           ]}
         />

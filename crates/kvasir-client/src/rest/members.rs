@@ -1,8 +1,8 @@
-//! Which replica a request goes to.
+//! Selects the replica that a request is sent to.
 //!
 //! A client is given one address. Where the service knows its replicas, the client asks for the list and sends the requests of a
 //! prompt to the replicas that keep its route: the first, and the second where the first does not answer. Where it does not,
-//! or none of them can be reached from here, everything goes to the given address, as behind any load balancer.
+//! or none of them can be reached from here, all requests use the given address, as behind any load balancer.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -153,7 +153,7 @@ impl Members {
         self.with(|state| state.list.as_ref().is_some_and(|list| list.epoch == epoch))
     }
 
-    /// Whether the list has to be asked for, by the caller: a replica has the list of `epoch`, and nobody asks yet.
+    /// Whether the caller has to ask for the list: a replica has the list of `epoch`, and no caller has asked yet.
     pub(super) fn begin_refresh(&self, epoch: Option<&str>) -> Option<Refreshing<'_>> {
         let is_current = match epoch {
             Some(epoch) => self.has(epoch),

@@ -29,7 +29,7 @@ impl Client {
         Self { target: self.members.target(blocks), ..self.clone() }
     }
 
-    /// Asks for the replicas of the service unless they are known. What goes wrong leaves all requests with the given address.
+    /// Asks for the replicas of the service unless they are known. After a failure, all requests use the given address.
     pub async fn learn_members(&self) {
         self.refresh_members(None).await;
     }

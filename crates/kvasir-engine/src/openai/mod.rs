@@ -6,7 +6,7 @@
 //! | `GET /v1/models` | the one model that is served |
 //! | `GET /health` | 200 while the process lives |
 //!
-//! Beside OpenAI's fields a request may say `ignore_eos`, `top_k` and `kvasir: {"kv_digest": true}`; a response ends with
+//! Besides OpenAI's fields a request may say `ignore_eos`, `top_k` and `kvasir: {"kv_digest": true}`; a response ends with
 //! `kvasir`: where the prompt's KV came from and where the time to the first token went. What cannot be done is refused by
 //! name, never ignored.
 

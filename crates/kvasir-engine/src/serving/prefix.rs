@@ -1,7 +1,7 @@
 //! Prefix reuse in memory: a radix tree over pages, evicted leaf by leaf (RadixAttention, arXiv 2312.07104).
 //!
 //! A node is one full page of KV, named by the hash of its tokens and of everything before them. Sequences with a common
-//! prefix share its nodes; what a sequence has for itself hangs below. The leaf that was used longest ago goes first, so
+//! prefix share its nodes; what a sequence has for itself hangs below. The least recently used leaf is evicted first, so
 //! a prefix lives as long as anything that continues it.
 
 use kvasir_types::Loss;

@@ -55,7 +55,7 @@ pub struct Verdict {
 
 /// Least bits of levels, as (bits, kl), mixed so that their mean KL is `kl`: on the lower convex hull, never beyond its ends.
 ///
-/// A chord between two levels in logarithms would be what nobody gets, and flatters codecs whose levels lie far apart.
+/// A chord between two levels in logarithms is a result that no user gets, and flatters codecs with levels far apart.
 fn mixed(levels: &[(f64, f64)], kl: f64) -> Option<f64> {
     let mut sorted = levels.to_vec();
     sorted.sort_by(|a, b| a.0.total_cmp(&b.0));

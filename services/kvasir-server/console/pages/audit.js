@@ -17,7 +17,7 @@ export default function Audit({ query: asked }) {
   const [text, setText] = useState(tenant);
   const audit = /** @type {import("../resource.js").Resource<AuditList>} */ (useResource(`/v1/admin/audit${query({ tenant, limit: CALLS })}`, { every_ms: 10_000 }));
   return html`
-    <${PageHead} title="Audit">Calls that changed something, and such that a role did not allow: salts, jobs, contexts, deleted chunks. The last 1,000 of this replica; all are in its log.<//>
+    <${PageHead} title="Audit">Calls that changed something or that a role did not allow: salts, jobs, contexts, deleted chunks. This page has the last 1,000 of this replica; its log has all.<//>
     <section class="panel" aria-label="Calls">
       <div class="body">
         <form class="toolbar" role="search" onSubmit=${(/** @type {Event} */ event) => {

@@ -69,7 +69,7 @@ function Known({ context, path, crumb, reload, old }) {
             <button type="button" class="danger" onClick=${() => setAsking("delete")}>Delete</button>
           `}
     ><code class="break">${context.context_id}</code><//>
-    <${Panel} title="What it is">
+    <${Panel} title="Details">
       <dl class="facts">
         <div><dt>Labels</dt><dd><${Labels} labels=${context.labels} /></dd></div>
         <div><dt>Pin</dt><dd>${context.pinned ? html`<${Badge} tone="accent">pinned<//>` : "not pinned"}</dd></div>
@@ -95,11 +95,11 @@ function Known({ context, path, crumb, reload, old }) {
     <//>
     <${Calls} title="Calls about this context" about=${context.context_id} turn=${turn} />
     <${Confirm} open=${asking === "pin"} title=${context.pinned ? "Unpin this context?" : "Pin this context?"} action=${context.pinned ? "Unpin" : "Pin"} run=${pin} close=${() => setAsking("")}>
-      <p>${context.pinned ? "The collector may then evict its chunks, and they expire by their time to live." : "The collector then keeps its chunks even when they are not used: they take room until it is unpinned or deleted."}</p>
+      <p>${context.pinned ? "The collector may then evict its chunks, and they expire by their time to live." : "The collector then keeps its chunks even when they are unused. They take up storage until the context is unpinned or deleted."}</p>
       <p><${Labels} labels=${context.labels} /></p>
     <//>
     <${Confirm} open=${asking === "delete"} danger title="Delete this context?" action="Delete the context" run=${remove} close=${() => setAsking("")}>
-      <p>Its name, labels${context.pinned ? ", pin" : ""} and versions go, at once and for good. Its ${format.plural(context.chunks.length, "chunk")} stay${context.chunks.length === 1 ? "s" : ""} until the collector has a reason to remove them.</p>
+      <p>Its name, labels${context.pinned ? ", pin" : ""} and versions are deleted at once and cannot be restored. Its ${format.plural(context.chunks.length, "chunk")} stay${context.chunks.length === 1 ? "s" : ""} until the collector removes ${context.chunks.length === 1 ? "it" : "them"}.</p>
       <p><code class="break">${context.context_id}</code></p>
       <p><${Labels} labels=${context.labels} /></p>
     <//>
@@ -141,26 +141,26 @@ function Chunks({ context, match, chosen, choose, changed }) {
   const status = useStatus(context.model_id, match.chunks, chosen);
   const remove = async () => {
     await call("DELETE", `/v1/models/${context.model_id}/chunks/${removing}`);
-    say("The chunk is refused from now on and deleted after the grace.");
+    say("The chunk is refused from now on and will be deleted after the grace period.");
     changed();
   };
   return html`
     <div class="pad stack">
       ${gone === 0
         ? html`<p>All ${format.count(match.matched_tokens)} tokens are there: ${format.bytes(bytes)} at the finest level.</p>`
-        : html`<p><strong class="bad-text">${format.count(match.matched_tokens)} of ${format.count(context.tokens)} tokens are there.</strong> ${match.chunks.length === 0 ? "The first chunk" : `Chunk ${match.chunks.length + 1}`} is not stored any more${gone > 1 ? `; what is behind it (${format.plural(gone - 1, "chunk")}) is of no use without it` : ""}. The engine computes and stores it again when it is needed. <a href="#/explain">Explain</a> says why, given the prompt's token ids.</p>`}
+        : html`<p><strong class="bad-text">${format.count(match.matched_tokens)} of ${format.count(context.tokens)} tokens are there.</strong> ${match.chunks.length === 0 ? "The first chunk" : `Chunk ${match.chunks.length + 1}`} is no longer stored${gone > 1 ? `; ${format.plural(gone - 1, "chunk")} after it cannot be used without it` : ""}. The engine computes and stores it again when it is needed. <a href="#/explain">Explain</a> says why, given the prompt's token ids.</p>`}
       <${ChunkMap} hashes=${context.chunks} found=${match.chunks} chosen=${chosen} choose=${choose} />
       <${Legend} items=${[
         { tone: "medium-cpu", name: "memory" },
         { tone: "medium-disk", name: "disk" },
         { tone: "medium-object", name: "object store" },
-        { tone: "missing", name: "not there" },
+        { tone: "missing", name: "not stored" },
       ]} />
     </div>
     <${ChunkTable} hashes=${context.chunks} found=${match.chunks} chosen=${chosen} remove=${setRemoving} status=${status} pinned=${context.pinned} />
-    <p class="pad-note muted">Uses are lookups and reads through the replica that answers, as far back as it remembers; it counts them only where <code>gc.capacity</code> is set.${match.chunks.length > STATUS_MAX ? ` Age and uses are read for the first ${STATUS_MAX} chunks; choose another one in the drawing to read its own.` : ""}</p>
+    <p class="pad-note muted">Uses are lookups and reads through the replica that answers this page, within its memory. It counts them only if <code>gc.capacity</code> is set.${match.chunks.length > STATUS_MAX ? ` Age and uses are read for the first ${STATUS_MAX} chunks; select another chunk in the drawing to read its own.` : ""}</p>
     <${Confirm} open=${removing !== ""} danger title="Delete this chunk?" action="Delete the chunk" run=${remove} close=${() => setRemoving("")}>
-      <p>It is refused at once, in this and in <strong>every other context that shares it</strong>, also where it is pinned, and deleted after the grace. What follows it cannot be used without it. This cannot be undone.</p>
+      <p>It is refused at once, in this and in <strong>every other context that shares it</strong>, even if it is pinned, and deleted after the grace period. Chunks after it cannot be used without it. This cannot be undone.</p>
       <p><code class="break">${removing}</code></p>
     <//>
   `;

@@ -39,7 +39,7 @@ function List({ asked }) {
     timer.current = setTimeout(() => replaceQuery({ search: value.trim() }), TYPING_MS);
   };
   return html`
-    <${PageHead} title="Contexts" actions=${html`<a class="button" href="#/explain">Search by token ids</a>`}>Chunks that have a name. Pinned ones are spared by the collector.<//>
+    <${PageHead} title="Contexts" actions=${html`<a class="button" href="#/explain">Search by token ids</a>`}>Named sequences of chunks. The collector keeps pinned ones.<//>
     <section class="panel" aria-label="Contexts">
       <div class="body">
         <form class="toolbar" role="search" onSubmit=${(/** @type {Event} */ event) => event.preventDefault()}>
@@ -55,7 +55,7 @@ function List({ asked }) {
           ${(/** @type {ContextList} */ page) =>
             page.contexts.length === 0 && !page.next
               ? search === "" && after === ""
-                ? html`<${Empty} title="No contexts yet">Chunks are stored and found without one. A context gives them a name, labels, a life or a pin: <code>kvasir context create</code>, or <code>POST /v1/contexts</code>.<//>`
+                ? html`<${Empty} title="No contexts yet">Chunks are stored and found without one. A context gives them a name, labels, an expiry or a pin: <code>kvasir context create</code>, or <code>POST /v1/contexts</code>.<//>`
                 : html`<${Empty} title="No context matches">Nothing among the tenant's contexts has “${search}” in its labels or at the start of its id.<//>`
               : html`
                   <${Table}

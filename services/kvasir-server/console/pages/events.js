@@ -36,7 +36,7 @@ export default function Events({ query: asked }) {
   };
   const state = feed.state;
   return html`
-    <${PageHead} title="Events">Chunks that can be loaded from a medium, or cannot any more: what prefix-aware routers hear. From now on, of this credential's tenant.<//>
+    <${PageHead} title="Events">Which chunks of this tenant become loadable from a medium, and which stop being so. Prefix-aware routers read the same stream. The list starts when this page opens.<//>
     <section class="panel" aria-label="Events">
       <div class="body">
         <div class="row between">
@@ -56,7 +56,7 @@ export default function Events({ query: asked }) {
             <span class="muted">${format.plural(feed.heard, "event")} heard${feed.heard > feed.events.length ? `, the last ${format.count(feed.events.length)} shown` : ""}${feed.missed > 0 ? `, ${format.count(feed.missed)} missed` : ""}</span>
           </span>
           <span class="row">
-            <button type="button" class="small" aria-pressed=${paused ? "true" : "false"} onClick=${() => setPaused(!paused)}>${paused ? "Go on" : "Pause"}</button>
+            <button type="button" class="small" aria-pressed=${paused ? "true" : "false"} onClick=${() => setPaused(!paused)}>${paused ? "Resume" : "Pause"}</button>
             <button type="button" class="small" disabled=${feed.events.length === 0} onClick=${feed.clear}>Clear</button>
           </span>
         </div>
@@ -64,7 +64,7 @@ export default function Events({ query: asked }) {
       ${state instanceof ApiError && !paused
         ? html`<${Failure} error=${state} />`
         : feed.events.length === 0
-          ? html`<${Empty} title="Nothing yet">Events appear here when chunks are stored, evicted or removed. What happened before this page was opened is not shown.<//>`
+          ? html`<${Empty} title="Nothing yet">Events appear here when chunks are stored, evicted or removed. Earlier events are not shown.<//>`
           : html`<${Table}
               caption="Events, newest first"
               rows=${feed.events}

@@ -39,13 +39,13 @@ const REASONS = {
   stored: { title: "Everything matches", tone: "good" },
   other_model: { title: "Stored under another model", tone: "warn" },
   other_namespace: { title: "Stored in another namespace", tone: "warn" },
-  removed: { title: "It was there and was removed", tone: "bad" },
-  expired: { title: "It was there and expired", tone: "warn" },
-  evicted: { title: "It was there and was evicted", tone: "warn" },
+  removed: { title: "Stored, then removed", tone: "bad" },
+  expired: { title: "Stored, then expired", tone: "warn" },
+  evicted: { title: "Stored, then evicted", tone: "warn" },
   quarantined: { title: "Its bytes were corrupt", tone: "bad" },
-  not_admitted: { title: "It was sent and not taken", tone: "bad" },
-  only_whole: { title: "This model matches only as a whole", tone: "warn" },
-  never_stored: { title: "It was never stored", tone: "warn" },
+  not_admitted: { title: "Sent, but not accepted", tone: "bad" },
+  only_whole: { title: "This model reuses whole contexts only", tone: "warn" },
+  never_stored: { title: "Never stored", tone: "warn" },
 };
 
 /** @param {{cause: Cause}} props */
@@ -53,7 +53,7 @@ function CauseItem({ cause }) {
   const known = REASONS[cause.reason] ?? { title: cause.reason, tone: "warn" };
   const detail = cause.detail.charAt(0).toUpperCase() + cause.detail.slice(1);
   return html`<li class=${known.tone}>
-    <strong>${known.title}${cause.tokens > 0 && cause.reason !== "stored" ? html`<span class="muted"> – ${format.plural(cause.tokens, "token")} would match but for it</span>` : null}</strong>
+    <strong>${known.title}${cause.tokens > 0 && cause.reason !== "stored" ? html`<span class="muted"> – ${format.plural(cause.tokens, "token")} would match otherwise</span>` : null}</strong>
     <span class="break">${detail}${/[.!?]$/.test(detail) ? "" : "."}</span>
     ${cause.at_ms || cause.by
       ? html`<span class="muted">${cause.by ? `By ${{ request: "a request", collector: "the collector", scrub: "a scrub", read: "a read" }[cause.by] ?? cause.by}` : ""}${cause.at_ms ? html` at <${Time} at=${cause.at_ms} />` : null}</span>`
@@ -61,7 +61,7 @@ function CauseItem({ cause }) {
     ${cause.namespace ? html`<span>Namespace <strong class="break">${cause.namespace}</strong></span>` : null}
     ${cause.model_id ? html`<span>Model <${Hash} value=${cause.model_id} /></span>` : null}
     ${cause.seq_hash ? html`<span>Chunk <${Hash} value=${cause.seq_hash} /></span>` : null}
-    ${(cause.differences ?? []).map((one) => html`<span class="break" key=${one.field}><code>${one.field}</code>: you ask for <strong>${one.asked}</strong>, stored is <strong>${one.stored}</strong></span>`)}
+    ${(cause.differences ?? []).map((one) => html`<span class="break" key=${one.field}><code>${one.field}</code>: asked <strong>${one.asked}</strong>, stored <strong>${one.stored}</strong></span>`)}
   </li>`;
 }
 
@@ -77,7 +77,7 @@ function Match({ answer }) {
       <span class="fill good" style=${{ width: `${100 * share}%` }}></span>
       <span class="missing" style=${{ width: `${100 * (1 - share)}%` }}></span>
     </div>
-    <${Legend} items=${[{ tone: "fill good", name: "matches" }, { tone: "missing", name: "has to be computed" }]} />
+    <${Legend} items=${[{ tone: "fill good", name: "matches" }, { tone: "missing", name: "to compute" }]} />
   </div>`;
 }
 
@@ -90,8 +90,8 @@ function Departures({ answer }) {
     <ul class="sentences">
       ${departures.map(
         (one, i) => html`<li key=${i}>
-          <span>Chunk <${Hash} value=${one.seq_hash} /> left ${mediumName(one.medium)} ${format.duration(one.ago_ms)} ago ${why(one.reason)}: ${format.bytes(one.bytes)} from level ${one.level} on. It is read from ${mediumName(one.now_in)} now.</span>
-          <span class="muted">It had been there for ${format.duration(one.age_ms)} and not used for ${format.duration(one.idle_ms)}${one.request_type ? `; last by a request of type ${one.request_type}` : ""}${one.turn ? `, turn ${one.turn}` : ""}.</span>
+          <span>Chunk <${Hash} value=${one.seq_hash} /> left ${mediumName(one.medium)} ${format.duration(one.ago_ms)} ago ${why(one.reason)}: ${format.bytes(one.bytes)} from level ${one.level} upwards. It is now read from ${mediumName(one.now_in)}.</span>
+          <span class="muted">It had been kept for ${format.duration(one.age_ms)} and unused for ${format.duration(one.idle_ms)}${one.request_type ? `; last used by a request of type ${one.request_type}` : ""}${one.turn ? `, turn ${one.turn}` : ""}.</span>
         </li>`,
       )}
     </ul>
@@ -142,7 +142,7 @@ export default function Explain({ query: asked }) {
   const pasted = model !== "" && !models.models.some((one) => one.model_id === model);
   const ids = text === "" ? 0 : text.split(/[\s,[\]]+/).filter((word) => word !== "").length;
   return html`
-    <${PageHead} title="Explain">How far a prompt matches what is stored, to the block, and why no farther. For text: <code>kvasir context explain --open</code> tokenises it and opens this page.<//>
+    <${PageHead} title="Explain">How many blocks of a prompt are stored, and why the match ends there. For text: <code>kvasir context explain --open</code> tokenises it and opens this page.<//>
     <${Panel} title="Prompt">
       <form class="form" onSubmit=${(/** @type {Event} */ event) => {
         event.preventDefault();
@@ -163,7 +163,7 @@ export default function Explain({ query: asked }) {
         <div class="field full">
           <label for="tokens">Token ids, separated by spaces or commas</label>
           <textarea id="tokens" rows="5" spellcheck="false" value=${text} onInput=${(/** @type {Event} */ event) => setText(/** @type {HTMLTextAreaElement} */ (event.target).value)} aria-describedby="tokens-note"></textarea>
-          <small id="tokens-note">${format.plural(ids, "token id")}. They stay between this page and the service.</small>
+          <small id="tokens-note">${format.plural(ids, "token id")}. This page sends them to this service only.</small>
         </div>
         <div class="row full">
           <button type="submit" class="primary">Explain</button>

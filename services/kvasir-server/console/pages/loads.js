@@ -48,7 +48,7 @@ export default function Loads({ query: asked }) {
         const loads = page.loads;
         const load = loads.find((one) => identity(one) === chosen) ?? loads[0];
         if (load === undefined) {
-          return html`<section class="panel"><${Empty} title=${missed ? "No load missed its deadline" : "No loads reported yet"}>${missed ? "Not among the last ones that this replica remembers." : "Clients report a load when it has ended (POST /v1/loads): the Python package and the engines' connectors do so by themselves."}<//></section>`;
+          return html`<section class="panel"><${Empty} title=${missed ? "No load missed its deadline" : "No loads reported yet"}>${missed ? "None of the loads that this replica remembers." : "Clients report a load when it has ended (POST /v1/loads): the Python package and the engines' connectors do so automatically."}<//></section>`;
         }
         return html`
           <${One} load=${load} />
@@ -88,7 +88,7 @@ function One({ load }) {
         ${" "}${format.plural(load.loaded_tokens, "token")} loaded${load.recomputed_tokens > 0 ? `, ${format.count(load.recomputed_tokens)} left to the engine` : ""}${load.saved_gpu_ms > 0 ? `; computing what was loaded would have taken ${format.duration(load.saved_gpu_ms)} of GPU time` : ""}.
       </p>
       ${went === null
-        ? html`<p class="muted">This client reports no timeline. Newer ones say when each chunk was asked for, was there and was decoded.</p>`
+        ? html`<p class="muted">This client reports no timeline. Newer clients report when each chunk was requested, received and decoded.</p>`
         : html`
             <${Replay} load=${load} />
             <div class="went">
@@ -106,7 +106,7 @@ function One({ load }) {
 function advice(went) {
   const largest = [...went].sort((a, b) => b.ms - a.ms)[0];
   if (largest === undefined) return "";
-  if (largest.name === "fetching") return "Most of it was the link: more bandwidth, a coarser level, or chunks nearer (a hot tier, a place) would bring it in time.";
-  if (largest.name === "decoding") return "Most of it was decoding behind the link: a faster decoder (GPU, more threads) would bring it in time.";
+  if (largest.name === "fetching") return "Most of it was the link: more bandwidth, a coarser level, or data closer to the engine (a hot tier) would bring it in time.";
+  if (largest.name === "decoding") return "Most of it was decoding: a faster decoder (GPU, more threads) would bring it in time.";
   return "Most of it was neither fetching nor decoding: the engine computed tokens, or the load waited to begin.";
 }

@@ -33,7 +33,7 @@ function Tiles({ answer }) {
   return html`
     <dl class="tiles">
       <${Tile} label="Requests" value=${or(latest(requests), format.rate)} sub=${`${or(latest(line(answer, "connections")), format.count)} connections`} />
-      <${Tile} label="Hit ratio by tokens" value=${asked === 0 ? "–" : format.percent(matched / asked)} sub=${asked === 0 ? "nothing asked for in the last hour" : `of ${format.large(asked * answer.step_s)} tokens, last hour`} />
+      <${Tile} label="Hit ratio by tokens" value=${asked === 0 ? "–" : format.percent(matched / asked)} sub=${asked === 0 ? "no lookups in the last hour" : `of ${format.large(asked * answer.step_s)} tokens, last hour`} />
       <${Tile}
         label="TTFT attainment"
         value=${met + missed < 0.5 ? "–" : format.percent(met / (met + missed))}
@@ -45,7 +45,7 @@ function Tiles({ answer }) {
         label="Errors, 5xx"
         tone=${failed > 0 ? "bad-text" : ""}
         value=${format.rate(failed)}
-        sub=${open > 0 ? html`<${Badge} tone="bad">breaker open: ${format.plural(open, "side")} of the store left alone<//>` : "breaker closed"}
+        sub=${open > 0 ? html`<${Badge} tone="bad">breaker open: ${format.plural(open, "side")} of the store paused<//>` : "breaker closed"}
       />
     </dl>
   `;
@@ -84,7 +84,7 @@ function Charts({ answer }) {
         ]} />
       <//>
       <${Panel} title="Store latency" note="to the head of the answer">
-        <${Chart} title="Store latency" times_ms=${times_ms} show=${(/** @type {number} */ s) => format.duration(s * 1000)} nothing="The store was not asked in the last hour." series=${[
+        <${Chart} title="Store latency" times_ms=${times_ms} show=${(/** @type {number} */ s) => format.duration(s * 1000)} nothing="No requests to the store in the last hour." series=${[
           { name: "GET p50", values: latency("get", "0.5"), tone: "--series-1", dash: true },
           { name: "GET p99", values: latency("get", "0.99"), tone: "--series-1" },
           { name: "PUT p50", values: latency("put", "0.5"), tone: "--series-3", dash: true },
@@ -135,14 +135,14 @@ function Curve({ answer }) {
   const twice = curve.find((point) => point.memory === 2);
   const room = latest(line(answer, "hot_capacity_bytes", { medium: "cpu" })) ?? 0;
   return html`
-    <${Panel} title="What more memory buys" note="estimated for the last hour's requests">
+    <${Panel} title="Effect of more memory" note="estimated for the last hour's requests">
       ${curve.length === 0
-        ? html`<p class="muted">Nothing was asked for yet, so there is no estimate.</p>`
+        ? html`<p class="muted">There were no requests yet, so there is no estimate.</p>`
         : html`
             <${Plot}
               height=${200}
-              label=${`Share of bytes that memory would have: ${curve.map((point) => `${point.memory} times: ${format.percent(point.hit_ratio)}`).join(", ")}`}
-              x=${{ title: "memory, times what it is now", log: true, ticks: curve.map((point) => ({ at: point.memory, text: `${point.memory}×` })) }}
+              label=${`Share of bytes served from memory: ${curve.map((point) => `${point.memory} times: ${format.percent(point.hit_ratio)}`).join(", ")}`}
+              x=${{ title: "memory, relative to now", log: true, ticks: curve.map((point) => ({ at: point.memory, text: `${point.memory}×` })) }}
               y=${{ title: "", ticks: [0, 0.25, 0.5, 0.75, 1].map((at) => ({ at, text: format.percent(at) })) }}
               curves=${[{ name: "hit ratio", points: curve.map((point) => ({ x: point.memory, y: point.hit_ratio, name: `${point.memory}×: ${format.percent(point.hit_ratio)}`, ring: point.memory === 1 })) }]}
             />
@@ -190,14 +190,14 @@ export default function Overview() {
   const head = html`<${PageHead}
     title="Overview"
     actions=${data === undefined ? null : html`<span class="muted">Up since <${Time} at=${data.started_at_ms} /></span>`}
-  >What the replica that answers does now, and did in the last hour: a point each 10 s. All replicas together are in the metrics and their dashboards.<//>`;
+  >This replica now and in the last hour, one point every 10 s. The metrics and their dashboards cover all replicas.<//>`;
   if (data === undefined && error?.status === 403) {
     return html`${head}<${Reader} /><section class="panel"><${Failure} error=${error} /></section>`;
   }
   if (data === undefined && error !== undefined) return html`${head}<section class="panel"><${Failure} error=${error} retry=${series.reload} /></section>`;
   if (data === undefined) return html`${head}<div class="tiles"><${Loading} /></div><div class="grid wide">${[1, 2, 3, 4].map((n) => html`<section class="panel chart-bone" key=${n}><${Loading} lines=${4} /></section>`)}</div>`;
   if (data.times_ms.length === 0) {
-    return html`${head}<section class="panel"><${Empty} title="No points yet">The service has just started. The first point comes within 10 seconds.<//></section><${Latest} />`;
+    return html`${head}<section class="panel"><${Empty} title="No points yet">The service has just started. The first point arrives within 10 seconds.<//></section><${Latest} />`;
   }
   return html`
     ${head}

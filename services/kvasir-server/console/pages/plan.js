@@ -42,7 +42,7 @@ function Field({ id, label, value, set, note, mode = "decimal" }) {
 /** @param {{query: URLSearchParams}} props */
 export default function PlanPage({ query: asked }) {
   const options = /** @type {import("../resource.js").Resource<PlanOptions>} */ (useResource("/v1/plan"));
-  const head = html`<${PageHead} title="Plan">For a context of a model over a link: which level meets a time to first token, what keeping it costs a month, and when that pays.<//>`;
+  const head = html`<${PageHead} title="Plan">For one context of a model: the level that meets a time to first token over a link, the monthly cost of storing it, and the reuses that pay for it.<//>`;
   if (options.data === undefined) {
     return html`${head}<section class="panel">${options.error ? html`<${Failure} error=${options.error} retry=${options.reload} />` : html`<${Loading} lines=${6} />`}</section>`;
   }
@@ -73,7 +73,7 @@ function Form({ options, own }) {
     const time = slo.trim() === "" ? undefined : positive(slo, 1e7);
     const many = positive(gpus, 1e4);
     const size = positive(parameters, 1e6);
-    const wrong = links === null ? "Between 1 and 16 bandwidths in Gbit/s." : count === null || !Number.isInteger(count) ? "A whole number of tokens." : time === null ? "The time to first token in milliseconds, or nothing." : many === null || !Number.isInteger(many) ? "A whole number of GPUs." : registered && size === null ? "A registered model's spec does not say how many parameters a token passes through: give them, in 10⁹." : "";
+    const wrong = links === null ? "Enter 1 to 16 bandwidths in Gbit/s." : count === null || !Number.isInteger(count) ? "Tokens must be a whole number." : time === null ? "The time to first token must be in milliseconds, or empty." : many === null || !Number.isInteger(many) ? "GPUs must be a whole number." : registered && size === null ? "A registered model's spec does not say how many parameters process a token. Enter them, in 10⁹." : "";
     setProblem(wrong);
     if (wrong !== "") return;
     setQuestion({
@@ -144,7 +144,7 @@ function Answer({ question }) {
   const slo_s = /** @type {number | undefined} */ (question["slo_s"]);
   return html`
     <dl class="tiles">
-      <${Tile} label="Kept a month" value=${format.dollars(data.month_usd)} sub=${`${format.bytes(data.bytes_stored)} stored`} />
+      <${Tile} label="Storage a month" value=${format.dollars(data.month_usd)} sub=${`${format.bytes(data.bytes_stored)} stored`} />
       <${Tile} label="Computing it" value=${format.duration(data.recompute_s * 1000)} sub=${`${format.dollars(data.recompute_usd)} each time, ${format.plural(data.gpus_needed, "GPU")} needed`} />
       <${Tile} label="Loading it" value=${format.dollars(data.load_usd)} sub="each time" />
       <${Tile} label="Pays from" value=${data.break_even_reuses == null ? "never" : `${format.number(data.break_even_reuses)} reuses`} sub=${data.break_even_reuses == null ? "loading costs more than computing" : "a month"} />
@@ -152,7 +152,7 @@ function Answer({ question }) {
     </dl>
     ${data.links.map((link) => html`<${Ways} key=${link.bits_per_second} link=${link} slo_s=${slo_s} />`)}
     <div class="grid">
-      <${Panel} title="Levels counted with" flush>
+      <${Panel} title="Levels used" flush>
         <${Table} caption="Levels" rows=${data.levels.map((level, at) => ({ ...level, at }))} id=${(/** @type {Level} */ row) => String(row.at)} columns=${[
           { title: "Level", head: true, cell: (/** @type {Level} */ row) => row.at },
           { title: "Bits an element", end: true, cell: (/** @type {Level} */ row) => format.number(row.bits_per_element.value) },
@@ -160,7 +160,7 @@ function Answer({ question }) {
           { title: "KL", end: true, cell: (/** @type {Level} */ row) => (!row.kl ? "–" : format.number(row.kl.value)) },
         ]} />
       <//>
-      <${Panel} title="Rates counted with" flush>
+      <${Panel} title="Rates used" flush>
         <${Table} caption="Rates" rows=${data.rates} id=${(/** @type {Rate} */ row) => row.name} columns=${[
           { title: "Rate", head: true, cell: (/** @type {Rate} */ row) => row.name.replaceAll("_", " ") },
           { title: "Value", end: true, cell: (/** @type {Rate} */ row) => `${format.number(row.value)} ${row.unit}` },

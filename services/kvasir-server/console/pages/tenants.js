@@ -41,7 +41,7 @@ function Own({ usage }) {
       <${Panel} title="Quotas" note="on what is stored">
         <${Quota} title="Bytes" used=${usage.bytes} most=${usage.stored_bytes_max} show=${format.bytes} />
         <${Quota} title="Objects" used=${usage.objects} most=${usage.stored_objects_max} show=${format.count} />
-        <p class="muted">Beyond a quota a write is answered 507 and names it. Rates beyond the tenant's are answered 429.</p>
+        <p class="muted">A write beyond a quota gets status 507 and the quota's name. Requests beyond the tenant's rate get 429.</p>
       <//>
       <${Panel} title="By model">
         ${byModel.length === 0
@@ -69,7 +69,7 @@ function Hot() {
   const tenants = data.now.hot_tenants;
   const room = ["cpu", "disk"].reduce((sum, medium) => sum + (latest(line(data, "hot_capacity_bytes", { medium })) ?? 0), 0);
   const refused = latest(line(data, "errors", { status: "4xx" }));
-  return html`<${Panel} title="Tenants in the hot tier" note=${`of the replica that answers, ${format.bytes(room)} in all`}>
+  return html`<${Panel} title="Tenants in the hot tier" note=${`of this replica, ${format.bytes(room)} in all`}>
     ${tenants.length === 0
       ? html`<p class="muted">Nothing is kept in memory or on disk.</p>`
       : tenants.map(
@@ -83,14 +83,14 @@ function Hot() {
           </div>`,
         )}
     ${tenants.length === 0 ? null : html`<${Legend} items=${[{ tone: "medium-cpu", name: "memory" }, { tone: "medium-disk", name: "disk" }]} />`}
-    <p class="muted">Requests refused (4xx, throttled ones among them): ${refused === null ? "–" : format.rate(refused)}.</p>
+    <p class="muted">Requests refused (4xx, including throttled ones): ${refused === null ? "–" : format.rate(refused)}.</p>
   <//>`;
 }
 
 export default function Tenants() {
   const usage = /** @type {import("../resource.js").Resource<Usage>} */ (useResource("/v1/usage", { every_ms: EVERY_MS }));
   return html`
-    <${PageHead} title="Tenants" actions=${usage.data?.as_of_s_ago ? html`<span class="muted">Listed ${format.duration(usage.data.as_of_s_ago * 1000)} ago</span>` : null}>What this credential's tenant keeps in the store, and who has how much of the hot tier.<//>
+    <${PageHead} title="Tenants" actions=${usage.data?.as_of_s_ago ? html`<span class="muted">Listed ${format.duration(usage.data.as_of_s_ago * 1000)} ago</span>` : null}>What this tenant keeps in the store, and how the tenants share the hot tier.<//>
     <${Loaded} of=${usage} lines=${5}>${(/** @type {Usage} */ data) => html`<${Own} usage=${data} />`}<//>
     <${Hot} />
   `;
