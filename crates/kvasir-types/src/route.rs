@@ -154,7 +154,7 @@ mod tests {
         let longer =
             |key: RouteKey, length: usize| key.longer(&blocks(&tokens[..length])).collect::<Vec<_>>();
         assert_eq!((longer(first, 2048).len(), longer(first, 2048)[0]), (7, second));
-        assert_eq!((longer(first, 511), longer(route(255, &[]), 255)), (vec![], vec![]));
+        assert_eq!((longer(first, 480), longer(route(255, &[]), 255)), (vec![], vec![]));
         assert_eq!(RouteKey::of(&[], |_| false), None);
         let text = first.to_string();
         assert!(blocks(&tokens)[15].to_string().starts_with(&text));
