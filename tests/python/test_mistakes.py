@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,11 @@ def in_a_fork(use) -> str:
     os.close(there)
     with os.fdopen(here) as answer:
         return answer.read()
+
+
+def test_empty_without_numpy(monkeypatch, spec):
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    assert said(lambda: spec.empty(1)).startswith("InputError missing_package: numpy")
 
 
 def test_what_a_user_sees(tmp_path, spec, profile, kv, tokens):

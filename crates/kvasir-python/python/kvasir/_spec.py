@@ -149,12 +149,21 @@ class ModelSpec:
         tokens : int
             Number of tokens.
 
+        Raises
+        ------
+        InputError
+            ``missing_package``, ``wrong_dtype``.
+
         Examples
         --------
         >>> [array.shape for array in spec.empty(100)[0]]
         [(2, 100, 16), (2, 100, 16)]
         """
-        import numpy as np
+        try:
+            import numpy as np
+        except ImportError as error:
+            what = "numpy, whose arrays this makes, is not installed"
+            raise InputError(what, "missing_package", "pip install numpy, or allocate the cache by other means") from error
 
         names = {"bfloat16": "uint16", "float16": "float16", "float32": "float32", "float8_e4m3fn": "uint8"}
         dtype = names.get(self.kv_dtype)
