@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     SEED, ScaleArguments,
-    callers::Spreading,
+    clients::Spreading,
     group::ReplicaGroup,
     network::BridgedNetwork,
     prompts::{CHUNK_TOKENS, Prompt},
@@ -85,28 +85,28 @@ pub(super) async fn measure(
     let memory = (distinct * CHUNK_BYTES) as f64 * MEMORY_SHARE / replicas as f64;
     let network = BridgedNetwork::new(replicas, arguments.link_mbps)?;
     let group = ReplicaGroup::start(&arguments.common, network, spreading, memory as u64, 0).await?;
-    let callers = &*group.callers;
+    let clients = &*group.clients;
     let (chunks, hot) = (AtomicU64::new(0), AtomicU64::new(0));
     let served = async || group.metric("kvasir_http_requests_total", &["/v1/"]).await;
     stream::iter(&parts)
         .map(Ok::<_, anyhow::Error>)
         .try_for_each_concurrent(AT_ONCE, async |parts| {
-            let prompt = callers.prompt(parts);
-            let found = callers.load(&prompt).await.map_err(|failure| anyhow!(failure.cause))?;
+            let prompt = clients.prompt(parts);
+            let found = clients.load(&prompt).await.map_err(|failure| anyhow!(failure.cause))?;
             chunks.fetch_add(found.chunks as u64, Ordering::Relaxed);
             hot.fetch_add(found.in_memory as u64, Ordering::Relaxed);
-            let stored = callers.store(&prompt, found.stored, CHUNK_BYTES).await;
+            let stored = clients.store(&prompt, found.stored, CHUNK_BYTES).await;
             stored.map_err(|failure| anyhow!(failure.cause))
         })
         .await?;
     let served = served().await;
     let (mut all, mut different) = (0, HashSet::new());
     let step = parts.len().div_ceil(SAMPLED).max(1);
-    let sample: Vec<Prompt> = parts.iter().step_by(step).map(|parts| callers.prompt(parts)).collect();
+    let sample: Vec<Prompt> = parts.iter().step_by(step).map(|parts| clients.prompt(parts)).collect();
     for nth in 0..replicas {
         let mut here = HashSet::new();
         for prompt in &sample {
-            here.extend(callers.hot_at(nth, prompt).await.map_err(|failure| anyhow!(failure.cause))?);
+            here.extend(clients.hot_at(nth, prompt).await.map_err(|failure| anyhow!(failure.cause))?);
         }
         all += here.len();
         different.extend(here);

@@ -11,7 +11,7 @@ use kvasir_tests::{
 use tempfile::TempDir;
 
 use super::{
-    callers::{Callers, Spreading},
+    clients::{ReplicaClients, Spreading},
     network::BridgedNetwork,
 };
 use crate::{arguments::CommonArguments, cluster, process::ChildProcess};
@@ -19,7 +19,7 @@ use crate::{arguments::CommonArguments, cluster, process::ChildProcess};
 /// Replicas in namespaces, and the object store.
 pub(super) struct ReplicaGroup {
     processes: Vec<Option<Process>>,
-    pub(super) callers: Arc<Callers>,
+    pub(super) clients: Arc<ReplicaClients>,
     program: String,
     flags: Vec<String>,
     spreading: Spreading,
@@ -52,7 +52,7 @@ impl ReplicaGroup {
         let urls: Vec<String> = (0..replicas).map(|nth| format!("http://{}", network.address(nth))).collect();
         let mut group = Self {
             processes: Vec::new(),
-            callers: Arc::new(Callers::new(spreading, urls)?),
+            clients: Arc::new(ReplicaClients::new(spreading, urls)?),
             program: program.to_string_lossy().into_owned(),
             flags,
             spreading,
@@ -65,7 +65,7 @@ impl ReplicaGroup {
             let process = group.start_one(nth).await;
             group.processes.push(Some(process));
         }
-        group.callers.register().await?;
+        group.clients.register().await?;
         Ok(group)
     }
 
@@ -76,7 +76,7 @@ impl ReplicaGroup {
         start.listen = self.network.address(nth).to_string();
         start.flags.clone_from(&self.flags);
         if self.spreading == Spreading::Routes {
-            let urls = self.callers.urls();
+            let urls = self.clients.urls();
             start.flags.push(format!("--cluster.members={}", urls.join(",")));
             start.flags.push(format!("--cluster.advertise={}", urls[nth]));
         }

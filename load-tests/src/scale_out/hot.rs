@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::{
     SEED, ScaleArguments,
-    callers::{Callers, Spreading},
+    clients::{ReplicaClients, Spreading},
     group::ReplicaGroup,
     network::BridgedNetwork,
     prompts::Prompt,
@@ -65,14 +65,14 @@ impl ReplicaLoss {
 }
 
 /// Reads the prompts in an order without pattern.
-pub(super) fn reads(callers: &Arc<Callers>, prompts: &Arc<[Prompt]>) -> RequestFn {
-    let (callers, prompts) = (Arc::clone(callers), Arc::clone(prompts));
+pub(super) fn reads(clients: &Arc<ReplicaClients>, prompts: &Arc<[Prompt]>) -> RequestFn {
+    let (clients, prompts) = (Arc::clone(clients), Arc::clone(prompts));
     Arc::new(move |number| {
-        let (callers, prompts) = (Arc::clone(&callers), Arc::clone(&prompts));
+        let (clients, prompts) = (Arc::clone(&clients), Arc::clone(&prompts));
         Box::pin(async move {
             let share = (number as f64 * 0.618_033_988).fract();
             let prompt = &prompts[(share * prompts.len() as f64) as usize];
-            let found = callers.load(prompt).await?;
+            let found = clients.load(prompt).await?;
             if found.stored < found.chunks {
                 return Err(Failure::new("not found"));
             }
@@ -87,15 +87,15 @@ fn failed(failure: Failure) -> anyhow::Error {
 
 async fn lose_one(group: &mut ReplicaGroup, prompts: &Arc<[Prompt]>, rate: f64, seconds: f64) -> ReplicaLoss {
     let recorder = Arc::new(Recorder::default());
-    let callers = open_loop::Callers {
-        request: reads(&group.callers, prompts),
+    let load = open_loop::Callers {
+        request: reads(&group.clients, prompts),
         due: Arrivals::Poisson(rate).moments(seconds, SEED, 0.0),
         at_once: 64,
         patience: Duration::from_secs(30),
         recorder: Arc::clone(&recorder),
     };
     let begun = Instant::now();
-    let running = tokio::spawn(callers.run(begun));
+    let running = tokio::spawn(load.run(begun));
     tokio::time::sleep(Duration::from_secs_f64(seconds / 2.0)).await;
     let killed_at_s = begun.elapsed().as_secs_f64();
     // Not the first: the clients were given its address, as they are given that of a load balancer.
@@ -105,7 +105,7 @@ async fn lose_one(group: &mut ReplicaGroup, prompts: &Arc<[Prompt]>, rate: f64, 
     let _ = running.await;
     let mut not_found_afterwards = 0;
     for prompt in &**prompts {
-        not_found_afterwards += u64::from(!group.callers.is_found_by(0, prompt, true).await);
+        not_found_afterwards += u64::from(!group.clients.is_found_by(0, prompt, true).await);
     }
     ReplicaLoss {
         killed_at_s,
@@ -124,14 +124,14 @@ pub(super) async fn measure(
     let memory = (arguments.objects * arguments.bytes) as f64 * MEMORY / replicas as f64;
     let mut group =
         ReplicaGroup::start(&arguments.common, network, Spreading::Routes, memory as u64, 0).await?;
-    let callers = Arc::clone(&group.callers);
-    let prompts: Arc<[Prompt]> = (0..arguments.objects as u64).map(|part| callers.prompt(&[part])).collect();
+    let clients = Arc::clone(&group.clients);
+    let prompts: Arc<[Prompt]> = (0..arguments.objects as u64).map(|part| clients.prompt(&[part])).collect();
     let mut stored = 0;
     for prompt in &*prompts {
-        callers.store(prompt, 0, arguments.bytes).await.map_err(failed)?;
-        stored += callers.load(prompt).await.map_err(failed)?.bytes;
+        clients.store(prompt, 0, arguments.bytes).await.map_err(failed)?;
+        stored += clients.load(prompt).await.map_err(failed)?.bytes;
     }
-    let request = reads(&callers, &prompts);
+    let request = reads(&clients, &prompts);
     let at_once = 4 * replicas;
     open_loop::peak(&request, at_once, 2.0).await;
     let ids = group.ids();
@@ -145,10 +145,10 @@ pub(super) async fn measure(
     let hot: f64 = group.metric("kvasir_hot_bytes", &["\"cpu\""]).await.into_iter().sum();
     let mut missed = 0;
     for part in 0..COLD {
-        let prompt = callers.prompt(&[1 << 32 | part]);
-        callers.store(&prompt, 0, arguments.bytes).await.map_err(failed)?;
+        let prompt = clients.prompt(&[1 << 32 | part]);
+        clients.store(&prompt, 0, arguments.bytes).await.map_err(failed)?;
         for nth in 0..replicas {
-            missed += u64::from(!callers.is_found_by(nth, &prompt, false).await);
+            missed += u64::from(!clients.is_found_by(nth, &prompt, false).await);
         }
     }
     let requests = async || group.metric("kvasir_store_requests_total", &[]).await.into_iter().sum::<f64>();

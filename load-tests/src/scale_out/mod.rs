@@ -1,6 +1,6 @@
 //! Replicas with a link of their own each, over one S3 server: what N of them do that one does not.
 
-mod callers;
+mod clients;
 mod conversation;
 mod group;
 mod hot;
@@ -14,7 +14,7 @@ use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use self::{
-    callers::Spreading, conversation::Conversations, hot::HotReads, network::BridgedNetwork,
+    clients::Spreading, conversation::Conversations, hot::HotReads, network::BridgedNetwork,
     restart::RollingRestart,
 };
 use crate::{

@@ -3,7 +3,7 @@
 use kvasir_plot::{Axis, Bar, Bars, Guide, Mark, Page, Place, Plot, number};
 
 use super::{
-    Scaling, callers::Spreading, conversation::Conversations, hot::HotReads, restart::RollingRestart,
+    Scaling, clients::Spreading, conversation::Conversations, hot::HotReads, restart::RollingRestart,
 };
 use crate::report;
 

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::{
-    SEED, ScaleArguments, callers::Spreading, group::ReplicaGroup, network::BridgedNetwork, prompts::Prompt,
+    SEED, ScaleArguments, clients::Spreading, group::ReplicaGroup, network::BridgedNetwork, prompts::Prompt,
 };
 use crate::traffic::{
     arrivals::Arrivals,
@@ -66,10 +66,10 @@ pub(super) async fn measure(
     let memory = (PROMPTS as usize * CHUNK_BYTES) as f64 * MEMORY / replicas as f64;
     let mut group =
         ReplicaGroup::start(&arguments.common, network, spreading, memory as u64, memory as u64).await?;
-    let callers = Arc::clone(&group.callers);
-    let prompts: Arc<[Prompt]> = (0..PROMPTS).map(|part| callers.prompt(&[part])).collect();
+    let clients = Arc::clone(&group.clients);
+    let prompts: Arc<[Prompt]> = (0..PROMPTS).map(|part| clients.prompt(&[part])).collect();
     for prompt in &*prompts {
-        callers.store(prompt, 0, CHUNK_BYTES).await.map_err(|failure| anyhow!(failure.cause))?;
+        clients.store(prompt, 0, CHUNK_BYTES).await.map_err(|failure| anyhow!(failure.cause))?;
     }
     let begun = Instant::now();
     // Hot and all reads of each second, by when they ended.
@@ -77,12 +77,12 @@ pub(super) async fn measure(
     let request: RequestFn = {
         let (prompts, seconds) = (Arc::clone(&prompts), Arc::clone(&seconds));
         Arc::new(move |number| {
-            let (callers, prompts, seconds) =
-                (Arc::clone(&callers), Arc::clone(&prompts), Arc::clone(&seconds));
+            let (clients, prompts, seconds) =
+                (Arc::clone(&clients), Arc::clone(&prompts), Arc::clone(&seconds));
             Box::pin(async move {
                 let share = Dice::new(SEED ^ number << 8).below(1 << 30) as f64 / f64::from(1 << 30);
                 let nth = (prompts.len() as f64).powf(share) as usize - 1;
-                let found = callers.load(&prompts[nth]).await?;
+                let found = clients.load(&prompts[nth]).await?;
                 if found.stored == 0 {
                     return Err(Failure::new("not found"));
                 }

@@ -45,7 +45,7 @@ pub(super) struct Found {
 }
 
 /// Clients of all replicas.
-pub(super) struct Callers {
+pub(super) struct ReplicaClients {
     spreading: Spreading,
     /// One of each replica. By routes, the first knows all members.
     clients: Vec<Client>,
@@ -64,7 +64,7 @@ fn failed(error: &kvasir_client::Error) -> Failure {
     }
 }
 
-impl Callers {
+impl ReplicaClients {
     pub(super) fn new(spreading: Spreading, urls: Vec<String>) -> Result<Self> {
         let client = |url: &String| anyhow::Ok(Client::new(url.parse()?, ClientConfig::default())?);
         Ok(Self {
