@@ -58,6 +58,9 @@ pub(crate) struct ProjectArguments {
     /// `journal.retention`, in hours.
     #[arg(long, default_value_t = 1.0)]
     journal_h: f64,
+    /// Seconds from a pass of the collector to the next, as `gc.interval`.
+    #[arg(long, default_value_t = 600.0)]
+    gc_interval_s: f64,
     /// Dollars: a GB and month, 1,000 writes or listings, 1,000 reads, a replica and hour.
     #[arg(long, value_delimiter = ',', default_value = "0.021,0.005,0.0004,1.5")]
     prices: Vec<f64>,
@@ -93,7 +96,9 @@ struct ProjectedSize {
     index_gb_of_a_replica: f64,
     rebuild_h: f64,
     gc_pass_h: f64,
+    gc_share_h: f64,
     gc_listings: f64,
+    gc_usd_month: f64,
     storage_usd_month: f64,
     requests_usd_month: f64,
     replicas_usd_month: f64,
@@ -115,8 +120,11 @@ const RANGE: f64 = 8e6;
 const MONTH_S: f64 = 30.4 * 86_400.0;
 /// Time to list 1,000 keys of a large bucket in S3 and similar stores, in seconds.
 const LISTING_S: f64 = 0.1;
-/// Prefixes that are listed side by side, by tenant and model.
+/// As in the service's limits: slices of a folder that are listed at once, and the keys that one should hold.
 const LISTED_AT_ONCE: f64 = 16.0;
+const SLICE_KEYS: f64 = 850.0;
+/// Work units of a model: a replica more does no part of them.
+const UNITS: f64 = 16.0;
 /// As in the service's limits: members up to which each reads everything, reads of the journal a second beyond that, and the
 /// longest interval that results; how often counts are read; pages of a log that are listed rather than its folders.
 const ROWS_MEMBERS_MAX: f64 = 8.0;
@@ -254,11 +262,17 @@ fn row(
     // A chunk of 33 MB is uploaded in parts of 8 MiB: one request to begin, one per part, one to complete.
     let store_puts_per_s = writes_per_s * ((a.chunk_bytes / 8.4e6).ceil() + 2.0);
     let index_gb = chunks * measured("index_bytes_per_chunk") / 1e9;
-    let gc_listings = chunks / LISTED;
+    // One replica lists everything, and all together list their shares.
+    let gc_listings = chunks / SLICE_KEYS;
+    let gc_pass_s = gc_listings * LISTING_S / LISTED_AT_ONCE;
+    let gc_share_s = gc_pass_s / replicas.min(UNITS);
+    let gc_listings_per_s =
+        gc_listings / (a.gc_interval_s + gc_pass_s) + gc_listings / (a.gc_interval_s + gc_share_s);
     let price = |at: usize| a.prices.get(at).copied().unwrap_or(0.0);
     let lookups_cpu = reads_per_s / a.lookup_chunks * measured("lookup_ms") / 1e3;
     let cpu = bytes_per_s / 1e9 / measured("gb_per_cpu_s") + lookups_cpu;
-    let requests = (store_puts_per_s + batches_per_s + journal_listings_per_s) * price(1) / 1e3
+    let requests = (store_puts_per_s + batches_per_s + journal_listings_per_s + gc_listings_per_s) * price(1)
+        / 1e3
         + (store_gets_per_s + journal_reads_per_s) * price(2) / 1e3;
     ProjectedSize {
         replicas,
@@ -278,9 +292,11 @@ fn row(
         index_gb,
         // A replica that reads all journals has a row for every chunk.
         index_gb_of_a_replica: if routes { index_gb / replicas } else { index_gb },
-        rebuild_h: chunks / LISTED * LISTING_S / LISTED_AT_ONCE / 3_600.0 + chunks * 0.02 / 128.0 / 3_600.0,
-        gc_pass_h: gc_listings * LISTING_S / LISTED_AT_ONCE / 3_600.0,
+        rebuild_h: gc_pass_s / 3_600.0 + chunks * 0.02 / 128.0 / 3_600.0,
+        gc_pass_h: gc_pass_s / 3_600.0,
+        gc_share_h: gc_share_s / 3_600.0,
         gc_listings,
+        gc_usd_month: gc_listings_per_s * price(1) / 1e3 * MONTH_S,
         storage_usd_month: chunks * a.chunk_bytes / 1e9 * price(0),
         requests_usd_month: requests * MONTH_S,
         replicas_usd_month: replicas * price(3) * MONTH_S / 3_600.0,
@@ -312,7 +328,8 @@ pub(crate) fn project(arguments: &ProjectArguments) -> Result<Projection> {
             a.cores
         ),
         format!(
-            "a listing of 1,000 keys takes {LISTING_S} s and {LISTED_AT_ONCE} prefixes are listed concurrently; a head is read in 20 ms, 128 concurrently"
+            "a listing of 1,000 keys takes {LISTING_S} s, of a slice of {SLICE_KEYS} as long; {LISTED_AT_ONCE} slices are listed at once; a \
+             head is read in 20 ms, 128 concurrently"
         ),
         format!(
             "up to {ROWS_MEMBERS_MAX} replicas: every replica reads the journal every {} s; with more than {LISTED} batches in {} h, \
@@ -321,8 +338,12 @@ pub(crate) fn project(arguments: &ProjectArguments) -> Result<Projection> {
         ),
         format!(
             "more replicas: all together read removals {READS_PER_S} times a second, each at least every {INTERVAL_MAX_S} s, and \
-             counts every {COUNTS_EVERY_S} s; one reads what all stored, for quotas; each has rows of an equal share of the chunks; one \
-             replica at a time collects"
+             counts every {COUNTS_EVERY_S} s; one reads what all stored, for quotas; each has rows of an equal share of the chunks"
+        ),
+        format!(
+            "the collector waits {} s between passes: one replica lists everything, {UNITS} or fewer list their shares of one model; \
+             listings only, without what they find to do",
+            a.gc_interval_s
         ),
         format!(
             "prices: {:?} dollars a GB and month, 1,000 writes or listings, 1,000 reads, a replica and hour; no price for traffic within a region",
@@ -336,7 +357,7 @@ pub(crate) fn project(arguments: &ProjectArguments) -> Result<Projection> {
 type Column = (&'static str, fn(&ProjectedSize) -> f64);
 
 /// Lines of the table.
-const COLUMNS: [Column; 22] = [
+const COLUMNS: [Column; 24] = [
     ("replicas", |r| r.replicas),
     ("index by routes", |r| f64::from(u8::from(r.routes))),
     ("chunks", |r| r.chunks),
@@ -354,10 +375,12 @@ const COLUMNS: [Column; 22] = [
     ("index, GB", |r| r.index_gb),
     ("index of a replica, GB", |r| r.index_gb_of_a_replica),
     ("rebuild of an index, h", |r| r.rebuild_h),
-    ("GC pass, h", |r| r.gc_pass_h),
-    ("GC listings a pass", |r| r.gc_listings),
+    ("GC, listing everything, h", |r| r.gc_pass_h),
+    ("GC, a share, h", |r| r.gc_share_h),
+    ("GC listings, everything", |r| r.gc_listings),
     ("storage, $/month", |r| r.storage_usd_month),
     ("store requests, $/month", |r| r.requests_usd_month),
+    ("of these the collector", |r| r.gc_usd_month),
     ("replicas, $/month", |r| r.replicas_usd_month),
 ];
 

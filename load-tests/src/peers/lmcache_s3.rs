@@ -9,12 +9,8 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
 
-use super::{
-    arguments::PeersArguments,
-    minio::{KEY, SECRET},
-    table::PeerMeasurement,
-    target::PeerServer,
-};
+use super::{arguments::PeersArguments, table::PeerMeasurement, target::PeerServer};
+use crate::process::minio::{KEY, SECRET};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/lmcache_s3.py");
 /// Adds the name to a copy of the file of hosts, lays it over that for this process alone, and becomes the script.

@@ -1,8 +1,8 @@
 //! MinIO, over a directory, with presigned URLs: signing is the client's work and not measured.
 
-use std::{path::PathBuf, process::Command, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use bytes::Bytes;
 use object_store::{
     ObjectStoreExt as _,
@@ -16,24 +16,21 @@ use tempfile::TempDir;
 use super::{
     arguments::PeersArguments,
     protocol::Protocol,
-    target::{SampleValues, Target, put, started, target},
+    target::{SampleValues, Target, put, target},
 };
-use crate::{http, process::free_port};
+use crate::{
+    http,
+    process::{
+        free_port,
+        minio::{self, BUCKET, KEY, SECRET},
+    },
+};
 
-pub(super) const KEY: &str = "load-test-key";
-pub(super) const SECRET: &str = "load-test-secret";
-const BUCKET: &str = "kvasir-load";
 /// Life of a presigned URL: longer than a comparison.
 const URL_LIFE: Duration = Duration::from_secs(4 * 3600);
 /// Attempts of the first write, and the pause between two: the server listens before it takes any.
 const ATTEMPTS: usize = 40;
 const PAUSE: Duration = Duration::from_millis(250);
-
-/// The one that `tests/servers/minio install` builds.
-fn built() -> Option<PathBuf> {
-    let versions = std::fs::read_dir("target/servers/minio").ok()?;
-    versions.flatten().map(|entry| entry.path().join("minio")).find(|path| path.is_file())
-}
 
 /// Starts it with the values, and with URLs for this many writes.
 pub(super) async fn start(
@@ -42,21 +39,8 @@ pub(super) async fn start(
     made: &SampleValues,
     writes: usize,
 ) -> Result<Target> {
-    let binary = arguments.minio.clone().or_else(built);
-    let binary = binary.context("MinIO is not installed; build it with `tests/servers/minio install`")?;
-    let (data, address) = (directory.path().join("minio"), free_port()?);
-    std::fs::create_dir_all(data.join(BUCKET))?;
-    let mut command = Command::new(binary);
-    command.args(["server", "--quiet", "--address", &address.to_string()]).arg(&data);
-    command.envs([
-        ("MINIO_ROOT_USER", KEY),
-        ("MINIO_ROOT_PASSWORD", SECRET),
-        ("MINIO_BROWSER", "off"),
-        ("MINIO_CI_CD", "1"),
-        // For clients that address a bucket by host name; the others use the path.
-        ("MINIO_DOMAIN", "localhost"),
-    ]);
-    let process = started(command, address).await?;
+    let (binary, address) = (minio::binary(arguments.minio.as_ref())?, free_port()?);
+    let process = minio::start(&binary, directory.path(), address).await?;
     let store = AmazonS3Builder::new()
         .with_bucket_name(BUCKET)
         .with_region("us-east-1")

@@ -1,5 +1,6 @@
 //! Child processes of a measurement: started, waited for until they listen, ended with their handle.
 
+pub(crate) mod minio;
 pub(crate) mod nginx;
 pub(crate) mod usage;
 

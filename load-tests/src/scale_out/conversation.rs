@@ -84,7 +84,7 @@ pub(super) async fn measure(
     let distinct = prefixes.collect::<HashSet<_>>().len();
     let memory = (distinct * CHUNK_BYTES) as f64 * MEMORY_SHARE / replicas as f64;
     let network = BridgedNetwork::new(replicas, arguments.link_mbps)?;
-    let group = ReplicaGroup::start(&arguments.common, network, spreading, memory as u64, 0).await?;
+    let group = ReplicaGroup::start(arguments, network, spreading, memory as u64, 0).await?;
     let clients = &*group.clients;
     let (chunks, hot) = (AtomicU64::new(0), AtomicU64::new(0));
     let served = async || group.metric("kvasir_http_requests_total", &["/v1/"]).await;

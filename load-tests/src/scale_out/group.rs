@@ -11,10 +11,14 @@ use kvasir_tests::{
 use tempfile::TempDir;
 
 use super::{
+    ScaleArguments,
     clients::{ReplicaClients, Spreading},
     network::BridgedNetwork,
 };
-use crate::{arguments::CommonArguments, cluster, process::ChildProcess};
+use crate::{
+    cluster,
+    process::{ChildProcess, minio},
+};
 
 /// Replicas in namespaces, and the object store.
 pub(super) struct ReplicaGroup {
@@ -33,13 +37,18 @@ impl ReplicaGroup {
     /// Starts a replica in each namespace, with a hot tier of `memory` and `disk` bytes each. By routes, replicas and clients know the list of
     /// members; by chance, nobody does, as behind a plain load balancer.
     pub(super) async fn start(
-        common: &CommonArguments,
+        arguments: &ScaleArguments,
         network: BridgedNetwork,
         spreading: Spreading,
         memory: u64,
         disk: u64,
     ) -> Result<Self> {
-        let server = cluster::s3_server(BridgedNetwork::store_address()).await?;
+        let (common, address, directory) =
+            (&arguments.common, BridgedNetwork::store_address(), TempDir::new()?);
+        let (server, store) = match &arguments.minio {
+            Some(binary) => (minio::start(binary, directory.path(), address).await?, minio::config(address)?),
+            None => (cluster::s3_server(address).await?, S3Server::config_at(address, "scale")),
+        };
         let program = std::path::absolute(&common.kvasir)?;
         ensure!(program.exists(), "{} does not exist", program.display());
         let mut flags = vec![
@@ -56,8 +65,8 @@ impl ReplicaGroup {
             program: program.to_string_lossy().into_owned(),
             flags,
             spreading,
-            store: S3Server::config_at(BridgedNetwork::store_address(), "scale"),
-            directory: TempDir::new()?,
+            store,
+            directory,
             network,
             _server: server,
         };
@@ -95,14 +104,18 @@ impl ReplicaGroup {
         self.processes.iter().flatten().map(Process::id).collect()
     }
 
-    /// SIGTERM, and a new process with the same address and directory once the old one has ended.
-    pub(super) async fn restart(&mut self, nth: usize) -> Result<()> {
+    /// SIGTERM, until the process has ended.
+    pub(super) async fn stop(&mut self, nth: usize) -> Result<()> {
         let mut process = self.processes[nth].take().context("it runs")?;
         process.terminate();
         let status = process.wait().await;
         ensure!(status.success(), "a replica that was asked to stop ended with {status}");
-        self.processes[nth] = Some(self.start_one(nth).await);
         Ok(())
+    }
+
+    /// A new process with the address and directory of one that has ended.
+    pub(super) async fn start_again(&mut self, nth: usize) {
+        self.processes[nth] = Some(self.start_one(nth).await);
     }
 
     /// SIGKILL.

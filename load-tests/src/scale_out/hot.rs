@@ -122,8 +122,7 @@ pub(super) async fn measure(
 ) -> Result<HotReads> {
     let network = BridgedNetwork::new(replicas, arguments.link_mbps)?;
     let memory = (arguments.objects * arguments.bytes) as f64 * MEMORY / replicas as f64;
-    let mut group =
-        ReplicaGroup::start(&arguments.common, network, Spreading::Routes, memory as u64, 0).await?;
+    let mut group = ReplicaGroup::start(arguments, network, Spreading::Routes, memory as u64, 0).await?;
     let clients = Arc::clone(&group.clients);
     let prompts: Arc<[Prompt]> = (0..arguments.objects as u64).map(|part| clients.prompt(&[part])).collect();
     let mut stored = 0;

@@ -4,18 +4,23 @@ mod clients;
 mod conversation;
 mod group;
 mod hot;
+mod membership;
 mod network;
 mod page;
 mod prompts;
-mod restart;
+
+use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use self::{
-    clients::Spreading, conversation::Conversations, hot::HotReads, network::BridgedNetwork,
-    restart::RollingRestart,
+    clients::Spreading,
+    conversation::Conversations,
+    hot::HotReads,
+    membership::{Change, ReplicasChanged},
+    network::BridgedNetwork,
 };
 use crate::{
     arguments::CommonArguments,
@@ -29,7 +34,7 @@ pub(crate) struct ScaleArguments {
     #[command(flatten)]
     pub(crate) common: CommonArguments,
     /// What to measure.
-    #[arg(long, value_delimiter = ',', default_value = "hot,conversation,template,restart")]
+    #[arg(long, value_delimiter = ',', default_value = "hot,conversation,template,restart,leave")]
     parts: Vec<Part>,
     /// How many replicas, in turn. The largest number is restarted.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8")]
@@ -37,8 +42,11 @@ pub(crate) struct ScaleArguments {
     /// Bandwidth of each replica's link, in Mb/s: little enough that two cores can fill all of them.
     #[arg(long, default_value_t = 200)]
     link_mbps: u64,
+    /// The object store, a MinIO binary: `tests/servers/minio install` builds one. Without it, the tests' own S3 server.
+    #[arg(long)]
+    pub(crate) minio: Option<PathBuf>,
     /// Objects that are read hot: so many that chance gives each replica about as many.
-    #[arg(long, default_value_t = 2_048)]
+    #[arg(long, default_value_t = 8_192)]
     objects: usize,
     /// Bytes of each.
     #[arg(long, default_value_t = 200_000)]
@@ -65,6 +73,8 @@ enum Part {
     Template,
     /// A rolling restart under load.
     Restart,
+    /// One that leaves for good under load.
+    Leave,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -76,7 +86,7 @@ pub(crate) struct Scaling {
     pub(crate) skipped: Option<String>,
     rows: Vec<HotReads>,
     conversations: Vec<Conversations>,
-    restarts: Vec<RollingRestart>,
+    restarts: Vec<ReplicasChanged>,
 }
 
 const SEED: u64 = 1;
@@ -91,7 +101,10 @@ fn spreadings(replicas: usize) -> &'static [Spreading] {
 /// Measures all sizes; if namespaces cannot be created, the result says why.
 pub(crate) async fn scale(arguments: &ScaleArguments) -> Result<Scaling> {
     let mut scaling = Scaling {
-        what: "replicas in network namespaces with a shaped link each, over one S3 server".into(),
+        what: format!(
+            "replicas in network namespaces with a shaped link each, over {}",
+            if arguments.minio.is_some() { "MinIO" } else { "the S3 server of the tests" }
+        ),
         machine: usage::machine(),
         link_mbps: arguments.link_mbps,
         seed: SEED,
@@ -126,10 +139,11 @@ pub(crate) async fn scale(arguments: &ScaleArguments) -> Result<Scaling> {
             scaling.conversations.push(row);
         }
     }
-    if arguments.parts.contains(&Part::Restart) && most > 1 {
+    let changes = [(Part::Restart, Change::RollingRestart), (Part::Leave, Change::OneLeaves)];
+    for (_, change) in changes.into_iter().filter(|(part, _)| arguments.parts.contains(part) && most > 1) {
         for &spreading in spreadings(most) {
-            let row = Box::pin(restart::measure(arguments, most, spreading)).await?;
-            say(&page::restart_line(&row));
+            let row = Box::pin(membership::measure(arguments, most, spreading, change)).await?;
+            say(&page::change_line(&row));
             scaling.restarts.push(row);
         }
     }

@@ -3,7 +3,11 @@
 use kvasir_plot::{Axis, Bar, Bars, Guide, Mark, Page, Place, Plot, number};
 
 use super::{
-    Scaling, clients::Spreading, conversation::Conversations, hot::HotReads, restart::RollingRestart,
+    Scaling,
+    clients::Spreading,
+    conversation::Conversations,
+    hot::HotReads,
+    membership::{Change, ReplicasChanged},
 };
 use crate::report;
 
@@ -57,10 +61,14 @@ pub(super) fn conversation_line(row: &Conversations) -> String {
     )
 }
 
-pub(super) fn restart_line(row: &RollingRestart) -> String {
+pub(super) fn change_line(row: &ReplicasChanged) -> String {
+    let what = match row.change {
+        Change::RollingRestart => "rolling restart of",
+        Change::OneLeaves => "one leaves, of",
+    };
     let recovered = row.recovered_after_s.map_or("not".to_owned(), |seconds| format!("{seconds:.0} s later"));
     format!(
-        "rolling restart of {} by {} in {:.0} s: {} of {} loads failed, {} were tried again; hot {:.1} % before, {:.1} % at least; back at 90 % of it {recovered}",
+        "{what} {} by {} in {:.0} s: {} of {} loads failed, {} were tried again; hot {:.1} % before, {:.1} % at least; back at 90 % of it {recovered}",
         row.replicas,
         name(row.spreading),
         row.last_ready_at_s - row.first_stopped_at_s,
@@ -82,7 +90,7 @@ pub(super) fn page(scaling: &Scaling) -> String {
     }
     hot(&mut page, &scaling.rows);
     conversations(&mut page, &scaling.conversations);
-    scaling.restarts.iter().for_each(|row| restart(&mut page, row));
+    scaling.restarts.iter().for_each(|row| change(&mut page, row));
     page.finish(report::FOOTER)
 }
 
@@ -152,9 +160,13 @@ fn conversations(page: &mut Page, rows: &[Conversations]) {
     page.table(&report::table(&columns, rows.iter().map(row)));
 }
 
-fn restart(page: &mut Page, row: &RollingRestart) {
-    page.heading(&format!("Rolling restart of {} replicas by {}", row.replicas, name(row.spreading)));
-    page.paragraph(&(restart_line(row) + "."));
+fn change(page: &mut Page, row: &ReplicasChanged) {
+    let what = match row.change {
+        Change::RollingRestart => "Rolling restart of",
+        Change::OneLeaves => "One leaves, of",
+    };
+    page.heading(&format!("{what} {} replicas by {}", row.replicas, name(row.spreading)));
+    page.paragraph(&(change_line(row) + "."));
     let points = row.hot_share.iter().enumerate().map(|(at, share)| (at as f64, share * 100.0));
     let plot = Plot {
         description: "Loads from memory, of each second".to_owned(),

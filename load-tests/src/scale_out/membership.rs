@@ -1,4 +1,4 @@
-//! A rolling restart of all replicas under load.
+//! A rolling restart of all replicas under load, and one that leaves for good.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -33,9 +33,22 @@ const WINDOW: usize = 5;
 /// The hit ratio has recovered at this share of what it was before.
 const RECOVERED: f64 = 0.9;
 
+/// What happens to the replicas.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Change {
+    /// All restart, one after the other.
+    #[default]
+    RollingRestart,
+    /// The last one stops, and does not come back.
+    OneLeaves,
+}
+
 /// What requests met.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct RollingRestart {
+pub(super) struct ReplicasChanged {
+    #[serde(default)]
+    pub(super) change: Change,
     pub(super) replicas: usize,
     pub(super) spreading: Spreading,
     pub(super) rate: f64,
@@ -44,7 +57,7 @@ pub(super) struct RollingRestart {
     /// Share of the loads that were served from the memory or the disk of the replica that was asked: before, and the lowest of five seconds from the first restart on.
     pub(super) hot_before: f64,
     pub(super) hot_lowest: f64,
-    /// From the moment that the last replica was ready until the hit ratio was back at 90 % of what it was before, averaged
+    /// From the moment that the last replica was ready, or had left, until the hit ratio was back at 90 % of what it was before, averaged
     /// over the five seconds from then; none if that did not happen within a minute.
     pub(super) recovered_after_s: Option<f64>,
     /// Hit ratio of every second.
@@ -61,11 +74,11 @@ pub(super) async fn measure(
     arguments: &ScaleArguments,
     replicas: usize,
     spreading: Spreading,
-) -> Result<RollingRestart> {
+    change: Change,
+) -> Result<ReplicasChanged> {
     let network = BridgedNetwork::new(replicas, arguments.link_mbps)?;
     let memory = (PROMPTS as usize * CHUNK_BYTES) as f64 * MEMORY / replicas as f64;
-    let mut group =
-        ReplicaGroup::start(&arguments.common, network, spreading, memory as u64, memory as u64).await?;
+    let mut group = ReplicaGroup::start(arguments, network, spreading, memory as u64, memory as u64).await?;
     let clients = Arc::clone(&group.clients);
     let prompts: Arc<[Prompt]> = (0..PROMPTS).map(|part| clients.prompt(&[part])).collect();
     for prompt in &*prompts {
@@ -111,8 +124,16 @@ pub(super) async fn measure(
     tokio::time::sleep(Duration::from_secs_f64(BEFORE_S)).await;
     let first_stopped_at_s = begun.elapsed().as_secs_f64();
     let mut last_ready_at_s = first_stopped_at_s;
-    for nth in 0..replicas {
-        group.restart(nth).await?;
+    let (stopped, is_back) = match change {
+        Change::RollingRestart => (0..replicas, true),
+        // Not the first: the clients were given its address.
+        Change::OneLeaves => (replicas - 1..replicas, false),
+    };
+    for nth in stopped {
+        group.stop(nth).await?;
+        if is_back {
+            group.start_again(nth).await;
+        }
         last_ready_at_s = begun.elapsed().as_secs_f64();
         tokio::time::sleep(Duration::from_secs_f64(BETWEEN_S)).await;
     }
@@ -125,7 +146,8 @@ pub(super) async fn measure(
     let after = last_ready_at_s.ceil() as usize;
     let recovered =
         (after..hot.len()).find(|at| window(&hot, *at).is_some_and(|share| share >= RECOVERED * hot_before));
-    Ok(RollingRestart {
+    Ok(ReplicasChanged {
+        change,
         replicas,
         spreading,
         rate: arguments.rate,
