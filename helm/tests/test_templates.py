@@ -249,7 +249,7 @@ class Availability(unittest.TestCase):
         self.assertEqual(first["args"][:5], ["admin", "gc", "--direct", "--json", "--dry-run"])
         self.assertIn("AWS_ACCESS_KEY_ID", [e["name"] for e in first["env"]])
         self.assertEqual(job["concurrencyPolicy"], "Forbid")
-        self.assertFalse(all_of(rendered("minimal"), "CronJob"), "replicas collect, by a lease in the store")
+        self.assertFalse(all_of(rendered("minimal"), "CronJob"), "replicas collect")
         self.assertNotIn("gc", tomllib.loads(config(rendered("minimal"))))
 
 

@@ -199,6 +199,7 @@ suite! {
     storage_core::other_bytes_under_a_name_are_noticed,
     replicas::removed_chunks_hide_and_go_and_come_back_under_another_name,
     replicas::duplicates_and_expired_chunks_go,
+    replicas::the_members_of_a_cluster_divide_a_pass,
     replicas::a_collector_that_slept_deletes_nothing_that_was_stored_since,
     replicas::blocks_match_on_other_replicas_through_the_journal,
     replicas::an_acknowledged_removal_survives_its_replica,

@@ -8,7 +8,8 @@ use std::sync::{
 use bytes::Bytes;
 use futures::{FutureExt, TryStreamExt, future::join_all};
 use kvasir_storage::{
-    ByteRange, ChunkError, ObjectError, OpaqueObject, PutError, PutObject, Storage, hot::RequestHint,
+    ByteRange, ChunkError, ObjectError, OpaqueObject, PutError, PutObject, Storage, WorkShare,
+    hot::RequestHint,
 };
 use kvasir_store::layout::Key;
 use kvasir_tests::hooked::{Hook, Hooked};
@@ -283,7 +284,7 @@ pub(crate) async fn objects_are_rebuilt_scrubbed_and_expire(backend: &Backend) {
     let rebuilt = cold.lifecycle().rebuild_index(|_| {}).await.expect("rebuilds");
     assert_eq!((rebuilt.indexed, rebuilt.failed), (1, 0));
     assert!(get(&cold, "k", ByteRange::Whole).await.expect("reads") == payload(1, 100));
-    let scrubbed = cold.lifecycle().scrub(0, false, |_| {}).await.expect("scrubs");
+    let scrubbed = cold.lifecycle().scrub(&WorkShare::WHOLE, 0, false, |_| {}).await.expect("scrubs");
     assert_eq!((scrubbed.objects, scrubbed.quarantined, scrubbed.unread), (1, 0, 0));
     assert_eq!(collect(&cold, &at_once()).await.duplicates, 0);
     let old = kvasir_storage::gc::GcPolicy { ttl: Some(std::time::Duration::ZERO), ..at_once() };

@@ -11,7 +11,7 @@ use std::{
 
 use futures::FutureExt;
 use kvasir_api::{Context, ContextRequest};
-use kvasir_storage::{ByteRange, ChunkError, ContextError, PutChunk, Storage, gc::GcPolicy};
+use kvasir_storage::{ByteRange, ChunkError, ContextError, PutChunk, Storage, WorkShare, gc::GcPolicy};
 use kvasir_store::layout::Key;
 use kvasir_tests::{
     chunks::{self, Chunk},
@@ -172,7 +172,7 @@ async fn the_intent_of_a_collector_that_ended_refuses_pins() {
         futures::future::ready(if ends { Err(failed) } else { Ok(()) }).boxed()
     });
     let collector = backend.hooked_replica(hook).await;
-    assert!(collector.lifecycle().collect_garbage(&all_expired(), |_| {}).await.is_err());
+    assert!(collector.lifecycle().collect_garbage(&all_expired(), &WorkShare::WHOLE, |_| {}).await.is_err());
     let refused = pin(&storage, contexts[0].1.seq_hash).await;
     assert!(matches!(&refused, Err(error) if error.code().is_retryable()), "{refused:?}");
     assert_eq!(pinned(&storage).await, []);
@@ -337,7 +337,11 @@ async fn a_damaged_context_holds_its_tenants_chunks_and_stops_nobody() {
     storage.store().objects().put(&tombstone, "expired".into()).await.expect("writes");
     storage.lifecycle().remove(&key(&a, &removed)).await.expect("removes");
     for policy in [all_expired(), GcPolicy { capacity_bytes: Some(0), ..at_once() }, at_once()] {
-        storage.lifecycle().collect_garbage(&policy, |_| {}).await.expect("one record stops no pass");
+        storage
+            .lifecycle()
+            .collect_garbage(&policy, &WorkShare::WHOLE, |_| {})
+            .await
+            .expect("one record stops no pass");
     }
     let is_there = async |key| storage.reads().read_store(&key, ByteRange::Whole).await.is_ok();
     assert!(is_there(key(&a, &held)).await, "its pins are not known");
@@ -370,8 +374,11 @@ async fn an_unreadable_object_stops_no_pass() {
         futures::future::ready(if fails { Err(failed) } else { Ok(()) }).boxed()
     });
     let collector = backend.hooked_replica(hook).await;
-    let report =
-        collector.lifecycle().collect_garbage(&at_once(), |_| {}).await.expect("one object stops no pass");
+    let report = collector
+        .lifecycle()
+        .collect_garbage(&at_once(), &WorkShare::WHOLE, |_| {})
+        .await
+        .expect("one object stops no pass");
     assert_eq!((report.duplicates, report.deleted), (0, 1), "{report:?}");
 }
 

@@ -13,7 +13,7 @@ use futures::{FutureExt, TryStreamExt};
 use kvasir_api::ErrorCode;
 use kvasir_storage::{
     ByteRange, CatalogError, ChunkError, JournalReading, Lookup, PutChunk, Query, Selection, Storage,
-    gc::GcPolicy, hot::RequestHint,
+    WorkShare, gc::GcPolicy, hot::RequestHint,
 };
 use kvasir_store::layout::{ChunkKey, JournalLog, Key};
 use kvasir_tests::{
@@ -415,7 +415,7 @@ async fn what_says_that_a_chunk_was_stored_goes_before_what_says_that_it_was_rem
     let forgetful =
         GcPolicy { tombstone_retention: Duration::ZERO, journal_retention: Duration::ZERO, ..at_once() };
     for _ in 0..3 {
-        assert!(collector.lifecycle().collect_garbage(&forgetful, |_| {}).await.is_err());
+        assert!(collector.lifecycle().collect_garbage(&forgetful, &WorkShare::WHOLE, |_| {}).await.is_err());
     }
     let other = backend.replica().await;
     other.changes().journal_tail(JournalReading::Rows).await.expect("reads");
@@ -449,7 +449,11 @@ async fn spares_a_name_in_use(read_late: fn(ChunkKey) -> Key) {
         let (other, again, policy) = (Arc::clone(&other), again.clone(), policy.clone());
         async move {
             if meanwhile {
-                let report = other.lifecycle().collect_garbage(&policy, |_| {}).await.expect("collects");
+                let report = other
+                    .lifecycle()
+                    .collect_garbage(&policy, &WorkShare::WHOLE, |_| {})
+                    .await
+                    .expect("collects");
                 assert_eq!(report.tombstones_deleted, 1, "{report:?}");
                 assert_eq!(
                     put_any(&other, &again).await.object_digest,
@@ -462,7 +466,7 @@ async fn spares_a_name_in_use(read_late: fn(ChunkKey) -> Key) {
         .boxed()
     });
     let slow = backend.hooked_replica(hook).await;
-    let report = slow.lifecycle().collect_garbage(&end, |_| {}).await.expect("collects");
+    let report = slow.lifecycle().collect_garbage(&end, &WorkShare::WHOLE, |_| {}).await.expect("collects");
     assert_eq!(report.deleted, 0, "{report:?}");
     assert_eq!(read(&storage, &chunk, ByteRange::Whole).await.expect("stays"), chunk.bytes);
 }

@@ -4,7 +4,7 @@ use std::{sync::Arc, task::Poll, time::Duration};
 
 use futures::TryStreamExt;
 use kvasir_storage::{
-    ByteRange, ChunkError, JournalReading, Lookup, PutChunk, Query, Settings, Storage,
+    ByteRange, ChunkError, JournalReading, Lookup, PutChunk, Query, Settings, Storage, WorkShare,
     gc::{GcPolicy, GcReport},
     hot::RequestHint,
 };
@@ -29,7 +29,7 @@ pub(crate) fn at_once() -> GcPolicy {
 }
 
 pub(crate) async fn collect(storage: &Storage, policy: &GcPolicy) -> GcReport {
-    storage.lifecycle().collect_garbage(policy, |_| {}).await.expect("collects")
+    storage.lifecycle().collect_garbage(policy, &WorkShare::WHOLE, |_| {}).await.expect("collects")
 }
 
 /// Stores a chunk whatever name it gets.
@@ -111,6 +111,53 @@ pub(crate) async fn duplicates_and_expired_chunks_go(backend: &Backend) {
     assert_eq!(collect(&storage, &old).await.expired, 1);
     assert_eq!(matched(&storage, &tokens).await, 0);
     assert_eq!(collect(&storage, &old).await.deleted, 1);
+}
+
+/// Each chunk is the work of one member, and together they do what one pass over everything does.
+pub(crate) async fn the_members_of_a_cluster_divide_a_pass(backend: &Backend) {
+    let storage = backend.replica().await;
+    let root = prepare(&storage).await;
+    let members: Vec<_> = (0..3).map(|n| (format!("http://r{n}:7480"), 1.0)).collect();
+    let shares = [0, 1, 2].map(|this| WorkShare::of(members.clone(), this, false));
+    for n in 0..30 {
+        let tokens = chunks::tokens(9_100 + n, 64);
+        let chunk = chunks::chunk(root, &tokens, 0, 64, 50);
+        put(&storage, &chunk).await;
+        if n < 10 {
+            storage.lifecycle().remove(&key(&chunk)).await.expect("removes");
+        }
+    }
+    let pass = async |policy: &GcPolicy| {
+        let mut reports = Vec::new();
+        for share in &shares {
+            let member = backend.replica().await;
+            let collected = member.lifecycle().collect_garbage(policy, share, |_| {}).await;
+            reports.push(collected.expect("collects"));
+        }
+        assert!(reports.iter().all(|report| report.led), "{reports:?}");
+        let all: Vec<_> = reports.iter().filter(|report| report.listed_all).collect();
+        assert!(all.len() == 1, "one lists everything: {reports:?}");
+        reports
+    };
+    let divided = |reports: &[GcReport], count: fn(&GcReport) -> u64| {
+        let counts: Vec<u64> = reports.iter().map(count).collect();
+        assert!(counts.iter().all(|count| *count > 0), "{reports:?}");
+        counts.into_iter().sum::<u64>()
+    };
+    let reports = pass(&at_once()).await;
+    assert_eq!(divided(&reports, |report| report.deleted), 10, "{reports:?}");
+    let mut scrubbed = Vec::new();
+    for share in &shares {
+        let report = storage.lifecycle().scrub(share, 0, false, |_| {}).await.expect("scrubs");
+        scrubbed.push(report.objects);
+    }
+    assert!(scrubbed.iter().sum::<u64>() == 20 && scrubbed.iter().all(|count| *count < 20), "{scrubbed:?}");
+    let old = GcPolicy { ttl: Some(Duration::ZERO), ..at_once() };
+    let reports = pass(&old).await;
+    assert_eq!(divided(&reports, |report| report.expired), 20, "{reports:?}");
+    // A pass may meet the tombstones that it wrote itself.
+    let left = collect(&storage, &old).await;
+    assert_eq!(reports.iter().map(|report| report.deleted).sum::<u64>() + left.deleted, 20, "{reports:?}");
 }
 
 /// The moment between deciding and deleting is stretched to the other side of everything that could go wrong.

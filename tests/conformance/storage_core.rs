@@ -7,7 +7,7 @@ use futures::{TryStreamExt, stream};
 use kvasir_api::ErrorCode;
 use kvasir_storage::{
     AnnouncedBody, ByteRange, CatalogError, ChunkError, Lookup, PutChunk, PutError, Query, Storage,
-    gc::GcPolicy, hot::RequestHint,
+    WorkShare, gc::GcPolicy, hot::RequestHint,
 };
 use kvasir_store::layout::{ChunkKey, Key};
 use kvasir_tests::chunks::{self, Chunk};
@@ -209,7 +209,8 @@ pub(crate) async fn uploads_that_nobody_finished_go(backend: &Backend) {
     }
     let policy = GcPolicy { actions_per_second: 0, ..GcPolicy::default() };
     let collect = async |policy: GcPolicy| {
-        let report = storage.lifecycle().collect_garbage(&policy, |_| {}).await.expect("collects");
+        let report =
+            storage.lifecycle().collect_garbage(&policy, &WorkShare::WHOLE, |_| {}).await.expect("collects");
         report.leftovers_deleted
     };
     assert_eq!(collect(policy.clone()).await, 0, "they are young");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::TryStreamExt;
 use kvasir_storage::{
-    Storage,
+    Storage, WorkShare,
     gc::{GcPolicy, GcReport},
 };
 use kvasir_store::layout::{ChunkKey, Key};
@@ -29,7 +29,11 @@ fn policy() -> GcPolicy {
 }
 
 async fn collect(storage: &Storage) -> GcReport {
-    storage.lifecycle().collect_garbage(&policy(), |_| {}).await.expect("nothing goes wrong")
+    storage
+        .lifecycle()
+        .collect_garbage(&policy(), &WorkShare::WHOLE, |_| {})
+        .await
+        .expect("nothing goes wrong")
 }
 
 fn key(chunk: &Chunk) -> ChunkKey {

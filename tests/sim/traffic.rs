@@ -4,7 +4,7 @@ use std::{rc::Rc, sync::Arc, time::Duration};
 
 use futures::future::join_all;
 use kvasir_api::ContextRequest;
-use kvasir_storage::gc::GcPolicy;
+use kvasir_storage::{WorkShare, gc::GcPolicy};
 use kvasir_tests::chunks::{self, Chunk};
 use kvasir_types::Name;
 use tokio::time::{Instant, sleep};
@@ -23,9 +23,9 @@ const READING_AHEAD: Duration = Duration::from_secs(400);
 const MANY: u8 = 10;
 
 impl Book {
-    /// One pass of the collector.
-    pub(crate) async fn collect(&self, node: &Node, policy: &GcPolicy) {
-        let _ = node.run(node.storage.lifecycle().collect_garbage(policy, |_| {})).await;
+    /// One pass of the collector over a share.
+    pub(crate) async fn collect(&self, node: &Node, policy: &GcPolicy, share: &WorkShare) {
+        let _ = node.run(node.storage.lifecycle().collect_garbage(policy, share, |_| {})).await;
     }
 }
 
@@ -63,6 +63,17 @@ impl World {
         chunks[self.dice.below(chunks.len())].clone()
     }
 
+    /// What a replica takes for its part of the work: its list of members need not be that of any other.
+    fn work_share(&mut self) -> WorkShare {
+        if !self.dice.chance(if self.nodes.len() > REPLICAS { 800 } else { 200 }) {
+            return WorkShare::WHOLE;
+        }
+        let members = 2 + self.dice.below(2);
+        let this = self.dice.below(members);
+        let members = (0..members).map(|n| (format!("http://r{n}:7480"), 1.0)).collect();
+        WorkShare::of(members, this, self.dice.chance(500))
+    }
+
     async fn traffic(&mut self) {
         let book = Rc::clone(&self.book);
         let puts: Vec<_> = (0..3).map(|_| (self.any(), self.dice.below(CONTEXTS))).collect();
@@ -72,7 +83,7 @@ impl World {
         let removals: Vec<_> = (0..removals).map(|_| (self.any(), self.any_chunk())).collect();
         let (namer, named) = (self.any(), self.any_chunk());
         let collectors = self.dice.below(3).saturating_sub(usize::from(self.dice.chance(600)));
-        let collectors: Vec<_> = (0..collectors).map(|_| self.any()).collect();
+        let collectors: Vec<_> = (0..collectors).map(|_| (self.any(), self.work_share())).collect();
         let keepers: Vec<_> = self.nodes.iter().map(|(node, _)| node.clone()).collect();
         let key = |world: &mut Self| world.dice.below(usize::from(KEYS)) as u8;
         let key_puts: Vec<_> =
@@ -86,7 +97,7 @@ impl World {
         let puts = puts.iter().map(|(node, at)| book.store(node, &contexts[*at].1));
         let loads = loads.iter().map(|(node, at, fresh)| book.load(node, root, &contexts[*at].0, *fresh));
         let removals = removals.iter().map(|(node, chunk)| book.remove(node, chunk));
-        let collecting = collectors.iter().map(|node| book.collect(node, &policy));
+        let collecting = collectors.iter().map(|(node, share)| book.collect(node, &policy, share));
         let keeping = keepers.iter().map(|node| book.sync(node));
         let pinning = async {
             if pins {
@@ -192,10 +203,10 @@ impl World {
         }
         let at = self.dice.below(self.nodes.len());
         let (node, _) = self.nodes.swap_remove(at);
-        let (collector, policy) = (node.clone(), self.policy());
+        let (collector, policy, share) = (node.clone(), self.policy(), self.work_share());
         tokio::spawn(async move {
             let storage = Arc::clone(&collector.storage);
-            let _ = collector.run(storage.lifecycle().collect_garbage(&policy, |_| {})).await;
+            let _ = collector.run(storage.lifecycle().collect_garbage(&policy, &share, |_| {})).await;
         });
         let (pause, after) = (self.dice.below(400), self.dice.below(600));
         let life = node.life.clone();

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, rc::Rc, time::Duration};
 
 use futures::TryStreamExt;
 use kvasir_container::Head;
-use kvasir_storage::{gc::GcPolicy, salt_record, transitions::Transition};
+use kvasir_storage::{WorkShare, gc::GcPolicy, salt_record, transitions::Transition};
 use kvasir_store::layout::{ChunkKey, Key};
 use kvasir_tests::{
     chunks::{self, Chunk},
@@ -248,7 +248,7 @@ impl World {
                 }
             }
             self.hold().await;
-            self.book.collect(&cold, &policy).await;
+            self.book.collect(&cold, &policy, &WorkShare::WHOLE).await;
             sleep(GRACE + Duration::from_secs(2)).await;
         }
         let owed = self.book.model().owed(self.book.now());

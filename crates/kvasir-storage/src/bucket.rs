@@ -1,9 +1,8 @@
 //! The store as the rest of the crate uses it: objects by key, and errors that name the operation.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use bytes::Bytes;
-use futures::{StreamExt, TryStreamExt, future, stream::BoxStream};
 use kvasir_store::{
     OpenStore, StoreAbilities, StoreError,
     layout::{Key, Layout, ListedKey},
@@ -13,7 +12,10 @@ use object_store::{
     Error, GetOptions, GetResult, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutPayload, path::Path,
 };
 
-use crate::transitions::{CrashPointObserver, Transition};
+use crate::{
+    listing::{Lister, Listing},
+    transitions::{CrashPointObserver, Transition},
+};
 
 /// An open store and its capabilities, for the parts of the storage core.
 #[derive(Debug)]
@@ -22,9 +24,6 @@ pub(crate) struct Bucket {
     abilities: StoreAbilities,
     crash_points: Arc<dyn CrashPointObserver>,
 }
-
-/// Objects of a listing whose names are keys of the layout, with their metadata.
-pub(crate) type Listing = BoxStream<'static, Result<(Key, ObjectMeta), StoreError>>;
 
 impl Bucket {
     pub(crate) fn new(
@@ -142,23 +141,27 @@ impl Bucket {
 
     /// Lists the objects under `prefix` that are named by a key of the layout.
     pub(crate) fn list(&self, prefix: &Path, operation: &'static str) -> Listing {
-        self.keyed(self.objects().list(Some(prefix)), operation)
+        self.lister(operation).paged(prefix)
     }
 
     /// Like [`list`](Self::list), after `offset`.
     pub(crate) fn list_behind(&self, prefix: &Path, offset: &Path, operation: &'static str) -> Listing {
-        self.keyed(self.objects().list_with_offset(Some(prefix), offset), operation)
+        self.lister(operation).paged_behind(prefix, offset)
     }
 
-    fn keyed(
-        &self,
-        listing: BoxStream<'static, object_store::Result<ObjectMeta>>,
-        operation: &'static str,
-    ) -> Listing {
-        let layout = self.layout().clone();
-        let keyed =
-            move |meta: ObjectMeta| future::ready(Ok(layout.parse(&meta.location).map(|key| (key, meta))));
-        listing.map_err(StoreError::request(operation)).try_filter_map(keyed).boxed()
+    /// Like [`list`](Self::list), with long folders of chunks read by several requests at once.
+    pub(crate) fn list_long(&self, prefix: &Path, operation: &'static str) -> Listing {
+        self.lister(operation).all(prefix)
+    }
+
+    /// The chunks or tombstones in `folder` whose hash begins with one of these hex digits.
+    pub(crate) fn list_hashes(&self, folder: &Path, digits: Range<u8>, operation: &'static str) -> Listing {
+        self.lister(operation).hashes(folder, digits)
+    }
+
+    fn lister(&self, operation: &'static str) -> Lister {
+        let (objects, layout) = (Arc::clone(self.objects()), self.layout().clone());
+        Lister { objects, layout, is_ordered: self.open.directory().is_none(), operation }
     }
 
     /// Names of the folders directly under `prefix`, without those that are not a `T`.

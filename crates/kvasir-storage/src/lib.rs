@@ -18,6 +18,7 @@ pub mod index;
 mod ingest;
 mod lifecycle;
 pub mod limits;
+mod listing;
 mod lookup;
 pub mod memory;
 mod object_read;
@@ -41,7 +42,7 @@ pub use ingest::{AnnouncedBody, DirectUploads, Ingest, PartContent, PutChunk, Pu
 pub use kvasir_container::FORMAT_VERSION;
 /// Observers of requests to the store.
 pub use kvasir_store::observe;
-pub use lifecycle::{Lifecycle, ProgressAnswer, RebuildProgress, ScrubReport, SealReport, gc};
+pub use lifecycle::{Lifecycle, ProgressAnswer, RebuildProgress, ScrubReport, SealReport, WorkShare, gc};
 pub use lookup::{Lookup, Query};
 pub use object_read::{ByteRange, ObjectRead};
 pub use read::{

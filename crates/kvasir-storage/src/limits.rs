@@ -134,6 +134,16 @@ pub const PIN_LOOK_EVERY: Duration = Duration::from_millis(500);
 pub const GC_GONE_WAITING_MAX: usize = 1_000;
 /// Epochs of the collector that are kept for inspection.
 pub const EPOCHS_KEPT: usize = 8;
+/// Keys of one page of a listing, by the S3 API: a longer folder of chunks is listed in slices.
+pub const LISTING_PAGE: usize = 1_000;
+/// Keys that a slice should hold: rarely more than a page.
+pub const LISTING_SLICE_KEYS: usize = 850;
+/// Slices listed at once.
+pub const LISTINGS_AT_ONCE: usize = 16;
+/// Age of a tenant's list of models by which work is divided: a new model is collected that much later at most.
+pub const WORK_MODELS_AGE_MAX: Duration = Duration::from_secs(3600);
+/// How often a collector of a part tries to begin an epoch that others begin at the same time.
+pub const EPOCH_TRIES_MAX: usize = 8;
 /// Concurrent store requests of a rebuild.
 pub const REBUILD_PARALLEL: usize = 32;
 /// How long first writers wait for each other on a store that ignores conditional creates: longer than the

@@ -84,6 +84,16 @@ impl<K: Hash + Eq + Clone, V: Clone> BoundedMap<K, V> {
         generations.old.remove(key);
     }
 
+    /// All keys and values, in no order.
+    pub fn all(&self) -> Vec<(K, V)> {
+        let generations = self.generations.lock();
+        let Generations { young, old, .. } = &*generations;
+        let is_alive =
+            |since: &Option<Instant>| self.ttl.zip(*since).is_none_or(|(ttl, since)| since.elapsed() < ttl);
+        let entries = young.iter().chain(old).filter(|(_, (since, _))| is_alive(since));
+        entries.map(|(key, (_, value))| (key.clone(), value.clone())).collect()
+    }
+
     /// How often entries were dropped so far to stay within the capacity.
     pub fn dropped(&self) -> u64 {
         self.generations.lock().dropped
@@ -123,6 +133,8 @@ mod tests {
             assert_eq!(map.get(&0), Some(0), "used all the time");
         }
         assert!(map.len() <= 100);
+        let all = map.all();
+        assert!(all.len() == map.len() && all.contains(&(0, 0)) && all.contains(&(9_999, 9_999)));
         assert!((200..=206).contains(&map.dropped()), "of 49 each, beside what is used: {}", map.dropped());
     }
 
@@ -131,8 +143,9 @@ mod tests {
         let map = BoundedMap::new(10, Some(Duration::from_secs(1)));
         map.insert("k", ());
         tokio::time::advance(Duration::from_millis(999)).await;
-        assert!(map.contains(&"k"));
+        assert!(map.contains(&"k") && map.all() == [("k", ())]);
         tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(map.all(), []);
         assert!(!map.contains(&"k"), "reading does not renew it");
         map.insert_since("k", (), Instant::now() - Duration::from_millis(600));
         tokio::time::advance(Duration::from_millis(400)).await;

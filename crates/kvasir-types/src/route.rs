@@ -9,7 +9,7 @@ use std::{cmp::Ordering, fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-use crate::{BLOCK_TOKENS, SeqHash};
+use crate::{BLOCK_TOKENS, ModelId, Name, SeqHash};
 
 /// Tokens by which routes grow: the smallest step of a chunk.
 pub const ROUTE_TOKENS: usize = 256;
@@ -26,6 +26,15 @@ pub struct ParseRouteKeyError;
 impl RouteKey {
     /// The route of what is counted for all tenants.
     pub const ACCOUNTS: Self = Self(0);
+
+    /// The route of a work unit: the chunks of a tenant's model whose `seq_hash` begins with the hex digit `digit`.
+    pub fn of_work_unit(tenant: &Name, model_id: &ModelId, digit: u8) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(model_id.as_bytes()).update(&[digit]).update(tenant.as_str().as_bytes());
+        let hash = hasher.finalize();
+        let [bits, ..] = hash.as_bytes().as_chunks().0 else { unreachable!("a hash has 32 bytes") };
+        Self(u64::from_be_bytes(*bits))
+    }
 
     /// The route of a prompt with these block hashes, or `None` for an empty one.
     ///

@@ -207,12 +207,12 @@ async fn append_journal(state: &AppState, storage: &Storage) {
 
 async fn collect_garbage(state: &AppState, policy: &GcPolicy) {
     let Some(storage) = state.ready_storage() else { return };
-    let metrics = state.metrics();
-    if reading(state, storage) == JournalReading::Counts {
+    let (metrics, share) = (state.metrics(), state.cluster().work_share());
+    if share.keeps_accounts() && reading(state, storage) == JournalReading::Counts {
         // Its count needs to know what others store from here on.
         state.journal().read(state, storage, JournalReading::Stored).await;
     }
-    match storage.lifecycle().collect_garbage(policy, |now| metrics.collecting(now)).await {
+    match storage.lifecycle().collect_garbage(policy, &share, |now| metrics.collecting(now)).await {
         Ok(report) if report.led => {
             metrics.collected(&report, false);
             tracing::info!(?report, dry_run = policy.dry_run, "garbage collected");
@@ -226,9 +226,9 @@ async fn collect_garbage(state: &AppState, policy: &GcPolicy) {
 
 async fn scrub(state: &AppState, rate: u64) {
     let Some(storage) = state.ready_storage() else { return };
-    let metrics = state.metrics();
+    let (metrics, share) = (state.metrics(), state.cluster().work_share());
     let mut before = ScrubReport::default();
-    let scrubbed = storage.lifecycle().scrub(rate, false, |now| {
+    let scrubbed = storage.lifecycle().scrub(&share, rate, false, |now| {
         metrics.scrubbed(&before, now);
         before = *now;
     });

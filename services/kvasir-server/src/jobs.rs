@@ -14,7 +14,7 @@ use std::{
 use futures::FutureExt;
 use kvasir_api::{ErrorCode, Job, JobKind, JobRequest, JobState, Problem};
 use kvasir_storage::{
-    RebuildProgress, ScrubReport, SealReport, Storage,
+    RebuildProgress, ScrubReport, SealReport, Storage, WorkShare,
     gc::{GcPolicy, GcReport},
 };
 use kvasir_store::StoreError;
@@ -223,7 +223,7 @@ async fn run(
                 metrics.collecting(report);
                 said(gc_counts(report))
             };
-            let report = storage.lifecycle().collect_garbage(&policy, progress).await?;
+            let report = storage.lifecycle().collect_garbage(&policy, &WorkShare::WHOLE, progress).await?;
             // A dry run counts for its caller, not as work of the collector.
             if report.led && !policy.dry_run {
                 metrics.collected(&report, cancellation.is_obeyed());
@@ -237,7 +237,8 @@ async fn run(
                 before = *report;
                 said(scrub_counts(report))
             };
-            let report = storage.lifecycle().scrub(bytes_per_second, dry_run, progress).await?;
+            let report =
+                storage.lifecycle().scrub(&WorkShare::WHOLE, bytes_per_second, dry_run, progress).await?;
             Ok(scrub_counts(&report))
         }
         Work::Seal(ref tenant) => {

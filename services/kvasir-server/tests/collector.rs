@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream::BoxStream};
 use kvasir_eviction::PolicyKind;
 use kvasir_storage::{
-    ByteRange, Lookup, PutChunk, Query, Settings, Storage,
+    ByteRange, Lookup, PutChunk, Query, Settings, Storage, WorkShare,
     gc::{GcPolicy, GcReport},
     hot::RequestHint,
     index::Index,
@@ -143,7 +143,7 @@ fn at_once() -> GcPolicy {
 }
 
 async fn collect(storage: &Storage, policy: &GcPolicy) -> GcReport {
-    storage.lifecycle().collect_garbage(policy, |_| {}).await.expect("collects")
+    storage.lifecycle().collect_garbage(policy, &WorkShare::WHOLE, |_| {}).await.expect("collects")
 }
 
 #[tokio::test]
@@ -220,6 +220,19 @@ async fn tails_inside_longer_chunks_go_and_others_stay() {
     assert_eq!(collect(&storage, &dry).await.contained, 2);
     let young = GcPolicy { grace: Duration::from_secs(3600), ..at_once() };
     assert_eq!(collect(&storage, &young).await.contained, 0, "not before the grace");
+    // In a large cluster a replica collects the tails that it knows, in whichever unit they are.
+    let members: Vec<_> = (0..3).map(|n| (format!("http://r{n}:7480"), 1.0)).collect();
+    let mut divided = 0;
+    for this in 0..3 {
+        let contained = async |policy: &GcPolicy, rows_by_route| {
+            let share = WorkShare::of(members.clone(), this, rows_by_route);
+            let report = storage.lifecycle().collect_garbage(policy, &share, |_| {}).await.expect("collects");
+            report.contained
+        };
+        assert_eq!((contained(&dry, true).await, contained(&young, true).await), (2, 0));
+        divided += contained(&dry, false).await;
+    }
+    assert_eq!(divided, 2);
     assert_eq!(collect(&storage, &at_once()).await.contained, 2);
     assert_eq!(collect(&storage, &at_once()).await.deleted, 2);
     assert_eq!(matched(&storage, &tokens).await, 1536);

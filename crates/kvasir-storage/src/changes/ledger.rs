@@ -136,8 +136,8 @@ struct Account {
     /// Later changes, by replica and batch.
     since: VecDeque<Later>,
     reserved: Stored,
-    /// What this replica said last to the others.
-    published: Option<Stored>,
+    /// What this replica said last to the others, and when.
+    published: Option<(Stored, Instant)>,
 }
 
 impl Account {
@@ -181,6 +181,12 @@ impl Account {
 
     fn is_counted(&self) -> bool {
         self.counted_at.is_some_and(|at| at.elapsed() < limits::LEDGER_AGE_MAX)
+    }
+
+    /// Whether the others know its usage: they forget it as this replica would.
+    fn is_published(&self) -> bool {
+        self.published
+            .is_some_and(|(stored, at)| stored == self.stored() && at.elapsed() < limits::LEDGER_AGE_MAX / 2)
     }
 }
 
@@ -243,17 +249,17 @@ impl Ledger {
     /// The tenants of whose usage this replica has not said the latest.
     pub(crate) fn unpublished(&self) -> Vec<Name> {
         let state = self.0.lock();
-        let changed =
-            state.accounts.iter().filter(|(_, account)| account.published != Some(account.stored()));
-        changed.map(|(tenant, _)| tenant.clone()).collect()
+        let unpublished = state.accounts.iter().filter(|(_, account)| !account.is_published());
+        unpublished.map(|(tenant, _)| tenant.clone()).collect()
     }
 
     /// A tenant's usage, which the caller tells the others; `None` without a count.
     pub(crate) fn publish(&self, tenant: &Name) -> Option<Stored> {
         let mut state = self.0.lock();
         let account = state.accounts.get_mut(tenant).filter(|account| account.reach.is_some())?;
-        account.published = Some(account.stored());
-        account.published
+        let stored = account.stored();
+        account.published = Some((stored, Instant::now()));
+        Some(stored)
     }
 
     /// Reserves `wanted`, if `quota` allows it.
@@ -276,9 +282,14 @@ impl Ledger {
         Ok(Reservation { ledger: Arc::clone(self), tenant: tenant.clone(), stored: wanted })
     }
 
-    /// Whether a recent enough count of `tenant` is known.
+    /// Whether a recent enough count of `tenant` is known, or an older one while the collector counts anew.
     pub(crate) fn is_counted(&self, tenant: &Name) -> bool {
-        self.0.lock().accounts.get(tenant).is_some_and(Account::is_counted)
+        let state = self.0.lock();
+        let is_counting = state.meanwhile.is_some();
+        state
+            .accounts
+            .get(tenant)
+            .is_some_and(|account| account.is_counted() || (is_counting && account.counted_at.is_some()))
     }
 
     /// Applies a count by the replica `counter`.
@@ -373,6 +384,26 @@ mod tests {
         assert_eq!(used(&ledger, "a"), Stored::one(60));
         ledger.note(&a, [2; 32], Stored { objects: 2, bytes: 0 }, (&name("r"), 0), None);
         assert_eq!(ledger.reserve(&a, quota, Stored::one(1)).expect_err("three").limit, "stored_objects");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_count_is_valid_for_an_hour_or_until_the_next_one_is_done() {
+        let (ledger, a) = (Ledger::default(), name("a"));
+        let reach = Reach { batches: Arc::from([]), until_ms: None };
+        let counts = |ledger: &Ledger| ledger.take_count(&a, Stored::one(9), &name("r"), &reach);
+        counts(&ledger);
+        assert!(ledger.unpublished().contains(&a) && ledger.publish(&a) == Some(Stored::one(9)));
+        assert!(ledger.unpublished().is_empty() && ledger.is_counted(&a));
+        tokio::time::advance(limits::LEDGER_AGE_MAX / 2).await;
+        assert!(ledger.unpublished().contains(&a), "the others would forget it");
+        tokio::time::advance(limits::LEDGER_AGE_MAX / 2).await;
+        assert!(!ledger.is_counted(&a));
+        ledger.begin_count(None);
+        assert!(ledger.is_counted(&a) && !ledger.is_counted(&name("b")), "a listing may take longer");
+        ledger.end_count(Count::default());
+        assert!(!ledger.is_counted(&a));
+        counts(&ledger);
+        assert!(ledger.is_counted(&a));
     }
 
     proptest! {

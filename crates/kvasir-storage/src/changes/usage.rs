@@ -123,7 +123,7 @@ impl Changes {
         let mut removed = std::collections::HashSet::new();
         let mut chunks = Vec::new();
         let prefix = self.bucket.layout().tenant(tenant);
-        let mut listing = self.bucket.list(&prefix, "listing a tenant's objects");
+        let mut listing = self.bucket.list_long(&prefix, "listing a tenant's objects");
         while let Some((key, meta)) = listing.try_next().await? {
             match key {
                 Key::Chunk(key) => chunks.push((key, meta.size)),

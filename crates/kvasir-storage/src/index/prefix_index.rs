@@ -228,6 +228,11 @@ impl PrefixIndex {
         self.entries.get(&(scope, object))
     }
 
+    /// The entries of objects that were stored or read lately.
+    pub(crate) fn entries(&self) -> Vec<(Scope, Arc<IndexEntry>)> {
+        self.entries.all().into_iter().map(|((scope, _), entry)| (scope, entry)).collect()
+    }
+
     /// Whether the index has lost an object that it contained. Waits for concurrent insertions and removals:
     /// in between, its row may be gone already but its record not.
     pub(crate) fn has_lost(&self, scope: Scope, object: ObjectDigest) -> bool {

@@ -7,14 +7,16 @@ mod rebuild;
 mod removals;
 mod scrub;
 mod seal_tenant;
+mod work_share;
 
 use std::sync::Arc;
 
 pub use self::{
     progress::ProgressAnswer, rebuild::RebuildProgress, scrub::ScrubReport, seal_tenant::SealReport,
+    work_share::WorkShare,
 };
 use kvasir_store::cache::BoundedMap;
-use kvasir_types::Name;
+use kvasir_types::{ModelId, Name};
 
 use crate::{
     bucket::Bucket,
@@ -35,6 +37,8 @@ pub struct Lifecycle {
     changes: Arc<Changes>,
     contexts: Arc<Contexts>,
     uploads: Arc<DirectUploads>,
+    /// Models of tenants, for an hour.
+    models: BoundedMap<Name, Arc<[ModelId]>>,
     /// Expired salts whose chunks this replica has marked deleted.
     swept: BoundedMap<(Name, Name, Salt), ()>,
 }
@@ -48,7 +52,8 @@ impl Lifecycle {
         contexts: Arc<Contexts>,
         uploads: Arc<DirectUploads>,
     ) -> Self {
+        let models = BoundedMap::new(limits::MODELS_CACHED_MAX, Some(limits::WORK_MODELS_AGE_MAX));
         let swept = BoundedMap::new(limits::MODELS_CACHED_MAX, None);
-        Self { bucket, catalog, reads, changes, contexts, uploads, swept }
+        Self { bucket, catalog, reads, changes, contexts, uploads, models, swept }
     }
 }

@@ -32,7 +32,7 @@ impl Lifecycle {
         mut progress: impl FnMut(RebuildProgress) -> N,
     ) -> Result<RebuildProgress, StoreError> {
         let begun = self.bucket.now_ms();
-        let listed = self.bucket.list(&self.bucket.layout().tenants_prefix(), "listing the store");
+        let listed = self.bucket.list_long(&self.bucket.layout().tenants_prefix(), "listing the store");
         let keys = listed.try_filter_map(|(key, _)| {
             future::ready(Ok(match key {
                 Key::Chunk(key) => Some(key),

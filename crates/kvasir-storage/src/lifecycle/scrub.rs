@@ -6,8 +6,10 @@ use futures::TryStreamExt;
 use kvasir_store::{StoreError, layout::Key};
 use tokio::time::{Instant, sleep_until};
 
-use super::{Lifecycle, ProgressAnswer};
+use super::{Lifecycle, ProgressAnswer, WorkShare};
 use crate::{error::ChunkError, limits, removal::Removal};
+
+const LISTING: &str = "listing the store for a scrub";
 
 /// The result of a scrub.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -25,7 +27,7 @@ pub struct ScrubReport {
 }
 
 impl Lifecycle {
-    /// Reads every chunk object at `bytes_per_second` (zero: no limit) and verifies it against its name. One
+    /// Reads every chunk object of a share at `bytes_per_second` (zero: no limit) and verifies it against its name. One
     /// that is wrong in two reads is quarantined: hidden from lookups at once, deleted after the grace; a dry
     /// run only counts it. `progress` may end it between two objects.
     ///
@@ -33,12 +35,16 @@ impl Lifecycle {
     /// [`StoreError::Request`] if the store cannot be listed. Failures of single objects are counted.
     pub async fn scrub<N: ProgressAnswer>(
         &self,
+        share: &WorkShare,
         bytes_per_second: u64,
         dry_run: bool,
         mut progress: impl FnMut(&ScrubReport) -> N,
     ) -> Result<ScrubReport, StoreError> {
-        let prefix = self.bucket.layout().tenants_prefix();
-        let mut listing = self.bucket.list(&prefix, "listing the store for a scrub");
+        let mut listing = if share.is_whole() {
+            self.bucket.list_long(&self.bucket.layout().tenants_prefix(), LISTING)
+        } else {
+            self.list_units(share, &self.models().await?, LISTING)
+        };
         let (start, mut report) = (Instant::now(), ScrubReport::default());
         while let Some((key, meta)) = listing.try_next().await? {
             let Key::Chunk(key) = key else { continue };

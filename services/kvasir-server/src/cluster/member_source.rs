@@ -174,13 +174,16 @@ mod tests {
         assert!(MemberSource::parse(&many.join(",")).is_err());
     }
 
-    /// Answers SRV questions with the targets of now; with none, that there is no such name.
+    /// Answers SRV questions with the targets of now: with none, that there is no such name; with an empty one, nothing.
     async fn dns(targets: Arc<Mutex<Vec<(&'static str, u16)>>>) -> TokioResolver {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port");
         let port = socket.local_addr().expect("bound").port();
         tokio::spawn(async move {
             let mut buffer = [0; 4096];
             while let Ok((length, peer)) = socket.recv_from(&mut buffer).await {
+                if targets.lock().iter().any(|(target, _)| target.is_empty()) {
+                    continue;
+                }
                 let mut answer = Message::from_vec(&buffer[..length]).expect("a question");
                 answer.metadata.message_type = MessageType::Response;
                 let name = answer.queries[0].name().clone();
@@ -223,5 +226,11 @@ mod tests {
         targets.lock().clear();
         cluster.resolve(&resolver).await.expect_err("nobody");
         assert_eq!(cluster.len(), 3, "the former list stays");
+        targets.lock().push(("", 0));
+        cluster.resolve(&resolver).await.expect_err("no answer");
+        assert_eq!(cluster.len(), 3, "the former list stays");
+        *targets.lock() = vec![("kvasir-1.headless.", 0)];
+        cluster.resolve(&resolver).await.expect("an answer");
+        assert_eq!(cluster.len(), 1);
     }
 }

@@ -13,6 +13,7 @@ use std::sync::{
 
 use hickory_resolver::TokioResolver;
 use kvasir_api::{Member, MembersResponse, ROUTE_REPLICAS};
+use kvasir_storage::WorkShare;
 use kvasir_types::{Name, RouteKey, SeqHash};
 use parking_lot::RwLock;
 use tokio::time::Instant;
@@ -180,6 +181,15 @@ impl Cluster {
         self.place(&RouteKey::ACCOUNTS) == RoutePlace::First
     }
 
+    /// The part of collecting and scrubbing that this replica does: everything, unless it knows of others and is one of
+    /// the members.
+    pub(crate) fn work_share(&self) -> WorkShare {
+        let current = self.current();
+        let Some(this) = self.this(&current) else { return WorkShare::WHOLE };
+        let members = current.members.iter().map(|member| (member.url.clone(), member.weight));
+        WorkShare::of(members.collect(), this, self.is_large())
+    }
+
     /// Takes note of a lookup; gives its route and longer ones if they are split, so that the caller's next lookups go by the
     /// first one that is not.
     pub(crate) fn note_lookup(&self, tenant: &Name, route: RouteKey, blocks: &[SeqHash]) -> Vec<RouteKey> {
@@ -249,6 +259,13 @@ mod tests {
             );
         }
         assert_eq!(replicas[0].epoch(), replicas[2].epoch());
+        let keeping = replicas.each_ref().map(|replica| replica.work_share().keeps_accounts());
+        assert_eq!(keeping, replicas.each_ref().map(Cluster::keeps_accounts));
+        assert_eq!(keeping.iter().filter(|keeps| **keeps).count(), 1);
+        assert!(
+            cluster("http://a:7480", Some("http://z:7480")).work_share().keeps_accounts(),
+            "it does all work"
+        );
         assert_eq!(cluster("http://a:7480", None).place(&key(1)), RoutePlace::Unknown);
         assert_eq!(cluster("http://a:7480", Some("http://z:7480")).place(&key(1)), RoutePlace::Unknown);
         let alone = Cluster::default();

@@ -195,7 +195,7 @@ impl Metrics {
             scrub_bytes: counter("kvasir_scrub_bytes_total", "Bytes read by scrubs."),
             stored_objects: gauge(
                 "kvasir_stored_objects",
-                "Chunk objects seen by the last pass of this replica.",
+                "Chunk objects seen by the last pass of this replica; 0 if it listed only its share of the store.",
             ),
             stored_bytes: gauge("kvasir_stored_bytes", "Bytes of these objects."),
             stored_capacity: gauge(
@@ -371,8 +371,10 @@ impl Metrics {
         if !was_stopped {
             self.gc_passes.inc();
             self.gc_last_pass.set(unix_seconds());
-            self.stored_objects.set(report.objects as i64);
-            self.stored_bytes.set(report.bytes as i64);
+            // What another replica listed since then is newer than this one's last listing.
+            let (objects, bytes) = if report.listed_all { (report.objects, report.bytes) } else { (0, 0) };
+            self.stored_objects.set(objects as i64);
+            self.stored_bytes.set(bytes as i64);
         }
         let actions = [
             ("expired", report.expired),

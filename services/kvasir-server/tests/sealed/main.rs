@@ -10,7 +10,7 @@ use futures::TryStreamExt;
 use kvasir_api::ContextRequest;
 use kvasir_storage::{
     ByteRange, CatalogError, ChunkError, JournalReading, Lookup, PutChunk, PutError, Query, Settings,
-    Storage, gc::GcPolicy, hot::RequestHint, index::Index,
+    Storage, WorkShare, gc::GcPolicy, hot::RequestHint, index::Index,
 };
 use kvasir_store::{
     OpenStore, StoreAbilities, StoreConfig, StoreError, StoreKind,
@@ -124,17 +124,18 @@ async fn plain_objects_of_a_sealed_tenant_are_collected_and_take_nothing_with_th
     // The two forms are one object, not two of one chunk.
     let at_once = GcPolicy { grace: Duration::ZERO, actions_per_second: 0, ..GcPolicy::default() };
     for _ in 0..2 {
-        let report = storage.lifecycle().collect_garbage(&at_once, |_| {}).await.expect("collects");
+        let report =
+            storage.lifecycle().collect_garbage(&at_once, &WorkShare::WHOLE, |_| {}).await.expect("collects");
         assert_eq!((report.duplicates, report.deleted), (0, 0), "{report:?}");
     }
     assert_eq!(whole(&replica(&truth), &both).await.expect("reads"), sealed.bytes);
-    let scrubbed = storage.lifecycle().scrub(0, false, |_| {}).await.expect("scrubs");
+    let scrubbed = storage.lifecycle().scrub(&WorkShare::WHOLE, 0, false, |_| {}).await.expect("scrubs");
     assert_eq!((scrubbed.unread, scrubbed.quarantined), (0, 0), "{scrubbed:?}");
     // A plain object goes with its age, although no reader finds it.
     let expired =
         GcPolicy { ttl: Some(Duration::ZERO), tombstone_retention: Duration::from_millis(200), ..at_once };
     for _ in 0..4 {
-        storage.lifecycle().collect_garbage(&expired, |_| {}).await.expect("collects");
+        storage.lifecycle().collect_garbage(&expired, &WorkShare::WHOLE, |_| {}).await.expect("collects");
         tokio::time::sleep(Duration::from_millis(250)).await;
     }
     for key in [&both, &left] {
@@ -177,7 +178,8 @@ async fn a_sealed_object_that_does_not_open_is_damaged_and_the_next_put_heals_it
         assert_eq!(lookup(&cold, 1, 256).await.expect(what), offered, "{what}");
         let error = whole(&cold, &key).await.expect_err(what);
         assert!(matches!(error, ChunkError::Corrupt { .. }), "{what}: {error}");
-        let found = replica(&truth).lifecycle().scrub(0, true, |_| {}).await.expect("scrubs");
+        let found =
+            replica(&truth).lifecycle().scrub(&WorkShare::WHOLE, 0, true, |_| {}).await.expect("scrubs");
         assert_eq!((found.objects, found.quarantined, found.unread), (2, 1, 0), "{what}");
         // By a replica that has not met it.
         assert_eq!(put(&replica(&truth), &chunk).await, key, "{what}");
@@ -212,10 +214,11 @@ async fn a_lost_key_is_an_error_that_names_it() {
         error => panic!("{error}"),
     }
     // It is no damage, and stops neither a scrub nor the collector.
-    let scrubbed = other.lifecycle().scrub(0, false, |_| {}).await.expect("scrubs");
+    let (lifecycle, all) = (other.lifecycle(), &WorkShare::WHOLE);
+    let scrubbed = lifecycle.scrub(all, 0, false, |_| {}).await.expect("scrubs");
     assert_eq!((scrubbed.unread, scrubbed.quarantined), (1, 0));
     put(&storage, &chunks::variant(root, &chunks::tokens(1, 256), 0, 256, 500, 8)).await;
-    other.lifecycle().collect_garbage(&GcPolicy::default(), |_| {}).await.expect("collects");
+    lifecycle.collect_garbage(&GcPolicy::default(), all, |_| {}).await.expect("collects");
     assert_eq!(whole(&replica(&truth), &key).await.expect("the key is there again"), chunk.bytes);
 }
 

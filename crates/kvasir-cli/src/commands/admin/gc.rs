@@ -2,7 +2,7 @@
 
 use clap::Args;
 use kvasir_api::{JobKind, JobRequest};
-use kvasir_storage::{gc::GcReport, index::Index};
+use kvasir_storage::{WorkShare, gc::GcReport, index::Index};
 use serde_json::json;
 
 use super::{direct::storage, job::watch};
@@ -85,8 +85,11 @@ fn collect_directly(arguments: &GcArguments) -> CliResult {
         let storage = storage(&config, Some(Index::memory())).await?;
         storage.changes().journal_replay().await.map_err(CliError::unavailable)?;
         let progress = |now: &GcReport| step.count(&format!("{} objects, {}", now.objects, bytes(now.bytes)));
-        let report =
-            storage.lifecycle().collect_garbage(&policy, progress).await.map_err(CliError::unavailable)?;
+        let report = storage
+            .lifecycle()
+            .collect_garbage(&policy, &WorkShare::WHOLE, progress)
+            .await
+            .map_err(CliError::unavailable)?;
         storage.changes().journal_append().await.map_err(CliError::unavailable)?;
         Ok::<_, CliError>(report)
     })?;

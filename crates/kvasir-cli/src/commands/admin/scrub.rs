@@ -3,7 +3,7 @@
 
 use clap::Args;
 use kvasir_api::{JobKind, JobRequest};
-use kvasir_storage::{ScrubReport, index::Index};
+use kvasir_storage::{ScrubReport, WorkShare, index::Index};
 use serde_json::json;
 
 use super::{direct::storage, job::watch};
@@ -86,7 +86,7 @@ fn scrub_directly(arguments: &ScrubArguments) -> CliResult {
         let rate = config.scrub.bytes_per_second;
         let report = storage
             .lifecycle()
-            .scrub(rate, arguments.dry_run, progress)
+            .scrub(&WorkShare::WHOLE, rate, arguments.dry_run, progress)
             .await
             .map_err(CliError::unavailable)?;
         storage.changes().journal_append().await.map_err(CliError::unavailable)?;

@@ -46,6 +46,14 @@ impl Contexts {
 }
 
 impl Lifecycle {
+    /// Whether a context pins a chunk, or may, as its tenant's contexts were when this pass first needed them.
+    pub(super) async fn may_pin(&self, pass: &mut GcPass<'_>, key: &ChunkKey) -> Result<bool, StoreError> {
+        if !pass.contexts.0.contains_key(&key.tenant) {
+            self.read_contexts(pass, [key.tenant.clone()]).await?;
+        }
+        Ok(pass.contexts.may_pin(key))
+    }
+
     /// Reads all contexts of these tenants: their pins, and which versions are no longer needed.
     pub(super) async fn read_contexts(
         &self,
@@ -101,7 +109,7 @@ impl Lifecycle {
             for (version, meta) in &versions {
                 // Older versions stay readable for a while; the last one is deleted once it records the end
                 // of the context.
-                let unneeded = *version < newest || over;
+                let unneeded = pass.share.keeps_accounts() && (*version < newest || over);
                 if unneeded && pass.now.age(meta) >= pass.policy.grace {
                     pass.report.context_versions_deleted += 1;
                     if !pass.policy.dry_run {
@@ -155,12 +163,12 @@ impl Lifecycle {
         key: &ChunkKey,
         tombstone: &ObjectMeta,
     ) -> Result<bool, StoreError> {
-        // Pins were read when the pass began. A tombstone can be younger only if the grace period is nearly
+        // Pins were read after the pass began. A tombstone can be younger only if the grace period is nearly
         // zero.
         if pass.now.age(tombstone) <= limits::STORE_DATE_UNIT {
             self.read_contexts(pass, [key.tenant.clone()]).await?;
         }
-        if !pass.contexts.may_pin(key) {
+        if !self.may_pin(pass, key).await? {
             return Ok(false);
         }
         match self.reads.tombstones().reason_at(&tombstone.location).await? {

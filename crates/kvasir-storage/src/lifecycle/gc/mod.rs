@@ -6,13 +6,15 @@
 //! collector may still delete. **While a tombstone exists, its name is never written again** (a chunk stored again gets
 //! a new incarnation number in its header, hence another name). So any number of collectors may run at once, and a
 //! collector that stalls between deciding and deleting is still safe: it can only delete the object that it decided on.
-//! Leadership only saves listings.
+//! So the replicas of a cluster divide the chunks among them ([`WorkShare`]) without agreeing on anything. One of them
+//! also lists the whole store, for what concerns all chunks: counts, capacity, salts, journals, remains of writers.
 //!
 //! Ages are measured by the store's clock alone: the epoch object written at the start of the pass against
 //! the listed objects. Replicas' clocks may be wrong by any amount.
 
 mod capacity;
 mod contexts;
+mod evaluate;
 mod expired_salts;
 pub(crate) mod intents;
 mod leftovers;
@@ -21,10 +23,8 @@ mod tails;
 mod tenant_budget;
 
 use std::{
-    cmp::Ordering,
     collections::{BTreeSet, HashSet},
     fmt::Display,
-    sync::Arc,
     time::Duration,
 };
 
@@ -39,11 +39,12 @@ use object_store::{ObjectMeta, PutPayload};
 use tokio::time::Instant;
 
 use self::{capacity::CapacityPlan, contexts::Contexts, intents::Decided, tenant_budget::TenantActionBudget};
-use super::{Lifecycle, ProgressAnswer};
+use super::{
+    Lifecycle, ProgressAnswer,
+    work_share::{Units, WorkShare},
+};
 use crate::{
     changes::{context_digest, ledger::Count},
-    error::ChunkError,
-    index::{IndexRow, prefer},
     limits,
     removal::Removal,
     transitions::Transition,
@@ -99,8 +100,10 @@ impl Default for GcPolicy {
 /// The actions of a pass, or those that it would have taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct GcReport {
-    /// Whether the pass took place; false if another replica leads.
+    /// Whether the pass took place; false if another collector of the whole store began at the same time.
     pub led: bool,
+    /// Whether it listed the whole store.
+    pub listed_all: bool,
     /// Chunk objects listed.
     pub objects: u64,
     /// Their bytes.
@@ -139,9 +142,14 @@ pub struct GcReport {
     pub spared: u64,
 }
 
+const LISTING: &str = "listing the store for the collector";
+
 /// A running pass.
 struct GcPass<'a> {
     policy: &'a GcPolicy,
+    share: &'a WorkShare,
+    /// The units of the model listed last.
+    units: Option<(Name, ModelId, Units)>,
     now: StoreTime,
     started: Instant,
     report: GcReport,
@@ -180,7 +188,7 @@ impl StoreTime {
 }
 
 impl Lifecycle {
-    /// One pass over the whole store. Any number may run concurrently, anywhere. `progress` may end it
+    /// One pass over a share of the store. Any number may run concurrently, anywhere. `progress` may end it
     /// between two chunks: then only the decisions made so far are carried out.
     ///
     /// # Errors
@@ -188,14 +196,18 @@ impl Lifecycle {
     pub async fn collect_garbage<N: ProgressAnswer>(
         &self,
         policy: &GcPolicy,
+        share: &WorkShare,
         mut progress: impl FnMut(&GcReport) -> N,
     ) -> Result<GcReport, StoreError> {
-        let Some(epoch) = self.begin_epoch().await? else { return Ok(GcReport::default()) };
+        let Some(epoch) = self.begin_epoch(share).await? else { return Ok(GcReport::default()) };
+        let lists_all = share.keeps_accounts();
         let mut pass = GcPass {
             policy,
+            share,
+            units: None,
             now: StoreTime::of(&epoch),
             started: Instant::now(),
-            report: GcReport { led: true, ..GcReport::default() },
+            report: GcReport { led: true, listed_all: lists_all, ..GcReport::default() },
             actions: 0,
             contexts: Contexts::default(),
             decided: Decided::default(),
@@ -207,12 +219,21 @@ impl Lifecycle {
             tenant_budget: TenantActionBudget::default(),
         };
         let begun_ms = epoch.last_modified.timestamp_millis();
-        self.collect_beside_chunks(&mut pass, begun_ms).await?;
-        self.changes.begin_count(begun_ms);
+        let models = if share.is_whole() { Vec::new() } else { self.models().await? };
+        if lists_all {
+            let tenants = self.catalog.tenants().await?;
+            self.read_contexts(&mut pass, tenants).await?;
+            self.delete_old_intents(&pass).await?;
+            pass.report.uploads_deleted = self.uploads.collect_uploads(begun_ms, policy.dry_run).await?;
+        }
+        let mut listing = if lists_all {
+            self.changes.begin_count(begun_ms);
+            self.bucket.list_long(&self.bucket.layout().tenants_prefix(), LISTING)
+        } else {
+            self.list_units(share, &models, LISTING)
+        };
         // Adjacent in every listing: a store lists by key or walks folder by folder.
         let mut group: Vec<(ChunkKey, ObjectMeta)> = Vec::new();
-        let prefix = self.bucket.layout().tenants_prefix();
-        let mut listing = self.bucket.list(&prefix, "listing the store for the collector");
         while let Some((key, meta)) = listing.try_next().await? {
             pass.count(&key, &meta);
             match key {
@@ -230,7 +251,9 @@ impl Lifecycle {
                     if key.model_id == ModelId::OPAQUE {
                         pass.removed_opaque.insert(key.object_digest);
                     }
-                    self.sweep_tombstone(&mut pass, &key, &meta).await?;
+                    if pass.owns(&key) {
+                        self.sweep_tombstone(&mut pass, &key, &meta).await?;
+                    }
                     if !progress(&pass.report).goes_on() {
                         return self.stop(pass).await;
                     }
@@ -240,7 +263,7 @@ impl Lifecycle {
                 Key::Listed(listed) if pass.removed_opaque.contains(&listed.object_digest) => {
                     self.sweep_listed(&mut pass, listed, &meta).await?;
                 }
-                Key::Gone(key) => self.delete_stray_note(&mut pass, &key, &meta).await?,
+                Key::Gone(key) if pass.owns(&key) => self.delete_stray_note(&mut pass, &key, &meta).await?,
                 Key::SaltRotation { tenant, namespace, .. } => {
                     pass.rotated.insert((tenant, namespace));
                 }
@@ -250,13 +273,18 @@ impl Lifecycle {
             self.note_gone_due(&mut pass).await?;
         }
         self.evaluate_chunk(&mut pass, group).await?;
-        self.changes.publish_count(std::mem::take(&mut pass.count), begun_ms);
-        self.collect_expired_salts(&mut pass).await;
-        let plan = std::mem::take(&mut pass.capacity_plan);
-        self.evict_to_capacity(&mut pass, plan).await?;
+        if share.has_rows_by_route() {
+            self.collect_known_tails(&mut pass, models).await?;
+        }
+        if lists_all {
+            self.changes.publish_count(std::mem::take(&mut pass.count), begun_ms);
+            self.collect_expired_salts(&mut pass).await;
+            let plan = std::mem::take(&mut pass.capacity_plan);
+            self.evict_to_capacity(&mut pass, plan).await?;
+        }
         self.carry_out(&mut pass).await?;
         self.note_gone(&mut pass).await?;
-        if !progress(&pass.report).goes_on() {
+        if !progress(&pass.report).goes_on() || !lists_all {
             return Ok(pass.report);
         }
         self.compact_journal(&mut pass).await?;
@@ -273,135 +301,32 @@ impl Lifecycle {
         Ok(pass.report)
     }
 
-    /// Writes the next epoch. `None` if another collector has just done so.
-    async fn begin_epoch(&self) -> Result<Option<ObjectMeta>, StoreError> {
+    /// Writes the next epoch. `None` if other collectors have just done so; those of a part try again, since the others
+    /// do other parts.
+    async fn begin_epoch(&self, share: &WorkShare) -> Result<Option<ObjectMeta>, StoreError> {
         const BEGINNING: &str = "starting a collector's epoch";
-        let listed = self.bucket.list(&self.bucket.layout().epochs_prefix(), BEGINNING);
-        let listed: Vec<_> = listed.try_collect().await?;
-        let numbers = listed.into_iter().filter_map(|(key, _)| match key {
-            Key::GcEpoch { n } => Some(n),
-            _ => None,
-        });
-        let mut epochs: Vec<u64> = numbers.collect();
-        epochs.sort_unstable();
-        let n = epochs.last().map_or(0, |last| last + 1);
-        let path = self.bucket.path(&Key::GcEpoch { n });
-        if !self.bucket.create(&path, PutPayload::new(), BEGINNING).await? {
-            return Ok(None);
-        }
-        self.bucket.reached(Transition::EpochBegun);
-        for old in epochs.iter().rev().skip(limits::EPOCHS_KEPT) {
-            self.bucket.delete(&self.bucket.path(&Key::GcEpoch { n: *old })).await?;
-        }
-        self.bucket.head(&path, BEGINNING).await
-    }
-
-    /// Decides which objects of one chunk are deleted.
-    async fn evaluate_chunk(
-        &self,
-        pass: &mut GcPass<'_>,
-        mut group: Vec<(ChunkKey, ObjectMeta)>,
-    ) -> Result<(), StoreError> {
-        // A plain object next to the sealed one is the same object: the younger date is that of the form in use.
-        group.sort_by_key(|(key, meta)| (key.object_digest, std::cmp::Reverse(meta.last_modified)));
-        group.dedup_by(|(key, _), (before, _)| key == before);
-        let several = group.len() > 1;
-        let mut sound = Vec::new();
-        for (key, meta) in group {
-            pass.report.objects += 1;
-            pass.report.bytes += meta.size;
-            let is_old = pass.policy.ttl.is_some_and(|ttl| pass.now.age(&meta) >= ttl);
-            let is_expired = is_old && !pass.contexts.may_pin(&key);
-            pass.report.pinned += u64::from(is_old && !is_expired);
-            if pass.policy.capacity_bytes.is_some() {
-                pass.capacity_plan.observe(&key, &meta);
-            }
-            // The usual chunk (one object, young, without a longer sibling) costs no request.
-            if !(is_expired || several) {
-                let is_settled = pass.now.age(&meta) >= pass.policy.grace && !pass.contexts.may_pin(&key);
-                if !is_settled {
-                    continue;
-                }
-                let contained = self.is_contained_tail(pass, &key).await;
-                if pass.read_or_left(&key, contained).unwrap_or(false) {
-                    pass.report.contained += 1;
-                    self.mark_deleted(pass, &key, Removal::Contained).await?;
-                }
+        let tries = if share.is_whole() { 1 } else { limits::EPOCH_TRIES_MAX };
+        for _ in 0..tries {
+            let listed = self.bucket.list(&self.bucket.layout().epochs_prefix(), BEGINNING);
+            let listed: Vec<_> = listed.try_collect().await?;
+            let numbers = listed.into_iter().filter_map(|(key, _)| match key {
+                Key::GcEpoch { n } => Some(n),
+                _ => None,
+            });
+            let mut epochs: Vec<u64> = numbers.collect();
+            epochs.sort_unstable();
+            let n = epochs.last().map_or(0, |last| last + 1);
+            let path = self.bucket.path(&Key::GcEpoch { n });
+            if !self.bucket.create(&path, PutPayload::new(), BEGINNING).await? {
                 continue;
             }
-            if self.reads.tombstones().has(&key).await? {
-                continue;
+            self.bucket.reached(Transition::EpochBegun);
+            for old in epochs.iter().rev().skip(limits::EPOCHS_KEPT) {
+                self.bucket.delete(&self.bucket.path(&Key::GcEpoch { n: *old })).await?;
             }
-            if is_expired {
-                pass.report.expired += 1;
-                self.mark_deleted(pass, &key, Removal::Expired).await?;
-                continue;
-            }
-            match self.reads.row(&key).await {
-                Ok(row) => sound.push((key, meta, row)),
-                // Useless, but no reason to lose the other one as well.
-                Err(ChunkError::Corrupt { .. } | ChunkError::Unknown { .. }) => {}
-                Err(error) => {
-                    pass.read_or_left::<()>(&key, Err(error));
-                }
-            }
+            return self.bucket.head(&path, BEGINNING).await;
         }
-        if sound.len() > 1 && sound.iter().all(|(key, ..)| key.model_id == ModelId::OPAQUE) {
-            let keys: Vec<ChunkKey> = sound.iter().map(|(key, ..)| key.clone()).collect();
-            if !self.reads.are_alike(&keys).await? {
-                return self.mark_contested(pass, &sound).await;
-            }
-        }
-        // Objects of one `seq_hash` end with the same tokens. Only those that also begin alike are equivalent.
-        sound.sort_by(|(_, _, a), (_, _, b)| {
-            let prefers = if prefer(a, b) { Ordering::Less } else { Ordering::Greater };
-            a.first_position.cmp(&b.first_position).then(prefers)
-        });
-        for alike in sound.chunk_by(|(_, _, a), (_, _, b)| a.first_position == b.first_position) {
-            self.mark_duplicates(pass, alike).await?;
-        }
-        Ok(())
-    }
-
-    /// Marks all objects of a key whose writers collided if one of them ended before it gave way: which one
-    /// was acknowledged is unknown, and the key is a miss until they are gone.
-    async fn mark_contested(
-        &self,
-        pass: &mut GcPass<'_>,
-        contested: &[(ChunkKey, ObjectMeta, Arc<IndexRow>)],
-    ) -> Result<(), StoreError> {
-        // The writer of an object younger than the grace may be about to give way.
-        if contested.iter().any(|(_, meta, _)| pass.now.age(meta) < pass.policy.grace) {
-            return Ok(());
-        }
-        for (key, ..) in contested {
-            pass.report.duplicates += 1;
-            self.mark_deleted(pass, key, Removal::Duplicate).await?;
-        }
-        Ok(())
-    }
-
-    /// Marks all except the first of several equivalent objects.
-    async fn mark_duplicates(
-        &self,
-        pass: &mut GcPass<'_>,
-        alike: &[(ChunkKey, ObjectMeta, Arc<IndexRow>)],
-    ) -> Result<(), StoreError> {
-        let Some(((survivor, ..), others)) = alike.split_first() else { return Ok(()) };
-        // The object to keep is read whole before any other is deleted: a name does not prove its bytes.
-        if !others.is_empty() {
-            let is_sound = self.reads.is_what_it_is_called(survivor).await;
-            if !pass.read_or_left(survivor, is_sound).unwrap_or(false) {
-                return Ok(());
-            }
-        }
-        for (key, meta, _) in others {
-            if pass.now.age(meta) >= pass.policy.grace {
-                pass.report.duplicates += 1;
-                self.mark_deleted(pass, key, Removal::Duplicate).await?;
-            }
-        }
-        Ok(())
+        Ok(None)
     }
 
     /// Decides that an object gets a tombstone, unless this is a dry run or the tenant's budget is exhausted.
@@ -417,16 +342,6 @@ impl Lifecycle {
         }
         pass.decided.push(key, reason);
         self.carry_out_due(pass).await
-    }
-
-    /// Collects contexts, whose pins the decisions on chunks need, and uncommitted uploads.
-    async fn collect_beside_chunks(&self, pass: &mut GcPass<'_>, now_ms: i64) -> Result<(), StoreError> {
-        let dry_run = pass.policy.dry_run;
-        self.delete_old_intents(pass).await?;
-        let tenants = self.catalog.tenants().await?;
-        self.read_contexts(pass, tenants).await?;
-        pass.report.uploads_deleted = self.uploads.collect_uploads(now_ms, dry_run).await?;
-        Ok(())
     }
 
     async fn compact_journal(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
@@ -455,6 +370,20 @@ impl Lifecycle {
 }
 
 impl GcPass<'_> {
+    /// Whether a chunk is in one of this pass's units.
+    fn owns(&mut self, key: &ChunkKey) -> bool {
+        match &self.units {
+            Some((tenant, model_id, units)) if *tenant == key.tenant && *model_id == key.model_id => {
+                units.contain(&key.seq_hash)
+            }
+            _ => {
+                let units = self.share.units(&key.tenant, &key.model_id);
+                self.units = Some((key.tenant.clone(), key.model_id, units));
+                units.contain(&key.seq_hash)
+            }
+        }
+    }
+
     /// Whether the pass was suspended for longer than tombstones live, so that its knowledge is outdated.
     fn is_stale(&self) -> bool {
         self.started.elapsed() >= self.policy.tombstone_retention

@@ -1,23 +1,62 @@
 //! Tails contained in a longer chunk: a conversation's end is stored, the conversation continues, and a
 //! longer chunk is stored. The shorter one is then useless.
 //!
-//! Tails are found in the hot index of the leading replica, where siblings are neighbours; those that it does
-//! not know are left for another leader. A candidate is verified in the store: both heads are read, the
-//! longer object is read whole, and the tokens decide.
+//! Tails are found in the hot index, where siblings are neighbours: those that the owner of a unit knows when the unit
+//! is listed, and in a large cluster, where others know them, those that this replica knows. A candidate is verified in
+//! the store: both heads are read, the longer object is read whole, and the tokens decide.
+
+use std::collections::HashMap;
 
 use kvasir_store::{
     StoreError,
     layout::{ChunkKey, Key},
 };
-use kvasir_types::{BLOCK_TOKENS, Reuse};
+use kvasir_types::{BLOCK_TOKENS, ModelId, Name, Reuse};
 
 use super::{super::Lifecycle, GcPass};
 use crate::{
     error::{CatalogError, ChunkError},
     index::Scope,
+    removal::Removal,
 };
 
 impl Lifecycle {
+    /// Marks the tails that this replica knows in other replicas' units.
+    pub(super) async fn collect_known_tails(
+        &self,
+        pass: &mut GcPass<'_>,
+        models: Vec<(Name, ModelId)>,
+    ) -> Result<(), StoreError> {
+        let scope = |(tenant, model_id): &(Name, ModelId)| Scope::new(tenant, model_id);
+        let scopes: HashMap<_, _> = models.into_iter().map(|model| (scope(&model), model)).collect();
+        for (scope, entry) in self.reads.index().entries() {
+            let Some((tenant, model_id)) = scopes.get(&scope).cloned() else { continue };
+            let (seq_hash, object_digest) = (entry.row.seq_hash, entry.row.object_digest);
+            let key = ChunkKey { tenant, model_id, seq_hash, object_digest };
+            if pass.owns(&key) || !self.may_be_contained(&key) || self.may_pin(pass, &key).await? {
+                continue;
+            }
+            let path = self.bucket.path(&Key::Chunk(key.clone()));
+            let meta = self.bucket.head(&path, "asking for a tail").await?;
+            if meta.is_none_or(|meta| pass.now.age(&meta) < pass.policy.grace) {
+                continue;
+            }
+            let contained = self.is_contained_tail(pass, &key).await;
+            if pass.read_or_left(&key, contained).unwrap_or(false) {
+                pass.report.contained += 1;
+                self.mark_deleted(pass, &key, Removal::Contained).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the index knows a chunk that may contain all of `key`.
+    pub(super) fn may_be_contained(&self, key: &ChunkKey) -> bool {
+        let (scope, index) = (Scope::new(&key.tenant, &key.model_id), self.reads.index());
+        let entry = index.entry(scope, key.object_digest);
+        entry.is_some_and(|entry| index.index().longer_sibling(scope, &entry).is_some())
+    }
+
     /// Whether a longer sibling contains all of `key`, verified in the store.
     pub(super) async fn is_contained_tail(
         &self,

@@ -1,0 +1,131 @@
+//! Which objects of a listed chunk are deleted: expired ones, duplicates, tails that a longer chunk contains.
+
+use std::{cmp::Ordering, sync::Arc};
+
+use kvasir_store::{StoreError, layout::ChunkKey};
+use kvasir_types::ModelId;
+use object_store::ObjectMeta;
+
+use super::{super::Lifecycle, GcPass};
+use crate::{
+    error::ChunkError,
+    index::{IndexRow, prefer},
+    removal::Removal,
+};
+
+impl Lifecycle {
+    /// Decides which objects of one chunk are deleted.
+    pub(super) async fn evaluate_chunk(
+        &self,
+        pass: &mut GcPass<'_>,
+        mut group: Vec<(ChunkKey, ObjectMeta)>,
+    ) -> Result<(), StoreError> {
+        // A plain object next to the sealed one is the same object: the younger date is that of the form in use.
+        group.sort_by_key(|(key, meta)| (key.object_digest, std::cmp::Reverse(meta.last_modified)));
+        group.dedup_by(|(key, _), (before, _)| key == before);
+        let several = group.len() > 1;
+        let is_own = group.first().is_some_and(|(key, _)| pass.owns(key));
+        let mut sound = Vec::new();
+        for (key, meta) in group {
+            pass.report.objects += 1;
+            pass.report.bytes += meta.size;
+            let is_old = pass.policy.ttl.is_some_and(|ttl| pass.now.age(&meta) >= ttl);
+            let is_expired = is_old && !self.may_pin(pass, &key).await?;
+            pass.report.pinned += u64::from(is_old && !is_expired);
+            if pass.policy.capacity_bytes.is_some() {
+                pass.capacity_plan.observe(&key, &meta);
+            }
+            if !is_own {
+                if is_expired {
+                    pass.capacity_plan.exclude(key.object_digest);
+                }
+                continue;
+            }
+            // The usual chunk (one object, young, without a longer sibling) costs no request.
+            if !(is_expired || several) {
+                let is_settled = pass.now.age(&meta) >= pass.policy.grace;
+                if !is_settled || !self.may_be_contained(&key) || self.may_pin(pass, &key).await? {
+                    continue;
+                }
+                let contained = self.is_contained_tail(pass, &key).await;
+                if pass.read_or_left(&key, contained).unwrap_or(false) {
+                    pass.report.contained += 1;
+                    self.mark_deleted(pass, &key, Removal::Contained).await?;
+                }
+                continue;
+            }
+            if self.reads.tombstones().has(&key).await? {
+                continue;
+            }
+            if is_expired {
+                pass.report.expired += 1;
+                self.mark_deleted(pass, &key, Removal::Expired).await?;
+                continue;
+            }
+            match self.reads.row(&key).await {
+                Ok(row) => sound.push((key, meta, row)),
+                // Useless, but no reason to lose the other one as well.
+                Err(ChunkError::Corrupt { .. } | ChunkError::Unknown { .. }) => {}
+                Err(error) => {
+                    pass.read_or_left::<()>(&key, Err(error));
+                }
+            }
+        }
+        if sound.len() > 1 && sound.iter().all(|(key, ..)| key.model_id == ModelId::OPAQUE) {
+            let keys: Vec<ChunkKey> = sound.iter().map(|(key, ..)| key.clone()).collect();
+            if !self.reads.are_alike(&keys).await? {
+                return self.mark_contested(pass, &sound).await;
+            }
+        }
+        // Objects of one `seq_hash` end with the same tokens. Only those that also begin alike are equivalent.
+        sound.sort_by(|(_, _, a), (_, _, b)| {
+            let prefers = if prefer(a, b) { Ordering::Less } else { Ordering::Greater };
+            a.first_position.cmp(&b.first_position).then(prefers)
+        });
+        for alike in sound.chunk_by(|(_, _, a), (_, _, b)| a.first_position == b.first_position) {
+            self.mark_duplicates(pass, alike).await?;
+        }
+        Ok(())
+    }
+
+    /// Marks all objects of a key whose writers collided if one of them ended before it gave way: which one
+    /// was acknowledged is unknown, and the key is a miss until they are gone.
+    async fn mark_contested(
+        &self,
+        pass: &mut GcPass<'_>,
+        contested: &[(ChunkKey, ObjectMeta, Arc<IndexRow>)],
+    ) -> Result<(), StoreError> {
+        // The writer of an object younger than the grace may be about to give way.
+        if contested.iter().any(|(_, meta, _)| pass.now.age(meta) < pass.policy.grace) {
+            return Ok(());
+        }
+        for (key, ..) in contested {
+            pass.report.duplicates += 1;
+            self.mark_deleted(pass, key, Removal::Duplicate).await?;
+        }
+        Ok(())
+    }
+
+    /// Marks all except the first of several equivalent objects.
+    async fn mark_duplicates(
+        &self,
+        pass: &mut GcPass<'_>,
+        alike: &[(ChunkKey, ObjectMeta, Arc<IndexRow>)],
+    ) -> Result<(), StoreError> {
+        let Some(((survivor, ..), others)) = alike.split_first() else { return Ok(()) };
+        // The object to keep is read whole before any other is deleted: a name does not prove its bytes.
+        if !others.is_empty() {
+            let is_sound = self.reads.is_what_it_is_called(survivor).await;
+            if !pass.read_or_left(survivor, is_sound).unwrap_or(false) {
+                return Ok(());
+            }
+        }
+        for (key, meta, _) in others {
+            if pass.now.age(meta) >= pass.policy.grace {
+                pass.report.duplicates += 1;
+                self.mark_deleted(pass, key, Removal::Duplicate).await?;
+            }
+        }
+        Ok(())
+    }
+}
