@@ -5,6 +5,7 @@ use std::{
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
+use bytes::Bytes;
 use kvasir_api::{HEADER_ROUTE, HEADER_SPLIT, LookupQuery, LookupResponse, MembersResponse, Via, routes};
 use kvasir_client::rest::{Client, ClientConfig, ObjectRange};
 use kvasir_server::MemberSource;
@@ -13,7 +14,7 @@ use kvasir_tests::{
     chunks,
     service::{Service, expect_problem},
 };
-use kvasir_types::{Medium, ModelId, RootHash, RouteKey, TokenChain};
+use kvasir_types::{Medium, ModelId, ObjectKey, RootHash, RouteKey, TokenChain};
 use reqwest::StatusCode;
 use tempfile::TempDir;
 
@@ -172,6 +173,14 @@ impl Replicas {
         lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
     }
 
+    async fn hot_bytes_of_all(&self) -> Vec<u64> {
+        let mut all = Vec::new();
+        for nth in 0..self.services.len() {
+            all.push(self.hot_bytes(nth).await);
+        }
+        all
+    }
+
     async fn stop(self) {
         for service in self.services.into_iter().flatten() {
             service.stop().await;
@@ -318,6 +327,52 @@ async fn a_prefix_that_too_many_prompts_share_is_split_and_they_spread() {
 
 /// Nine members are a large cluster: each has rows of its own part of the index. Two of them run, six refuse connections, and one
 /// takes them and never answers. Clients probe these and send them nothing else.
+/// Objects by key: each key has its own replica, and a request for many is divided among them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_key_is_kept_by_its_replica_and_batches_are_divided() {
+    const OBJECTS: u64 = 60;
+    let mut replicas = Replicas::start(3).await;
+    let client = replicas.client(0).await;
+    let namespace = "n".parse().expect("a name");
+    let object = |n: u64| {
+        let bytes: Vec<u8> = (0..20_000).map(|at| (at * (n + 3)) as u8).collect();
+        (format!("page-{n}").parse::<ObjectKey>().expect("a key"), Bytes::from(bytes))
+    };
+    let objects: Vec<_> = (0..OBJECTS).map(object).collect();
+    let keys: Vec<_> = objects.iter().map(|(key, _)| key.clone()).collect();
+    let before = replicas.hot_bytes_of_all().await;
+    let written = client.write_opaque(&namespace, &objects).await.expect("an outcome for each");
+    assert!(written.iter().all(|object| object.created), "{written:?}");
+    let expected: Vec<Vec<u8>> = objects.iter().map(|(_, bytes)| bytes.to_vec()).collect();
+    assert!(
+        client.read_opaque(&namespace, &keys).await.expect("reads") == expected,
+        "in the order of the keys"
+    );
+    let hot: Vec<u64> =
+        replicas.hot_bytes_of_all().await.iter().zip(before).map(|(now, before)| now - before).collect();
+    let (all, once) = (hot.iter().sum::<u64>(), OBJECTS * 20_000);
+    assert!(
+        hot.iter().all(|bytes| *bytes > 0) && (once..once + once / 4).contains(&all),
+        "{hot:?} of {once}"
+    );
+    for (key, bytes) in objects.iter().take(5) {
+        assert_eq!(client.get_opaque(&namespace, key).await.expect("reads"), bytes.to_vec());
+    }
+    // A key that is not there, in the middle.
+    let mut gap = keys.clone();
+    gap.insert(25, "page-x".parse().expect("a key"));
+    assert_eq!(client.lookup_opaque(&namespace, &gap).await.expect("answers").len(), 25);
+    let each = client.lookup_opaque_each(&namespace, &gap).await.expect("answers");
+    assert!(each.iter().enumerate().all(|(at, size)| *size == (at != 25).then_some(20_000)), "{each:?}");
+    assert!(client.read_opaque(&namespace, &gap).await.expect("reads") == expected[..25]);
+    client.delete_opaque(&namespace, &keys[7]).await.expect("removes");
+    assert_eq!(client.lookup_opaque(&namespace, &keys).await.expect("answers").len(), 7);
+    // The others answer for one that is gone.
+    replicas.services[1].take().expect("runs").stop().await;
+    assert!(client.read_opaque(&namespace, &keys[8..]).await.expect("reads") == expected[8..]);
+    replicas.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn in_a_large_cluster_each_replica_knows_its_own_part() {
     let silent = TcpListener::bind(("127.0.0.1", 0)).expect("a port");

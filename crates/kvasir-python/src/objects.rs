@@ -186,39 +186,48 @@ impl Objects {
         places: &[usize],
     ) -> BTreeMap<usize, Misfit> {
         let mut misfits = BTreeMap::new();
-        let mut next = 0;
-        while next < places.len() {
-            let batch = &places[next..places.len().min(next + ObjectsRequest::KEYS_MAX)];
+        let mut left = places.to_vec();
+        while !left.is_empty() {
+            let batch = left[..left.len().min(ObjectsRequest::KEYS_MAX)].to_vec();
             let batch_keys: Vec<_> = batch.iter().map(|&place| keys[place].clone()).collect();
-            let mut note = |place: usize, read: Result<(), Misfit>| match read {
-                Ok(()) => outcomes[place] = Outcome::Loaded,
-                Err(misfit) => {
-                    outcomes[place] = Outcome::DamagedInTransit;
-                    misfits.insert(place, misfit);
+            // Different replicas send at once, and do not stop where another one misses a key.
+            let mut known = vec![false; batch.len()];
+            let mut note = |index: usize, read: Result<(), Misfit>| {
+                known[index] = true;
+                let place = batch[index];
+                match read {
+                    Ok(()) => outcomes[place] = Outcome::Loaded,
+                    Err(misfit) => {
+                        outcomes[place] = Outcome::DamagedInTransit;
+                        misfits.insert(place, misfit);
+                    }
                 }
             };
             let read = if let Some(encoded) = &self.encoded {
                 let take = |index: usize, page: Result<&[u8], PageError>| {
-                    let place = batch[index];
-                    note(place, fill(&mut pages[place], page));
+                    note(index, fill(&mut pages[batch[index]], page));
                 };
                 encoded.read(&batch_keys, take).await
             } else {
-                let mut arrival = Arrival::default();
+                let mut arrivals: Vec<_> = batch.iter().map(|_| Arrival::default()).collect();
                 let take = |index: usize, length: usize, piece: &[u8]| {
                     let place = batch[index];
-                    if let Some(read) = arrival.take(&keys[place], &mut pages[place], length, piece) {
-                        note(place, read);
+                    if let Some(read) = arrivals[index].take(&keys[place], &mut pages[place], length, piece) {
+                        note(index, read);
                     }
                 };
                 self.client.read_opaque_pieces(&self.namespace, &batch_keys, take).await
             };
             match read {
-                Ok(count) if count < batch.len() => {
-                    outcomes[batch[count]] = Outcome::Missing;
-                    next += count + 1;
+                Ok(count) => {
+                    known[..count].fill(true);
+                    if let Some(missing) = batch.get(count) {
+                        (outcomes[*missing], known[count]) = (Outcome::Missing, true);
+                    }
+                    let unknown =
+                        batch.iter().zip(known).filter(|(_, known)| !known).map(|(place, _)| *place);
+                    left = unknown.chain(left[batch.len()..].iter().copied()).collect();
                 }
-                Ok(_) => next += batch.len(),
                 Err(error) => {
                     let code = code_of(&error);
                     for outcome in outcomes.iter_mut().filter(|outcome| matches!(outcome, Outcome::Late)) {

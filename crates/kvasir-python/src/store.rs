@@ -46,6 +46,7 @@ pub(crate) fn connect<'py>(
         let token_header = token.as_deref().map(BearerToken::new).transpose()?;
         let client = Client::new(address, ClientConfig { token: token_header, ..ClientConfig::default() })?;
         client.usage().await?;
+        client.learn_members().await;
         Ok(Store { client, url, token, namespace })
     })
 }

@@ -9,7 +9,7 @@ use std::{cmp::Ordering, fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-use crate::{BLOCK_TOKENS, ModelId, Name, SeqHash};
+use crate::{BLOCK_TOKENS, ModelId, Name, ObjectKey, SeqHash};
 
 /// Tokens by which routes grow: the smallest step of a chunk.
 pub const ROUTE_TOKENS: usize = 256;
@@ -31,9 +31,15 @@ impl RouteKey {
     pub fn of_work_unit(tenant: &Name, model_id: &ModelId, digit: u8) -> Self {
         let mut hasher = blake3::Hasher::new();
         hasher.update(model_id.as_bytes()).update(&[digit]).update(tenant.as_str().as_bytes());
-        let hash = hasher.finalize();
-        let [bits, ..] = hash.as_bytes().as_chunks().0 else { unreachable!("a hash has 32 bytes") };
-        Self(u64::from_be_bytes(*bits))
+        Self::start_of(hasher.finalize().as_bytes())
+    }
+
+    /// The route of an opaque object.
+    pub fn of_object(namespace: &Name, key: &ObjectKey) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        // A name has no zero byte.
+        hasher.update(namespace.as_str().as_bytes()).update(&[0]).update(key.as_str().as_bytes());
+        Self::start_of(hasher.finalize().as_bytes())
     }
 
     /// The route of a prompt with these block hashes, or `None` for an empty one.
@@ -55,7 +61,11 @@ impl RouteKey {
     }
 
     fn at(block: &SeqHash) -> Self {
-        let [first, ..] = block.as_bytes().as_chunks().0 else { unreachable!("a seq_hash has 32 bytes") };
+        Self::start_of(block.as_bytes())
+    }
+
+    fn start_of(hash: &[u8; 32]) -> Self {
+        let [first, ..] = hash.as_chunks().0 else { unreachable!("a hash has 32 bytes") };
         Self(u64::from_be_bytes(*first))
     }
 

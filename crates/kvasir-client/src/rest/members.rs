@@ -73,10 +73,17 @@ impl Members {
     /// Where the requests of a prompt go.
     pub(super) fn target(&self, blocks: &[SeqHash]) -> Target {
         let now = Instant::now();
+        let route = self.with(|state| {
+            let is_split = |key: &RouteKey| state.splits.get(key).is_some_and(|until| *until > now);
+            RouteKey::of(blocks, is_split)
+        });
+        route.map_or_else(|| self.given(), |route| self.target_of(route))
+    }
+
+    /// Where the requests of a route go.
+    pub(super) fn target_of(&self, route: RouteKey) -> Target {
         self.with(|state| {
             let Some(list) = &state.list else { return self.given() };
-            let is_split = |key: &RouteKey| state.splits.get(key).is_some_and(|until| *until > now);
-            let Some(route) = RouteKey::of(blocks, is_split) else { return self.given() };
             let ranked = list.rank(&route).into_iter().take(ROUTE_REPLICAS);
             let mut keepers: Vec<_> = ranked.filter_map(|at| list.members.get(at)).collect();
             keepers.sort_by_key(|member| self.zone.is_some() && member.zone != self.zone);

@@ -1,6 +1,9 @@
 //! Opaque objects: bytes under the caller's keys.
+//!
+//! Where the replicas of the service are known, each key has its own, and a request for several keys is divided among them.
 
 use bytes::Bytes;
+use futures::{StreamExt, future::try_join_all, stream};
 use kvasir_api::{
     MEDIA_NEW_OBJECTS, NewObject, ObjectsLookup, ObjectsRequest, ObjectsResponse, StoredObject,
     WriteObjectsRequest, WriteObjectsResponse, WrittenObject, routes,
@@ -29,22 +32,39 @@ impl Client {
         key: &ObjectKey,
         bytes: Bytes,
     ) -> Result<StoredObject, Error> {
-        let path = routes::object(namespace, key);
+        let (this, path) = (self.for_object(namespace, key), routes::object(namespace, key));
         let request = || {
-            let request = self.request(Method::PUT, &path).header(CONTENT_LENGTH, bytes.len());
+            let request = this.request(Method::PUT, &path).header(CONTENT_LENGTH, bytes.len());
             request.timeout(limits::UPLOAD_TIMEOUT).body(bytes.clone())
         };
-        let response = self.send_again(request).await?;
+        let response = this.send_again(request).await?;
         let body = body::read_bounded(response, limits::CONTROL_BYTES_MAX).await?;
         serde_json::from_slice(&body).map_err(|e| Error::protocol(e.to_string()))
     }
 
-    /// Stores several objects with one request, at most [`ObjectsRequest::KEYS_MAX`] and together at most as
+    /// Stores several objects with one request to each replica, at most [`ObjectsRequest::KEYS_MAX`] and together at most as
     /// many bytes as one object may have. Returns the outcome of each; those without a problem are durable.
     ///
     /// # Errors
-    /// If the outcome of all of them is unknown: the same request may be sent again.
+    /// If the outcome of some of them is unknown: the same objects may be written again.
     pub async fn write_opaque(
+        &self,
+        namespace: &Name,
+        objects: &[(ObjectKey, Bytes)],
+    ) -> Result<Vec<WrittenObject>, Error> {
+        let replicas = self.by_replica(namespace, objects.iter().map(|(key, _)| key));
+        let write = async |(client, indices): (Self, Vec<usize>)| {
+            let own: Vec<_> = indices.iter().map(|index| objects[*index].clone()).collect();
+            let written = client.write_to_one(namespace, &own).await?;
+            Ok::<_, Error>(indices.into_iter().zip(written))
+        };
+        let written = try_join_all(replicas.into_iter().map(write)).await?;
+        let mut written: Vec<_> = written.into_iter().flatten().collect();
+        written.sort_unstable_by_key(|(index, _)| *index);
+        Ok(written.into_iter().map(|(_, object)| object).collect())
+    }
+
+    async fn write_to_one(
         &self,
         namespace: &Name,
         objects: &[(ObjectKey, Bytes)],
@@ -60,7 +80,7 @@ impl Client {
         let total: usize = parts.iter().map(Bytes::len).sum();
         let path = routes::objects_write(namespace);
         let request = || {
-            let body = futures::stream::iter(parts.clone().into_iter().map(Ok::<_, std::io::Error>));
+            let body = stream::iter(parts.clone().into_iter().map(Ok::<_, std::io::Error>));
             let request = self.request(Method::POST, &path).header(CONTENT_TYPE, MEDIA_NEW_OBJECTS);
             let request = request.header(CONTENT_LENGTH, total).timeout(limits::UPLOAD_TIMEOUT);
             request.body(reqwest::Body::wrap_stream(body))
@@ -81,8 +101,9 @@ impl Client {
     /// # Errors
     /// `unknown_object`, `corrupt_chunk`.
     pub async fn get_opaque(&self, namespace: &Name, key: &ObjectKey) -> Result<Vec<u8>, Error> {
-        let request = self.request(Method::GET, &routes::object(namespace, key));
-        body::read_bounded(self.send(request).await?, limits::OBJECT_BYTES_MAX).await
+        let this = self.for_object(namespace, key);
+        let request = this.request(Method::GET, &routes::object(namespace, key));
+        body::read_bounded(this.send(request).await?, limits::OBJECT_BYTES_MAX).await
     }
 
     /// Sizes of the objects of the leading `keys`, up to the first that is not stored; at most
@@ -113,10 +134,20 @@ impl Client {
         keys: &[ObjectKey],
         gaps: bool,
     ) -> Result<Vec<Option<u64>>, Error> {
-        let request = ObjectsLookup { keys: keys.to_vec(), gaps };
         let path = routes::objects_lookup(namespace);
-        let found: ObjectsResponse = self.json(self.with_json(Method::POST, &path, &request)?).await?;
-        Ok(found.objects.into_iter().map(|object| Some(object?.bytes)).collect())
+        let lookup = async |(client, indices): (Self, Vec<usize>)| {
+            let own = indices.iter().map(|index| keys[*index].clone()).collect();
+            let request = client.with_json(Method::POST, &path, &ObjectsLookup { keys: own, gaps })?;
+            let found: ObjectsResponse = client.json(request).await?;
+            Ok::<_, Error>(indices.into_iter().zip(found.objects))
+        };
+        let replicas = self.by_replica(namespace, keys);
+        let found = try_join_all(replicas.into_iter().map(lookup)).await?;
+        let mut sizes = vec![None; keys.len()];
+        for (index, object) in found.into_iter().flatten() {
+            sizes[index] = object.map(|object| object.bytes);
+        }
+        Ok(sizes)
     }
 
     /// The bytes of the leading `keys`, up to the first that is not stored; at most
@@ -125,18 +156,17 @@ impl Client {
     /// # Errors
     /// As for every request: see [`Error`].
     pub async fn read_opaque(&self, namespace: &Name, keys: &[ObjectKey]) -> Result<Vec<Vec<u8>>, Error> {
-        let mut objects: Vec<Vec<u8>> = Vec::with_capacity(keys.len());
-        let take = |index: usize, _: usize, piece: &[u8]| {
-            objects.resize_with(index + 1, Vec::new);
-            objects[index].extend_from_slice(piece);
-        };
-        self.read_opaque_pieces(namespace, keys, take).await?;
+        let mut objects: Vec<Vec<u8>> = vec![Vec::new(); keys.len()];
+        let take = |index: usize, _: usize, piece: &[u8]| objects[index].extend_from_slice(piece);
+        let count = self.read_opaque_pieces(namespace, keys, take).await?;
+        objects.truncate(count);
         Ok(objects)
     }
 
     /// Like [`read_opaque`](Self::read_opaque), but passes the bytes as they arrive: the index of the
-    /// object's key in `keys`, the object's length, and its next bytes. An empty object is passed once,
-    /// without bytes. Returns the number of objects.
+    /// object's key in `keys`, the object's length, and its next bytes. Several objects may arrive at once, and some
+    /// behind the first that is not stored. An empty object is passed once, without bytes. Returns the number of
+    /// leading objects.
     ///
     /// # Errors
     /// As for every request: see [`Error`]. Bytes already passed remain valid.
@@ -146,14 +176,29 @@ impl Client {
         keys: &[ObjectKey],
         mut take: impl FnMut(usize, usize, &[u8]) + Send,
     ) -> Result<usize, Error> {
-        let request = ObjectsRequest { keys: keys.to_vec() };
-        let request = self.request(Method::POST, &routes::objects_read(namespace)).json(&request);
-        let mut response = self.send(request).await?;
-        let mut objects = Objects::new(keys.len());
-        while let Some(part) = response.chunk().await.map_err(Error::Transport)? {
-            objects.take_apart(&part, &mut take)?;
+        let path = routes::objects_read(namespace);
+        let read = async |(client, indices): (Self, Vec<usize>)| {
+            let own = indices.iter().map(|index| keys[*index].clone()).collect();
+            let request = client.request(Method::POST, &path).json(&ObjectsRequest { keys: own });
+            Ok::<_, Error>((client.send(request).await?, indices))
+        };
+        let answers = try_join_all(self.by_replica(namespace, keys).into_iter().map(read)).await?;
+        let (mut bodies, mut replicas) = (Vec::new(), Vec::new());
+        for (nth, (response, indices)) in answers.into_iter().enumerate() {
+            bodies.push(response.bytes_stream().map(move |part| (nth, part)));
+            replicas.push((Objects::new(indices.len()), indices));
         }
-        objects.end()
+        let mut bodies = stream::select_all(bodies);
+        while let Some((nth, part)) = bodies.next().await {
+            let Some((objects, indices)) = replicas.get_mut(nth) else { continue };
+            let mut take_own = |own: usize, bytes: usize, piece: &[u8]| take(indices[own], bytes, piece);
+            objects.take_apart(&part.map_err(Error::Transport)?, &mut take_own)?;
+        }
+        let mut leading = keys.len();
+        for (objects, indices) in replicas {
+            leading = indices.get(objects.end()?).map_or(leading, |missing| leading.min(*missing));
+        }
+        Ok(leading)
     }
 
     /// Removes the bytes under a key.
@@ -161,8 +206,9 @@ impl Client {
     /// # Errors
     /// `unknown_object`.
     pub async fn delete_opaque(&self, namespace: &Name, key: &ObjectKey) -> Result<(), Error> {
-        let request = self.request(Method::DELETE, &routes::object(namespace, key));
-        self.send(request.timeout(self.config.control_timeout)).await.map(|_| ())
+        let this = self.for_object(namespace, key);
+        let request = this.request(Method::DELETE, &routes::object(namespace, key));
+        this.send(request.timeout(self.config.control_timeout)).await.map(|_| ())
     }
 }
 

@@ -6,7 +6,7 @@ use futures::{StreamExt, stream};
 use kvasir_api::{
     HEADER_MEMBERS, HEADER_SPLIT, LookupQuery, LookupResponse, MEDIA_BLOCKS, MembersResponse, routes,
 };
-use kvasir_types::SeqHash;
+use kvasir_types::{Name, ObjectKey, RouteKey, SeqHash};
 use reqwest::{Method, RequestBuilder, Response, header::CONTENT_TYPE};
 use tokio::time::Instant;
 
@@ -27,6 +27,29 @@ impl Client {
     #[must_use]
     pub fn for_prompt(&self, blocks: &[SeqHash]) -> Self {
         Self { target: self.members.target(blocks), ..self.clone() }
+    }
+
+    /// The same client for one opaque object: its requests go to the replicas that keep it hot, where those are known.
+    pub(super) fn for_object(&self, namespace: &Name, key: &ObjectKey) -> Self {
+        Self { target: self.members.target_of(RouteKey::of_object(namespace, key)), ..self.clone() }
+    }
+
+    /// The keys that each replica is asked for, as indices into `keys` in order, and the client that asks it.
+    pub(super) fn by_replica<'a>(
+        &self,
+        namespace: &Name,
+        keys: impl IntoIterator<Item = &'a ObjectKey>,
+    ) -> Vec<(Self, Vec<usize>)> {
+        let mut replicas: Vec<(Base, Self, Vec<usize>)> = Vec::new();
+        for (index, key) in keys.into_iter().enumerate() {
+            let client = self.for_object(namespace, key);
+            let Some(base) = self.members.order(&client.target, 0).into_iter().next() else { continue };
+            match replicas.iter_mut().find(|(of, ..)| *of == base) {
+                Some((.., indices)) => indices.push(index),
+                None => replicas.push((base, client, vec![index])),
+            }
+        }
+        replicas.into_iter().map(|(_, client, indices)| (client, indices)).collect()
     }
 
     /// Asks for the replicas of the service unless they are known. After a failure, all requests use the given address.

@@ -75,12 +75,13 @@ impl KvasirBlocks {
         let keys = blocks.iter().map(|(hash, _)| self.key(hash)).collect::<Result<Vec<_>, _>>()?;
         let into = blocks.iter().map(|(_, block)| parts(layout, *block)).collect::<Result<Vec<_>, _>>()?;
         let mut loaded = vec![false; blocks.len()];
-        let mut came = 0;
+        // Blocks of different replicas arrive at once.
+        let mut came = vec![0; blocks.len()];
         let take = |index: usize, length: usize, mut piece: &[u8]| {
             let parts = &into[index];
             if length == parts.iter().map(|part| part.bytes).sum::<usize>() {
                 // What came before may end within a part.
-                let mut before = came;
+                let mut before = came[index];
                 for part in parts {
                     let from = before.min(part.bytes);
                     before -= from;
@@ -88,13 +89,10 @@ impl KvasirBlocks {
                     // SAFETY: KVBM keeps the layout's memory, and nobody else uses a block before it is loaded.
                     let place = unsafe { slice::from_raw_parts_mut((part.start + from) as *mut u8, now) };
                     place.copy_from_slice(&piece[..now]);
-                    came += now;
+                    came[index] += now;
                     piece = &piece[now..];
                 }
-                loaded[index] = came == length;
-            }
-            if loaded[index] {
-                came = 0;
+                loaded[index] = came[index] == length;
             }
         };
         self.client.read_opaque_pieces(&self.namespace, &keys, take).await.map_err(|error| error.to_string())?;
