@@ -137,7 +137,8 @@ impl<K: EntryKey> Adaptive<K> {
         }
     }
 
-    /// The queue of `traits`, created if there is capacity; else the queue without the class, or the first one.
+    /// The queue of `traits`, created if there is capacity; else the one without the class, then without the pace, then
+    /// the one whose value is nearest: values differ by more than anything else does.
     fn queue_index(&mut self, traits: Traits) -> u16 {
         if let Some(index) = self.queue_of.get(&traits) {
             return *index;
@@ -146,7 +147,22 @@ impl<K: EntryKey> Adaptive<K> {
             return self.queue_index(Traits { class: 0, ..traits });
         }
         if self.queues.len() >= limits::QUEUES_MAX {
-            return 0;
+            if traits.pace != 0 {
+                return self.queue_index(Traits { pace: 0, ..traits });
+            }
+            let distance = |index: &u16| {
+                let other = self.queues[usize::from(*index)].traits;
+                (
+                    traits.value.abs_diff(other.value),
+                    traits.uses.abs_diff(other.uses),
+                    other.pace,
+                    other.class,
+                )
+            };
+            let nearest = (0..limits::QUEUES_MAX as u16).min_by_key(distance).unwrap_or(0);
+            // At most one for each number of uses and value.
+            self.queue_of.insert(traits, nearest);
+            return nearest;
         }
         let index = u16::try_from(self.queues.len()).expect("QUEUES_MAX is below 2^16");
         self.queues.push(Queue { traits, groups: List::EMPTY, reuse: LifeTable::default() });

@@ -106,6 +106,27 @@ fn adaptive_remembers_the_uses_of_evicted_entries() {
     assert!(hits > 2_280, "{hits}");
 }
 
+/// Refinements are worth a small part of a base also after invented classes, paces and values have taken all queues.
+#[test]
+fn adaptive_tells_values_apart_when_there_are_many_kinds_of_entries() {
+    let mut table = ClassTable::default();
+    let mut policy = PolicyKind::AdaptiveCost.build();
+    for number in 0..20_000u64 {
+        let tenant = (number % 60).to_string();
+        let class = table.intern(&request_class(&tenant, &(number / 60 % 4).to_string()));
+        let access = Access::new(Moment::from_millis(number), class)
+            .paced(Some((number % 4_000) as f32))
+            .recompute(2f32.powi((number % 11) as i32 - 5));
+        policy.insert(number, &access);
+    }
+    let late = |seconds: f32| access(20_000).recompute(seconds);
+    policy.insert(1 << 40, &late(1e-9));
+    policy.insert(1 << 41, &late(1e9));
+    let order = victims(&mut *policy, 20_001, 20_002);
+    let place = |key: u64| order.iter().position(|victim| *victim == key).expect("all are evicted");
+    assert!(place(1 << 40) < 2_000 && place(1 << 41) > 15_000, "{} {}", place(1 << 40), place(1 << 41));
+}
+
 #[test]
 fn a_hostile_tenant_cannot_use_up_the_classes() {
     let mut table = ClassTable::default();
