@@ -76,7 +76,8 @@ struct Queue {
 /// reuse to the time it would occupy the tier until then.
 ///
 /// - **Learnt, not tuned.** Hazards by age come from a sample of keys, whether cached or not, within a sliding
-///   window, per traits of the entry: uses so far, pace of the conversation, request class.
+///   window, per traits of the entry: uses so far, pace of the conversation, request class. The uses of evicted entries
+///   are remembered, so that an entry that comes back is not taken for a new one.
 /// - **Both ends of a queue compete.** Reuse is unlikely just after a use (a person reads the answer), then
 ///   likely, then unlikely again. So the worth over age rises and falls, and the present entry with the lowest
 ///   worth is in the oldest or in the newest group. A small tier evicts the newest: the entries that have waited
