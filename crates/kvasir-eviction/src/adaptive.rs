@@ -11,13 +11,14 @@ use super::{
     queue_ends::{QueueEnd, QueueEnds},
     reuse_sampler::ReuseSampler,
     table::{List, NONE, Slab, Slot, Table},
+    use_memory::UseMemory,
 };
 
 /// The properties by which entries are grouped to estimate reuse, ordered from the strongest predictor to the
 /// weakest. Estimates for a fine class lean on those for the class without its last fields.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 struct Traits {
-    /// Uses since the entry was admitted: 1, 2–3, more.
+    /// Uses, those before an eviction included as long as they are remembered: 1, 2–3, 4–7, 8–15, 16–31, more.
     uses: u8,
     /// Pace of the conversation, in factors of four; 0 is unknown.
     pace: u8,
@@ -32,7 +33,7 @@ impl Traits {
         let pace =
             access.pace_seconds.map_or(0, |pace| 1 + pace.clamp(1.0, PACE_SECONDS_MAX).log2() as u8 / 2);
         let class = if access.class.index() < limits::CLASSES_MAX { access.class.index() } else { 0 };
-        let uses = (u32::BITS - uses.leading_zeros()).min(3) as u8;
+        let uses = (u32::BITS - uses.leading_zeros()).min(limits::USE_BUCKETS) as u8;
         let density = access.recompute_seconds / access.bytes.max(1) as f32;
         let value = if cost_aware && density > 0.0 { density.log2().round() as i8 } else { 0 };
         Self { uses, pace, class: class as u16, value }
@@ -75,7 +76,8 @@ struct Queue {
 /// reuse to the time it would occupy the tier until then.
 ///
 /// - **Learnt, not tuned.** Hazards by age come from a sample of keys, whether cached or not, within a sliding
-///   window, per traits of the entry: uses so far, pace of the conversation, request class.
+///   window, per traits of the entry: uses so far, pace of the conversation, request class. The uses of evicted entries
+///   are remembered, so that an entry that comes back is not taken for a new one.
 /// - **Both ends of a queue compete.** Reuse is unlikely just after a use (a person reads the answer), then
 ///   likely, then unlikely again. So the worth over age rises and falls, and the present entry with the lowest
 ///   worth is in the oldest or in the newest group. A small tier evicts the newest: the entries that have waited
@@ -100,6 +102,7 @@ pub struct Adaptive<K> {
     running: Slot,
     running_offset: u32,
     sampler: ReuseSampler<K, u16>,
+    evicted: UseMemory,
     accesses_until_fit: usize,
     fitted_at: Moment,
     serials: u64,
@@ -127,6 +130,7 @@ impl<K: EntryKey> Adaptive<K> {
             running: NONE,
             running_offset: 0,
             sampler: ReuseSampler::default(),
+            evicted: UseMemory::default(),
             accesses_until_fit: limits::REFIT_ACCESSES,
             fitted_at: Moment::default(),
             serials: 0,
@@ -134,7 +138,8 @@ impl<K: EntryKey> Adaptive<K> {
         }
     }
 
-    /// The queue of `traits`, created if there is capacity; else the queue without the class, or the first one.
+    /// The queue of `traits`, created if there is capacity; else the one without the class, then without the pace, then
+    /// the one whose value is nearest: values differ by more than anything else does.
     fn queue_index(&mut self, traits: Traits) -> u16 {
         if let Some(index) = self.queue_of.get(&traits) {
             return *index;
@@ -143,7 +148,22 @@ impl<K: EntryKey> Adaptive<K> {
             return self.queue_index(Traits { class: 0, ..traits });
         }
         if self.queues.len() >= limits::QUEUES_MAX {
-            return 0;
+            if traits.pace != 0 {
+                return self.queue_index(Traits { pace: 0, ..traits });
+            }
+            let distance = |index: &u16| {
+                let other = self.queues[usize::from(*index)].traits;
+                (
+                    traits.value.abs_diff(other.value),
+                    traits.uses.abs_diff(other.uses),
+                    other.pace,
+                    other.class,
+                )
+            };
+            let nearest = (0..limits::QUEUES_MAX as u16).min_by_key(distance).unwrap_or(0);
+            // At most one for each number of uses and value.
+            self.queue_of.insert(traits, nearest);
+            return nearest;
         }
         let index = u16::try_from(self.queues.len()).expect("QUEUES_MAX is below 2^16");
         self.queues.push(Queue { traits, groups: List::EMPTY, reuse: LifeTable::default() });
@@ -178,7 +198,8 @@ impl<K: EntryKey> Adaptive<K> {
         (0..self.queues.len()).for_each(|index| self.learn_worth(index, &pooled));
     }
 
-    /// Hazards by uses and pace, each leaning on those by uses, and these on those of everything.
+    /// Hazards by uses and pace, each leaning on those by uses, and these on those by fewer uses: an entry that was
+    /// used often resembles one that was used half as often more than it resembles the rest.
     fn pooled_hazards(&self) -> BTreeMap<(u8, u8), Hazards> {
         let mut all = LifeTable::default();
         let mut by_uses: BTreeMap<u8, LifeTable> = BTreeMap::new();
@@ -188,9 +209,14 @@ impl<K: EntryKey> Adaptive<K> {
             by_uses.entry(traits.uses).or_default().add(reuse);
             by_pace.entry((traits.uses, traits.pace)).or_default().add(reuse);
         }
-        let all = all.hazards(&Hazards::PRIOR);
-        let by_uses: BTreeMap<u8, Hazards> =
-            by_uses.into_iter().map(|(uses, table)| (uses, table.hazards(&all))).collect();
+        let mut fewer = all.hazards(&Hazards::PRIOR);
+        let by_uses: BTreeMap<u8, Hazards> = by_uses
+            .into_iter()
+            .map(|(uses, table)| {
+                fewer = table.hazards(&fewer);
+                (uses, fewer.clone())
+            })
+            .collect();
         by_pace.into_iter().map(|(key, table)| (key, table.hazards(&by_uses[&key.0]))).collect()
     }
 
@@ -320,7 +346,7 @@ impl<K: EntryKey> EvictionPolicy<K> for Adaptive<K> {
             parent_serial: GONE,
             serial: self.serials,
             dependants: 0,
-            uses: 0,
+            uses: self.evicted.recall(key),
         };
         // Only an entry admitted earlier can be a parent, so the relation has no cycles.
         let parent = access.parent.and_then(|parent| self.table.find(&parent));
@@ -361,7 +387,10 @@ impl<K: EntryKey> EvictionPolicy<K> for Adaptive<K> {
                 }
             };
             if self.table.meta(leaf).dependants == 0 {
-                return Some(self.take(leaf));
+                let (uses, entries) = (self.table.meta(leaf).uses, self.table.len());
+                let key = self.take(leaf);
+                self.evicted.remember(key, uses, entries);
+                return Some(key);
             }
             self.unlink(leaf);
         }

@@ -12,8 +12,11 @@ pub(super) const BINS: usize = 49;
 /// log2 of the first edge in microseconds: reuse within 66 ms is all the same to a cache.
 const FIRST_EDGE_LOG2: u32 = 16;
 /// Observations' worth by which a class leans on the coarser class it is part of. Blocks of one request are reused
-/// together, tens of them in chats: this is the evidence of some twenty requests, not of 512.
-const LEAN_OBSERVATIONS: f64 = 512.0;
+/// together, tens of them in chats: this is the evidence of some ten requests, not of 256.
+const LEAN_OBSERVATIONS: f64 = 256.0;
+/// Least horizon of a worth. Blocks of one request are reused together, so a narrow bin has the evidence of a few
+/// requests, and the best of many short horizons is the luckiest one.
+const HORIZON_SECONDS_MIN: f64 = 30.0;
 
 /// The bin of an age.
 pub(super) fn bin_of(now: Moment, since: Moment) -> usize {
@@ -118,8 +121,9 @@ impl LifeTable {
     }
 }
 
-/// The Gittins index by age: the best ratio, over all horizons, of the probability of reuse within the horizon
-/// to the expected time that the entry occupies its place until then (Gittins 1979; Aalto et al. 2009 for ages).
+/// The Gittins index by age: the best ratio, over horizons from [`HORIZON_SECONDS_MIN`], of the probability of reuse
+/// within the horizon to the expected time that the entry occupies its place until then (Gittins 1979; Aalto et al. 2009
+/// for ages).
 #[derive(Debug, Clone)]
 pub(super) struct Worth([f32; BINS]);
 
@@ -134,7 +138,9 @@ impl Worth {
                 gain += alive * hazard;
                 seconds += alive * width * (1.0 - hazard / 2.0);
                 alive *= 1.0 - hazard;
-                best = best.max(gain / seconds);
+                if edge_seconds(bin + 1) >= edge_seconds(age) + HORIZON_SECONDS_MIN || bin + 1 == BINS {
+                    best = best.max(gain / seconds);
+                }
             }
             *slot = best as f32;
         }

@@ -16,6 +16,7 @@ pub mod reuse_sampler;
 mod route_splits;
 pub mod table;
 mod turn_index;
+mod use_memory;
 
 use std::{fmt::Debug, hash::Hash};
 

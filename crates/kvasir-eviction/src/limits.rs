@@ -12,10 +12,15 @@ pub const REUSE_WINDOW_SECONDS: f64 = 3_600.0;
 pub const REFIT_ACCESSES: usize = 512;
 /// Request ends remembered to recognise follow-ups (~64 bytes each: 4 MiB).
 pub const TURN_ENDS_MAX: usize = 64 * 1024;
-/// Queues of [`Adaptive`](super::Adaptive), which compares both ends of each: bounds the time of an eviction.
-pub const QUEUES_MAX: usize = 256;
-/// Of these, reserved for entries without a separate class: 3 × 8 combinations of uses and pace.
-pub const QUEUES_UNCLASSED: usize = 24;
+/// Numbers of uses that [`Adaptive`](super::Adaptive) distinguishes, in factors of two.
+pub const USE_BUCKETS: u32 = 6;
+/// Queues of [`Adaptive`](super::Adaptive), which compares both ends of each: bounds the time of an eviction. One per
+/// combination of uses, pace, class and value that occurs: about 500 in a tier of chunks with four levels.
+pub const QUEUES_MAX: usize = 1024;
+/// Of these, reserved for entries without a separate class: 6 × 8 combinations of uses and pace, of five values.
+pub const QUEUES_UNCLASSED: usize = 240;
+/// Evicted entries whose uses [`Adaptive`](super::Adaptive) remembers, per entry (2 bytes each).
+pub const REMEMBERED_PER_ENTRY: usize = 8;
 /// Tenants with a separate share of a tier; the others share one.
 pub const TENANTS_MAX: usize = 256;
 /// Entries of the largest copy in a [`HitRatioCurve`](super::HitRatioCurve); the three others have fewer. More would be nearer to

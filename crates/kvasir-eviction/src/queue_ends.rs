@@ -14,86 +14,95 @@ pub(super) enum QueueEnd {
     Back,
 }
 
-/// The worth of one end, and the period for which it holds.
+/// One end of a queue.
 #[derive(Debug, Clone, Copy)]
-struct EndWorth {
-    /// Last use of the group there.
-    last: Moment,
-    /// First and last moment of `worth`: ages within one bin are worth the same.
+struct End {
+    /// Last use of the group there; `None` for an empty queue.
+    last: Option<Moment>,
+    /// First and last moment at which its worth holds: ages within one bin are worth the same.
     from: Moment,
     to: Moment,
-    worth: f32,
 }
 
-impl EndWorth {
-    /// Of an empty queue: never the least, and never out of date.
-    const NONE: Self = Self {
-        last: Moment::from_micros(0),
-        from: Moment::from_micros(0),
-        to: Moment::from_micros(u64::MAX),
-        worth: f32::INFINITY,
-    };
-
-    /// An end whose worth must still be computed: it holds at no moment.
-    const fn unknown(last: Moment) -> Self {
-        Self { last, from: Moment::from_micros(u64::MAX), to: Moment::from_micros(0), worth: 0.0 }
-    }
+impl End {
+    const EMPTY: Self = Self { last: None, from: Moment::from_micros(0), to: LAST_MOMENT };
 
     fn holds(&self, now: Moment) -> bool {
         (self.from..=self.to).contains(&now)
     }
-
-    fn is_none(&self) -> bool {
-        self.worth == f32::INFINITY
-    }
-
-    fn known(last: Moment, now: Moment, worth: &Worth) -> Self {
-        let bin = bin_of(now, last);
-        let (from, to) = bin_span(bin, last);
-        // Finite, so that it is less than nothing at all.
-        Self { last, from, to, worth: worth.at(bin).min(f32::MAX) }
-    }
 }
 
-/// Both ends of every queue, one cache line per queue, and the last answer while it is valid.
+/// The end of time.
+const LAST_MOMENT: Moment = Moment::from_micros(u64::MAX);
+/// Worth of an end of an empty queue: more than any other.
+const EMPTY_WORTH: u32 = u32::MAX;
+
+/// Both ends of every queue, and the last answer while it is valid.
 ///
 /// The worth of an end changes when its age crosses the edge of a bin and when its group changes. A tier
-/// evicts many entries at one moment, in sequence from the same few groups; then the last answer still holds.
-#[derive(Debug, Default)]
+/// evicts many entries at one moment, in sequence from the same few groups; then the last answer still holds, or the
+/// least of the known worths is looked for.
+#[derive(Debug)]
 pub(super) struct QueueEnds {
-    queues: Vec<[EndWorth; 2]>,
+    /// Worths of front and back, as bits: those of numbers that are not negative are in the order of the numbers.
+    worths: Vec<[u32; 2]>,
+    ends: Vec<[End; 2]>,
+    /// Queues with an end that changed.
+    changed: Vec<usize>,
+    /// First and last moment at which the worths of all others hold.
+    from: Moment,
+    to: Moment,
     /// The end with the lowest worth at a moment, until something changes.
     least: Option<(Moment, usize, QueueEnd)>,
+}
+
+impl Default for QueueEnds {
+    fn default() -> Self {
+        Self {
+            worths: Vec::new(),
+            ends: Vec::new(),
+            changed: Vec::new(),
+            from: Moment::from_micros(0),
+            to: LAST_MOMENT,
+            least: None,
+        }
+    }
 }
 
 impl QueueEnds {
     /// One more queue, empty.
     pub(super) fn push(&mut self) {
-        self.queues.push([EndWorth::NONE; 2]);
+        self.worths.push([EMPTY_WORTH; 2]);
+        self.ends.push([End::EMPTY; 2]);
     }
 
     /// The last uses of a queue's front and back; `None` for an empty one.
     pub(super) fn set(&mut self, queue: usize, lasts: Option<(Moment, Moment)>) {
-        let ends = &mut self.queues[queue];
-        let Some((front, back)) = lasts else {
-            *ends = [EndWorth::NONE; 2];
-            self.least = None;
-            return;
-        };
-        for (end, last) in ends.iter_mut().zip([front, back]) {
-            if end.is_none() || end.last != last {
-                *end = EndWorth::unknown(last);
-                self.least = None;
-            }
+        let lasts = lasts.map_or([None; 2], |(front, back)| [Some(front), Some(back)]);
+        let ends = &mut self.ends[queue];
+        if ends.each_ref().map(|end| end.last) != lasts {
+            ends.iter_mut().zip(lasts).for_each(|(end, last)| end.last = last);
+            self.note_change(queue);
         }
     }
 
     /// The worths were updated.
     pub(super) fn relearn(&mut self, queue: usize) {
-        for end in self.queues[queue].iter_mut().filter(|end| !end.is_none()) {
-            *end = EndWorth::unknown(end.last);
-        }
+        self.note_change(queue);
+    }
+
+    fn note_change(&mut self, queue: usize) {
         self.least = None;
+        // Neither end holds at any moment.
+        self.ends[queue]
+            .iter_mut()
+            .for_each(|end| (end.from, end.to) = (LAST_MOMENT, Moment::from_micros(0)));
+        if self.changed.len() < self.ends.len() {
+            self.changed.push(queue);
+        } else {
+            // All are looked at anyway.
+            (self.from, self.to) = (LAST_MOMENT, Moment::from_micros(0));
+        }
     }
 
     /// The end with the lowest worth at `now`; the first of several equal ones. `None` when all queues are
@@ -102,19 +111,41 @@ impl QueueEnds {
         if let Some((_, queue, end_kind)) = self.least.filter(|(at, ..)| *at == now) {
             return Some((queue, end_kind));
         }
-        let (mut least, mut found) = (f32::INFINITY, None);
-        for (queue, (ends, worth)) in self.queues.iter_mut().zip(worths).enumerate() {
-            for (end, end_kind) in ends.iter_mut().zip([QueueEnd::Front, QueueEnd::Back]) {
-                if !end.holds(now) {
-                    *end = EndWorth::known(end.last, now, worth);
-                }
-                if end.worth < least {
-                    (least, found) = (end.worth, Some((queue, end_kind)));
-                }
+        if (self.from..=self.to).contains(&now) {
+            while let Some(queue) = self.changed.pop() {
+                self.update(queue, now, &worths[queue]);
+            }
+        } else {
+            self.changed.clear();
+            (self.from, self.to) = (Moment::from_micros(0), LAST_MOMENT);
+            for (queue, worth) in worths.iter().enumerate() {
+                self.update(queue, now, worth);
             }
         }
-        self.least = found.map(|(queue, end_kind)| (now, queue, end_kind));
-        found
+        let flat = self.worths.as_flattened();
+        let least = flat.iter().copied().min().filter(|worth| *worth != EMPTY_WORTH)?;
+        let place = flat.iter().position(|worth| *worth == least)?;
+        let found = (place / 2, if place % 2 == 0 { QueueEnd::Front } else { QueueEnd::Back });
+        self.least = Some((now, found.0, found.1));
+        Some(found)
+    }
+
+    /// Brings the worths of a queue's ends up to `now`.
+    fn update(&mut self, queue: usize, now: Moment, worth: &Worth) {
+        for (end, known) in self.ends[queue].iter_mut().zip(&mut self.worths[queue]) {
+            if !end.holds(now) {
+                if let Some(last) = end.last {
+                    let bin = bin_of(now, last);
+                    (end.from, end.to) = bin_span(bin, last);
+                    *known = worth.at(bin).to_bits();
+                } else {
+                    *end = End::EMPTY;
+                    *known = EMPTY_WORTH;
+                }
+            }
+            self.from = self.from.max(end.from);
+            self.to = self.to.min(end.to);
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod evict;
 mod evict_curve;
+mod evict_quality;
 mod evict_study;
 mod routes;
 mod stream;
@@ -42,6 +43,8 @@ pub(crate) enum SimCommand {
     Evict(evict::EvictArguments),
     /// Compare the service's estimated hit ratios with those of whole caches.
     EvictCurve(evict_curve::CurveArguments),
+    /// Compare evicting refinements first with evicting whole objects.
+    EvictQuality(evict_quality::QualityArguments),
     /// Compare the policies on recorded, generated and mixed traces.
     EvictStudy(evict_study::StudyArguments),
     /// Spread a request trace over replicas by their routes, at random, and over one that has all their memory.
@@ -55,6 +58,7 @@ pub(crate) fn run(command: &SimCommand) -> CliResult {
     match command {
         SimCommand::Evict(arguments) => evict::run(arguments),
         SimCommand::EvictCurve(arguments) => evict_curve::run(arguments),
+        SimCommand::EvictQuality(arguments) => evict_quality::run(arguments),
         SimCommand::EvictStudy(arguments) => evict_study::run(arguments),
         SimCommand::Routes(arguments) => routes::run(arguments),
         SimCommand::Stream(arguments) => stream::run(arguments),
