@@ -18,7 +18,7 @@ fn a_projection_says_what_it_assumes() {
     let out = out.path().to_str().unwrap();
     let (passed, text) = load(&["project", "--results", out, "--out", out]);
     assert!(passed, "{text}");
-    assert!(text.contains("ASSUMED") && text.contains("GC pass, h"), "{text}");
+    assert!(text.contains("ASSUMED") && text.contains("GC, listing everything, h"), "{text}");
     let json = std::fs::read_to_string(format!("{out}/projection.json")).unwrap();
     assert!(json.contains("index_gb_of_a_replica"), "{json}");
 }

@@ -11,6 +11,8 @@
 //!
 //! # async fn example(page: bytes::Bytes) -> Result<(), kvasir_client::Error> {
 //! let client = Client::new("http://kvasir:7480".parse().expect("a URL"), ClientConfig::default())?;
+//! // Requests then go to the replica that keeps the key.
+//! client.learn_members().await;
 //! let layout = PageLayout::new(KvDtype::Bf16, KvLayout::Gqa { kv_heads: 8, head_dim: 128 }, 32, 256, "2LNHD")?;
 //! let namespace = "default".parse().expect("a name");
 //! let store = PageStore::new(client, namespace, layout, Quality::Transparent, ("meta-llama/Llama-3.1-8B", "d04e592"))?;

@@ -1,6 +1,6 @@
 //! Blocks of NVIDIA's KVBM as objects in Kvasir: `ObjectBlockOps` over the client's crate, in place of its S3 client.
 //!
-//! Against KVBM's S3 client: a batch of blocks is one request, a block that is read is compared with its checksums by the service, and a
+//! Against KVBM's S3 client: a batch of blocks is one request to each replica, a block that is read is compared with its checksums by the service, and a
 //! block is never overwritten. `tests/kvbm/check` compiles it. It was not run with blocks: KVBM makes layouts through NIXL alone.
 
 use std::{slice, sync::Arc};
