@@ -24,6 +24,8 @@ use crate::{
 
 /// Memory of all replicas together, as a multiple of the bytes of all objects: room for what the busiest keeps.
 const MEMORY: f64 = 2.0;
+/// Reads under way per replica: with few, chance leaves links idle, since a closed loop waits for the replica with most.
+const AT_ONCE: usize = 16;
 /// Objects of the cold lookups.
 const COLD: u64 = 20;
 
@@ -131,7 +133,7 @@ pub(super) async fn measure(
         stored += clients.load(prompt).await.map_err(failed)?.bytes;
     }
     let request = reads(&clients, &prompts);
-    let at_once = 4 * replicas;
+    let at_once = AT_ONCE * replicas;
     open_loop::peak(&request, at_once, 2.0).await;
     let ids = group.ids();
     let cpu = || (usage_of(&ids).cpu_s, usage_of(&[std::process::id()]).cpu_s);

@@ -46,7 +46,7 @@ pub(crate) struct ScaleArguments {
     #[arg(long)]
     pub(crate) minio: Option<PathBuf>,
     /// Objects that are read hot: so many that chance gives each replica about as many.
-    #[arg(long, default_value_t = 8_192)]
+    #[arg(long, default_value_t = 4_096)]
     objects: usize,
     /// Bytes of each.
     #[arg(long, default_value_t = 200_000)]
