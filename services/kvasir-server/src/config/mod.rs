@@ -247,6 +247,12 @@ impl Config {
                 "has an unknown scheme; use file:///path or s3://bucket/prefix",
             ));
         }
+        if self.store.url.scheme() == "file" && self.store.url.has_host() {
+            mistakes.push(Mistake::new(
+                "store.url",
+                "names a host; a path begins after three slashes: file:///path",
+            ));
+        }
         if self.store.url.as_str() == NO_STORE {
             mistakes.push(Mistake::new(
                 "store.url",
