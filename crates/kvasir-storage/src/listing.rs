@@ -63,26 +63,26 @@ impl Lister {
             return self.paged(prefix);
         }
         let (this, prefix) = (self.clone(), prefix.clone());
-        let begun = (this.paged(&prefix), None::<Path>, 0);
-        let parts = stream::try_unfold(begun, move |(mut listing, mut folder, mut met)| {
+        let begun = (this.paged(&prefix), None::<Path>, 0, 0);
+        let parts = stream::try_unfold(begun, move |(mut listing, mut folder, mut met, before)| {
             let (this, prefix) = (this.clone(), prefix.clone());
             async move {
                 let Some((key, meta)) = listing.try_next().await? else { return Ok::<_, StoreError>(None) };
-                let of_key = this.folder(&key);
+                let (of_key, at) = (this.folder(&key), hash_start(&key).unwrap_or_default());
                 met = if of_key == folder { met + 1 } else { 1 };
                 folder = of_key;
-                let (Some(long), true) = (&folder, met > limits::LISTING_PAGE) else {
+                // Only from another hash on, so that the objects of one stay together, a plain and a sealed form of one
+                // object as well.
+                let (Some(long), true) = (&folder, met > limits::LISTING_PAGE && at > before) else {
                     let one = stream::once(future::ready(Ok((key, meta))));
-                    return Ok(Some((Either::Left(one), (listing, folder, met))));
+                    return Ok(Some((Either::Left(one), (listing, folder, met, at))));
                 };
-                let (at, last) = (hash_start(&key).unwrap_or_default(), meta.location.clone());
-                let rest = this.behind_until(long, &last, at + 1);
-                let width = (at + 1) * limits::LISTING_SLICE_KEYS as u64 / met as u64;
-                let whole = stream::once(future::ready(Ok((key, meta)))).chain(rest);
-                let whole = whole.chain(this.sliced(long, at + 1..HASHES_END, width)).boxed();
+                // This key is listed again.
+                let width = at * limits::LISTING_SLICE_KEYS as u64 / met as u64;
+                let rest = this.sliced(long, at..HASHES_END, width);
                 // Behind all hex digits.
                 let listing = this.paged_behind(&prefix, &long.clone().join("g"));
-                Ok(Some((Either::Right(whole), (listing, None, 0))))
+                Ok(Some((Either::Right(rest), (listing, None, 0, 0))))
             }
         });
         parts.try_flatten().boxed()
@@ -154,12 +154,10 @@ impl Lister {
     fn range(&self, folder: &Path, range: Range<u64>) -> Listing {
         match range.start {
             0 => until(self.paged(folder), range.end),
-            start => self.behind_until(folder, &folder.clone().join(format!("{start:08x}")), range.end),
+            start => {
+                until(self.paged_behind(folder, &folder.clone().join(format!("{start:08x}"))), range.end)
+            }
         }
-    }
-
-    fn behind_until(&self, folder: &Path, offset: &Path, end: u64) -> Listing {
-        until(self.paged_behind(folder, offset), end)
     }
 
     /// The folder of hashes that a key is in.
