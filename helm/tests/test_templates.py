@@ -96,7 +96,9 @@ class Config(unittest.TestCase):
         self.assertEqual(tomllib.loads(config(documents))["cluster"]["members"], "dns+srv://_api._tcp.rel-kvasir-headless")
         server = container(documents)
         self.assertIn("--cluster.advertise=http://$(POD_NAME).rel-kvasir-headless:7480", server["args"])
-        self.assertIn("POD_NAME", [variable["name"] for variable in server["env"]])
+        fields = {e["name"]: e["valueFrom"]["fieldRef"]["fieldPath"] for e in server["env"] if "fieldRef" in e.get("valueFrom", {})}
+        self.assertEqual(fields, {"POD_NAME": "metadata.name", "POD_ZONE": "metadata.labels['topology.kubernetes.io/zone']"})
+        self.assertIn("--cluster.zone=$(POD_ZONE)", server["args"])
         documents = rendered("file")
         self.assertNotIn("cluster", tomllib.loads(config(documents)))
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use kvasir_api::{HEADER_ROUTE, HEADER_SPLIT, LookupQuery, LookupResponse, MembersResponse, Via, routes};
+use kvasir_api::{HEADER_ROUTE, HEADER_SPLIT, LookupQuery, LookupResponse, MembersResponse, ROUTE_REPLICAS, Via, routes};
 use kvasir_client::rest::{Client, ClientConfig, ObjectRange};
 use kvasir_server::MemberSource;
 use kvasir_store::StoreConfig;
@@ -68,6 +68,7 @@ impl Replicas {
                 urls[nth].strip_prefix("http://").expect("a URL").parse().expect("an address");
             config.cluster.members = Some(MemberSource::parse(&urls.join(",")).expect("a list"));
             config.cluster.advertise = Some(urls[nth].clone());
+            config.cluster.zone = Some(format!("z{nth}").parse().expect("a name"));
             config.gc.interval = std::time::Duration::ZERO;
         })
         .await
@@ -80,8 +81,12 @@ impl Replicas {
     /// A client that was given the address of one replica and sends requests to each that runs. Before the first probe is answered,
     /// which may take long on a busy machine, it does not.
     async fn client(&self, nth: usize) -> Client {
+        self.client_with(nth, ClientConfig::default()).await
+    }
+
+    async fn client_with(&self, nth: usize, config: ClientConfig) -> Client {
         let url = self.urls[nth].parse().expect("a URL");
-        let client = Client::new(url, ClientConfig::default()).expect("a client");
+        let client = Client::new(url, config).expect("a client");
         client.learn_members().await;
         for seed in (1 << 32..).step_by(64) {
             let before = self.kept().await;
@@ -219,6 +224,30 @@ async fn each_prompt_is_kept_by_its_first_replica_alone() {
         replicas.service(1).get(routes::MEMBERS, &[]).await.json().await.expect("its JSON");
     assert_eq!(members.this.as_ref(), Some(&replicas.urls[1]));
     assert_eq!((members.members.len(), members.splits.len()), (3, 0));
+    replicas.stop().await;
+}
+
+/// The list has no zones, as one from DNS: the client hears them from the replicas.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_replicas_that_keep_a_prompt_the_one_in_the_clients_zone_is_asked() {
+    let replicas = Replicas::start(3).await;
+    let zone = Some("z2".parse().expect("a name"));
+    let client = replicas.client_with(0, ClientConfig { zone, ..ClientConfig::default() }).await;
+    let is_kept_by_2 = |seed: &u64| {
+        let route = RouteKey::of(replicas.chain(*seed).blocks(), |_| false).expect("is long enough");
+        let members = replicas.urls.iter().map(|url| (url.as_str(), 1.0));
+        route.rank(members).iter().take(ROUTE_REPLICAS).any(|nth| *nth == 2)
+    };
+    let kept: Vec<u64> = (0..PROMPTS).filter(is_kept_by_2).collect();
+    let before = replicas.kept().await;
+    for seed in &kept {
+        replicas.lookup(&client, *seed).await;
+    }
+    let asked: Vec<u64> = replicas.kept().await.iter().zip(before).map(|(now, before)| now - before).collect();
+    let wanted = kept.len() as u64;
+    assert!((wanted..=wanted + HEDGES_MAX as u64).contains(&asked[2]), "{asked:?} of {wanted}");
+    assert!(asked[0] + asked[1] <= HEDGES_MAX as u64, "{asked:?} of {wanted}");
+    assert!(replicas.routed(2, "second").await > 0, "it is asked where another is the first too");
     replicas.stop().await;
 }
 

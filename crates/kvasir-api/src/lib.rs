@@ -93,6 +93,8 @@ pub const HEADER_OBJECT_DIGEST: &str = "kvasir-object-digest";
 pub const HEADER_ROUTE: &str = "kvasir-route";
 /// Header of answers to requests that have a route: the epoch of the replica's list of members.
 pub const HEADER_MEMBERS: &str = "kvasir-members";
+/// Header of answers to `GET /readyz`: the zone that the replica runs in, where it knows that.
+pub const HEADER_ZONE: &str = "kvasir-zone";
 /// Header of answers to lookups whose route is split: that route and the longer ones that are split with it, separated by
 /// commas. The caller's next lookup goes by the shortest one that is not among them.
 pub const HEADER_SPLIT: &str = "kvasir-split";

@@ -28,7 +28,7 @@ pub struct MembersResponse {
 pub struct Member {
     /// Where clients reach it; also its identity for routes.
     pub url: String,
-    /// The zone that it runs in, where that is known.
+    /// The zone that it runs in, where the list says so. Where it does not, each replica says its own (`kvasir-zone` of `/readyz`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone: Option<Name>,
     /// Its share of the routes, against the other members' weights; above 0.

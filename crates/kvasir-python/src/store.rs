@@ -7,7 +7,7 @@ use kvasir_client::{
     rest::{BearerToken, Client, ClientConfig, EventMessage, EventStream},
     tuning::RecomputeModel,
 };
-use kvasir_types::{ModelId, Name, ObjectKey, ProfileHash, Quality};
+use kvasir_types::{ModelId, Name, NameError, ObjectKey, ProfileHash, Quality};
 use pyo3::{buffer::PyBuffer, prelude::*};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -37,6 +37,7 @@ pub(crate) fn connect<'py>(
     url: String,
     token: Option<String>,
     namespace: String,
+    zone: Option<String>,
     is_async: bool,
 ) -> PyResult<Bound<'py, PyAny>> {
     run(py, is_async, async move {
@@ -44,7 +45,10 @@ pub(crate) fn connect<'py>(
             setting(format!("{url} is not a service address ({error}): use http://host:port"))
         })?;
         let token_header = token.as_deref().map(BearerToken::new).transpose()?;
-        let client = Client::new(address, ClientConfig { token: token_header, ..ClientConfig::default() })?;
+        // An empty zone says nothing, as where Kubernetes knows none.
+        let zone = zone.filter(|zone| !zone.is_empty()).map(|zone| zone.parse()).transpose();
+        let zone = zone.map_err(|error: NameError| setting(format!("zone: {error}")))?;
+        let client = Client::new(address, ClientConfig { token: token_header, zone, ..ClientConfig::default() })?;
         client.usage().await?;
         client.learn_members().await;
         Ok(Store { client, url, token, namespace })

@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use kvasir_api::{MembersResponse, ROUTE_REPLICAS, routes};
+use kvasir_api::{HEADER_ZONE, Member, MembersResponse, ROUTE_REPLICAS, routes};
 use kvasir_types::{Name, RouteKey, SeqHash};
 use tokio::time::Instant;
 
@@ -39,6 +39,8 @@ struct MembersState {
     asked_at: Option<Instant>,
     /// Members that are passed over, because they could not be reached or were never probed. All of them are being probed.
     away: HashSet<String>,
+    /// Zones of members, by URL, that said so when they were probed: a list from DNS has none.
+    zones: HashMap<String, Name>,
     splits: HashMap<RouteKey, Instant>,
 }
 
@@ -86,7 +88,8 @@ impl Members {
             let Some(list) = &state.list else { return self.given() };
             let ranked = list.rank(&route).into_iter().take(ROUTE_REPLICAS);
             let mut keepers: Vec<_> = ranked.filter_map(|at| list.members.get(at)).collect();
-            keepers.sort_by_key(|member| self.zone.is_some() && member.zone != self.zone);
+            let zone_of = |member: &Member| member.zone.as_ref().or_else(|| state.zones.get(&member.url));
+            keepers.sort_by_key(|member| self.zone.is_some() && zone_of(member) != self.zone.as_ref());
             let mut bases: Vec<_> =
                 keepers.into_iter().map(|member| Base::from(member.url.as_str())).collect();
             if !bases.contains(&self.given) {
@@ -130,11 +133,26 @@ impl Members {
     /// Asks a replica whether it is ready, without a credential.
     pub(super) async fn probe(&self, http: &reqwest::Client, base: &Base) -> bool {
         let request = http.get(format!("{base}{}", routes::READYZ)).timeout(MEMBER_PROBE_TIME_MAX);
-        let is_ready = request.send().await.is_ok_and(|response| response.status().is_success());
-        if is_ready {
-            self.on_answer(base);
+        let answer = request.send().await.ok().filter(|answer| answer.status().is_success());
+        let is_ready = answer.is_some();
+        if let Some(answer) = answer {
+            let zone = answer.headers().get(HEADER_ZONE).and_then(|zone| zone.to_str().ok()?.parse().ok());
+            self.on_probed(base, zone);
         }
         is_ready
+    }
+
+    /// A replica answered a probe, with its zone if it knows that.
+    fn on_probed(&self, base: &Base, zone: Option<Name>) {
+        self.with(|state| {
+            let is_listed =
+                state.list.as_ref().is_some_and(|list| list.members.iter().any(|of| of.url == **base));
+            match zone.filter(|_| is_listed) {
+                Some(zone) => state.zones.insert(base.to_string(), zone),
+                None => state.zones.remove(&**base),
+            };
+        });
+        self.on_answer(base);
     }
 
     /// Whether a replica is passed over.
@@ -194,7 +212,9 @@ impl Refreshing<'_> {
         let is_tls = self.0.given.starts_with("https:");
         list.members.retain(|member| !is_tls || member.url.starts_with("https:"));
         self.0.with(|state| {
-            state.away.retain(|url| list.members.iter().any(|member| member.url == *url));
+            let is_listed = |url: &str| list.members.iter().any(|member| member.url == url);
+            state.away.retain(|url| is_listed(url));
+            state.zones.retain(|url, _| is_listed(url));
             let is_known = |url: &str| {
                 url == &*self.0.given
                     || state.list.iter().flat_map(|list| &list.members).any(|member| member.url == url)
@@ -223,7 +243,6 @@ impl Drop for Refreshing<'_> {
 
 #[cfg(test)]
 mod tests {
-    use kvasir_api::Member;
     use kvasir_types::{RootHash, TokenChain};
 
     use super::*;
@@ -337,6 +356,14 @@ mod tests {
             let members = knowing(GIVEN, Some(zone), list("1", &urls));
             assert_eq!(order(&members, &members.target(prompt().blocks()))[0], first);
         }
+        // A list from DNS has no zones; replicas say theirs when they are probed.
+        let members = knowing(GIVEN, Some("y"), list("1", &[("http://a:1", None), ("http://b:1", None)]));
+        let target = || order(&members, &members.target(prompt().blocks()));
+        let by_rank = target();
+        members.on_probed(&by_rank[1].as_str().into(), Some("y".parse().expect("a name")));
+        assert_eq!(target(), [&*by_rank[1], &*by_rank[0], GIVEN]);
+        members.on_probed(&by_rank[1].as_str().into(), None);
+        assert_eq!(target(), by_rank);
         let unknown = knowing(GIVEN, None, list("1", &[]));
         let target = unknown.target(prompt().blocks());
         assert_eq!((target.route, order(&unknown, &target)), (None, vec![GIVEN.to_owned()]));

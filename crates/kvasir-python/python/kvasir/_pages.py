@@ -88,6 +88,9 @@ class Settings:
         Time limit of a lookup.
     load_deadline_s : float
         Time limit of a load.
+    zone : str or None
+        The zone of this engine: of two replicas that keep a context, one in the same zone is asked first. Default: the
+        environment variable ``KVASIR_ZONE``.
     """
 
     url: str
@@ -97,6 +100,7 @@ class Settings:
     quality: str | None = None
     lookup_deadline_s: float = 0.5
     load_deadline_s: float = 10.0
+    zone: str | None = None
 
 
 class PageStore:
@@ -203,7 +207,7 @@ class PageStore:
         settings, pause = self._settings, _AGAIN_S
         while True:
             try:
-                store = await _kvasir.connect(settings.url, settings.token, settings.namespace, True)
+                store = await _kvasir.connect(settings.url, settings.token, settings.namespace, settings.zone, True)
                 self._objects, self._register = store.objects(), Register(store)
                 self._logger.info("Kvasir at %s keeps this cache", settings.url)
                 return

@@ -16,7 +16,7 @@ _KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float)}
 
 
 def read_settings(cls: type[T], given: Mapping[str, Any], where: str) -> T:
-    """Build a dataclass with fields `url` and `token` from the keys and values at `where`. Numbers must be above 0.
+    """Build a dataclass with fields `url`, `token` and `zone` from the keys and values at `where`. Numbers must be above 0.
 
     Raises
     ------
@@ -37,7 +37,7 @@ def read_settings(cls: type[T], given: Mapping[str, Any], where: str) -> T:
             refuse(where, f"{name} is {value}", "give a number above 0")
         if name == "quality" and value is not None and value not in _QUALITIES:
             refuse(where, f"quality is {value!r}", f"give one of {', '.join(_QUALITIES)}")
-    return cls(**{"token": os.environ.get("KVASIR_TOKEN"), **given})
+    return cls(**{"token": os.environ.get("KVASIR_TOKEN"), "zone": os.environ.get("KVASIR_ZONE"), **given})
 
 
 def refuse(where: str, what: str, remedy: str) -> NoReturn:

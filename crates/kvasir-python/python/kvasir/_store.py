@@ -19,7 +19,7 @@ ProfileLike = Profile | bytes | str | os.PathLike[str]
 _JOB_EVERY_S = 0.5
 
 
-def connect(url: str, token: str | None = None, namespace: str = "default") -> Store:
+def connect(url: str, token: str | None = None, namespace: str = "default", zone: str | None = None) -> Store:
     """Connect to a service.
 
     Parameters
@@ -30,6 +30,8 @@ def connect(url: str, token: str | None = None, namespace: str = "default") -> S
         A token of the service, or a JSON Web Token.
     namespace : str
         Caches of different namespaces never match.
+    zone : str, optional
+        The zone that this process runs in: of the two replicas that keep a context, one in the same zone is asked first.
 
     Returns
     -------
@@ -49,7 +51,7 @@ def connect(url: str, token: str | None = None, namespace: str = "default") -> S
     ...     kvasir.connect(s.url).usage()["objects"]
     0
     """
-    return Store(_kvasir.connect(url, token, namespace, False))
+    return Store(_kvasir.connect(url, token, namespace, zone, False))
 
 
 class Store:

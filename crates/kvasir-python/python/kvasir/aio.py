@@ -26,9 +26,9 @@ from ._store import ProfileLike, label_query, request_body
 __all__ = ["Model", "Save", "Session", "Store", "connect"]
 
 
-async def connect(url: str, token: str | None = None, namespace: str = "default") -> Store:
+async def connect(url: str, token: str | None = None, namespace: str = "default", zone: str | None = None) -> Store:
     """As `kvasir.connect`."""
-    return Store(await _kvasir.connect(url, token, namespace, True))
+    return Store(await _kvasir.connect(url, token, namespace, zone, True))
 
 
 class Store:

@@ -30,6 +30,8 @@ pub struct ClusterConfig {
     pub members: Option<MemberSource>,
     /// Where clients reach this replica, as it stands in the list.
     pub advertise: Option<String>,
+    /// The zone that this replica runs in.
+    pub zone: Option<Name>,
 }
 
 impl ClusterConfig {
@@ -131,6 +133,13 @@ impl Cluster {
     fn this(&self, list: &MemberList) -> Option<usize> {
         let this = self.config.advertise.as_ref()?;
         list.members.iter().position(|member| is_named(&member.url, this))
+    }
+
+    /// The zone that this replica runs in: the configured one, or that of the list.
+    pub(crate) fn zone(&self) -> Option<Name> {
+        let current = self.current();
+        let listed = || current.members.get(self.this(&current)?)?.zone.clone();
+        self.config.zone.clone().or_else(listed)
     }
 
     /// The epoch of the list; none where there is no list.
@@ -239,7 +248,8 @@ mod tests {
 
     fn cluster(list: &str, advertise: Option<&str>) -> Cluster {
         let members = Some(MemberSource::parse(list).expect("a list"));
-        Cluster::new(ClusterConfig { members, advertise: advertise.map(str::to_owned) }, false)
+        let advertise = advertise.map(str::to_owned);
+        Cluster::new(ClusterConfig { members, advertise, zone: None }, false)
     }
 
     fn key(n: u64) -> RouteKey {
@@ -287,7 +297,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn until_dns_was_asked_a_cluster_may_be_large() {
         let members = Some(MemberSource::parse("dns+srv://x").expect("a name"));
-        let unknown = Cluster::new(ClusterConfig { members, advertise: None }, false);
+        let unknown = Cluster::new(ClusterConfig { members, ..ClusterConfig::default() }, false);
         assert!(unknown.is_large() && !Cluster::default().is_large());
         tokio::time::advance(limits::MEMBERS_KNOWN_WITHIN).await;
         assert!(!unknown.is_large());
@@ -305,6 +315,16 @@ mod tests {
         ] {
             assert!(!is_named(member, other), "{other}");
         }
+    }
+
+    #[test]
+    fn a_replica_knows_its_zone_by_its_own_setting_or_by_the_list() {
+        let list = "http://a:7480?zone=x,http://b:7480";
+        let zone = |this| cluster(list, Some(this)).zone().map(|zone| zone.to_string());
+        assert_eq!((zone("http://a:7480").as_deref(), zone("http://b:7480")), (Some("x"), None));
+        let mut told = cluster(list, Some("http://a:7480"));
+        told.config.zone = Some("y".parse().expect("a name"));
+        assert_eq!(told.zone().as_ref().map(Name::as_str), Some("y"));
     }
 
     #[test]

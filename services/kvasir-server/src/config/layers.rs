@@ -145,8 +145,9 @@ fn variable(config: &mut Config, name: &str, value: &str, mistakes: &mut Vec<Mis
     let foreign = rest.starts_with("TEST_")
         || rest.starts_with("REQUIRE_")
         || rest == "CONFIG"
-        // Belongs to the client.
+        // Belong to the client.
         || rest == "TOKEN"
+        || rest == "ZONE"
         || rest == "PORT"
         || rest.ends_with("_PORT")
         || ["SERVICE_HOST", "SERVICE_PORT", "PORT_"].iter().any(|part| rest.contains(part));

@@ -1,7 +1,11 @@
 //! Probes and metrics.
 
-use axum::{extract::State, http::header, response::IntoResponse};
-use kvasir_api::{ErrorCode, Problem, routes};
+use axum::{
+    extract::State,
+    http::header,
+    response::{AppendHeaders, IntoResponse},
+};
+use kvasir_api::{ErrorCode, HEADER_ZONE, Problem, routes};
 
 use crate::{api_error::ApiError, state::AppState};
 
@@ -16,8 +20,9 @@ pub(crate) async fn livez() -> &'static str {
 /// removals are up to date. A later outage of the store does not change it: other replicas would be no better
 /// off.
 #[utoipa::path(get, path = routes::READYZ, operation_id = "readyz", tag = "probes",
-    responses((status = 200, description = "ready", body = String, content_type = "text/plain")))]
-pub(crate) async fn readyz(State(state): State<AppState>) -> Result<&'static str, ApiError> {
+    responses((status = 200, description = "ready", body = String, content_type = "text/plain",
+        headers(("kvasir-zone" = Option<String>, description = "the zone that this replica runs in, where it knows that")))))]
+pub(crate) async fn readyz(State(state): State<AppState>) -> Result<impl IntoResponse, ApiError> {
     if state.is_draining() {
         return Err(
             Problem::new(ErrorCode::Draining, "this replica is shutting down; use another replica").into()
@@ -27,7 +32,8 @@ pub(crate) async fn readyz(State(state): State<AppState>) -> Result<&'static str
         let detail = format!("the background task {task} keeps panicking; use another replica");
         return Err(Problem::new(ErrorCode::Draining, detail).into());
     }
-    state.storage().map(|_| "ok\n")
+    state.storage()?;
+    Ok((AppendHeaders(state.cluster().zone().map(|zone| (HEADER_ZONE, zone.to_string()))), "ok\n"))
 }
 
 /// Prometheus metrics.

@@ -83,7 +83,7 @@ class Service:
         settings, wait = self._settings, _AGAIN_S
         while not self._closed.is_set():
             try:
-                store = connect(settings.url, settings.token, settings.namespace)
+                store = connect(settings.url, settings.token, settings.namespace, settings.zone)
                 self._model = store.model(
                     self._spec, settings.profile, quality=settings.quality, chunk_tokens=settings.chunk_tokens
                 )

@@ -40,6 +40,9 @@ class Settings:
         Longest wait of a request for its load; after that it is computed.
     save_queue_mb : int
         Maximum memory, in MiB, of copied rows that are not stored yet; beyond it, rows are not saved.
+    zone : str or None
+        The zone of this engine: of two replicas that keep a context, one in the same zone is asked first. Default: the
+        environment variable ``KVASIR_ZONE``.
     """
 
     url: str
@@ -53,6 +56,7 @@ class Settings:
     lookup_deadline_s: float = 0.5
     load_deadline_s: float = 10.0
     save_queue_mb: int = 1_024
+    zone: str | None = None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Settings:

@@ -24,3 +24,17 @@ pub(super) const ADVERTISE: Setting = Setting {
     },
     get: |c| c.cluster.advertise.as_ref().and_then(quoted),
 };
+
+pub(super) const ZONE: Setting = Setting {
+    key: "cluster.zone",
+    help: "The zone that this replica runs in: of two replicas that keep a prompt, clients of the same zone ask it first. Empty says nothing.",
+    example: "\"eu-central-1a\"",
+    set: |c, t| {
+        // Kubernetes gives an empty text where it knows no zone of a pod.
+        if !t.is_empty() {
+            c.cluster.zone = Some(t.parse().map_err(|error| format!("{error}"))?);
+        }
+        Ok(())
+    },
+    get: |c| c.cluster.zone.as_ref().and_then(|zone| quoted(zone.as_str())),
+};

@@ -84,6 +84,7 @@ pub const SETTINGS: &[Setting] = &[
     s3::DOMAINS,
     cluster::MEMBERS,
     cluster::ADVERTISE,
+    cluster::ZONE,
     Setting {
         key: "auth.tenants_file",
         help: "Bearer tokens (their SHA-256) and quotas of tenants, as TOML; reloaded when the file changes.",
