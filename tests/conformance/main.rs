@@ -8,6 +8,7 @@
 
 mod backup;
 mod listing;
+mod members;
 mod multipart;
 mod opaque;
 mod pins;

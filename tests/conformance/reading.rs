@@ -26,7 +26,8 @@ async fn tail(storage: &Storage, reading: JournalReading) -> usize {
 }
 
 async fn publish(storage: &Storage) {
-    storage.changes().publish_usage(|_| true).await.expect("counts");
+    storage.changes().count_uncounted(|_| true).await.expect("counts");
+    storage.changes().publish_usage(|_| true);
     append(storage).await;
 }
 

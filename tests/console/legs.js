@@ -290,7 +290,9 @@ async function injection(world, browser) {
     await page.goto("about:blank");
     await page.goto(`${world.base}/console/${hash}`);
     await page.waitForSelector("main h1");
-    await page.waitForTimeout(400);
+    // Pages without a name to show are looked at after that.
+    await page.waitForFunction(() => document.body.innerText.includes("<script>window.ran=1</script>"), undefined, { timeout: 3000 }).catch(() => {});
+    await page.waitForTimeout(100);
     await clean(page, `injection, ${name}`);
     const found = await page.evaluate(() => ({ elements: document.querySelectorAll('img[src="x"], main script').length, text: document.body.innerText.includes("<script>window.ran=1</script>") }));
     assert.equal(found.elements, 0, `injection, ${name}`);

@@ -48,7 +48,8 @@ pub(crate) fn connect<'py>(
         // An empty zone says nothing, as where Kubernetes knows none.
         let zone = zone.filter(|zone| !zone.is_empty()).map(|zone| zone.parse()).transpose();
         let zone = zone.map_err(|error: NameError| setting(format!("zone: {error}")))?;
-        let client = Client::new(address, ClientConfig { token: token_header, zone, ..ClientConfig::default() })?;
+        let client =
+            Client::new(address, ClientConfig { token: token_header, zone, ..ClientConfig::default() })?;
         client.usage().await?;
         client.learn_members().await;
         Ok(Store { client, url, token, namespace })

@@ -142,6 +142,10 @@ pub const LISTING_SLICE_KEYS: usize = 850;
 pub const LISTINGS_AT_ONCE: usize = 16;
 /// Age of a tenant's list of models by which work is divided: a new model is collected that much later at most.
 pub const WORK_MODELS_AGE_MAX: Duration = Duration::from_secs(3600);
+/// Passes of each member after which units have other owners: with the default interval, twice a day.
+pub const WORK_TURN_PASSES: u64 = 64;
+/// A member lists the whole store if nobody did while it made this many passes, times the members that come before it.
+pub const WHOLE_PASSES_MISSED_MAX: u32 = 3;
 /// How often a collector of a part tries to begin an epoch that others begin at the same time.
 pub const EPOCH_TRIES_MAX: usize = 8;
 /// Concurrent store requests of a rebuild.
@@ -267,8 +271,11 @@ pub const EVICTIONS_LISTED_MAX: usize = 128;
 /// Journal batches for which a tenant's account is kept separately until the next count: the oldest are
 /// merged into the count.
 pub const LEDGER_BATCHES_MAX: usize = 4_096;
-/// Age of the last count at which a replica counts itself, if no collector publishes another.
+/// Age of the last count, or of the last word of the replica that keeps the accounts, at which a replica counts itself.
 pub const LEDGER_AGE_MAX: Duration = Duration::from_secs(3600);
+/// Age of the last count at which the replica that keeps the accounts counts itself. It hears of all that is stored, so that its
+/// figures never become too small; they become too large by what is collected until the collector counts again.
+pub const LEDGER_LISTED_AGE_MAX: Duration = Duration::from_secs(12 * 3600);
 /// Objects younger than this when a collector begins may arrive through the journal while it counts, or later:
 /// many times its lag. A count names the replicas whose batches were read this lately.
 pub const LEDGER_RECENT: Duration = Duration::from_secs(120);

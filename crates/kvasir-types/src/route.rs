@@ -28,9 +28,10 @@ impl RouteKey {
     pub const ACCOUNTS: Self = Self(0);
 
     /// The route of a work unit: the chunks of a tenant's model whose `seq_hash` begins with the hex digit `digit`.
-    pub fn of_work_unit(tenant: &Name, model_id: &ModelId, digit: u8) -> Self {
+    pub fn of_work_unit(tenant: &Name, model_id: &ModelId, digit: u8, turn: u64) -> Self {
         let mut hasher = blake3::Hasher::new();
-        hasher.update(model_id.as_bytes()).update(&[digit]).update(tenant.as_str().as_bytes());
+        hasher.update(model_id.as_bytes()).update(&[digit]).update(&turn.to_le_bytes());
+        hasher.update(tenant.as_str().as_bytes());
         Self::start_of(hasher.finalize().as_bytes())
     }
 

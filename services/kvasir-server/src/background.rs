@@ -7,7 +7,12 @@ use hickory_resolver::TokioResolver;
 use kvasir_storage::{JournalReading, ScrubReport, Storage, gc::GcPolicy};
 use tokio::task::{JoinSet, spawn_blocking};
 
-use crate::{config::Config, journal_sync::reading, limits, state::AppState};
+use crate::{
+    config::Config,
+    journal_sync::{count_usage, reading},
+    limits,
+    state::AppState,
+};
 
 /// A background task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,6 +21,7 @@ pub(crate) enum BackgroundTask {
     RemovalsExpiry,
     Reload,
     Journal,
+    Usage,
     Gc,
     Scrub,
     Series,
@@ -23,11 +29,12 @@ pub(crate) enum BackgroundTask {
 }
 
 impl BackgroundTask {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::IndexFlush,
         Self::RemovalsExpiry,
         Self::Reload,
         Self::Journal,
+        Self::Usage,
         Self::Gc,
         Self::Scrub,
         Self::Series,
@@ -41,6 +48,7 @@ impl BackgroundTask {
             Self::RemovalsExpiry => "removals_expiry",
             Self::Reload => "reload",
             Self::Journal => "journal",
+            Self::Usage => "usage",
             Self::Gc => "gc",
             Self::Scrub => "scrub",
             Self::Series => "series",
@@ -58,7 +66,7 @@ impl BackgroundTask {
 /// Starts all tasks. Each except the reload and the series begins once the store was reached; all end with
 /// the set.
 pub(crate) fn start(state: &AppState, config: &Config) -> JoinSet<()> {
-    use BackgroundTask::{Gc, IndexFlush, Journal, Members, Reload, RemovalsExpiry, Scrub, Series};
+    use BackgroundTask::{Gc, IndexFlush, Journal, Members, Reload, RemovalsExpiry, Scrub, Series, Usage};
     let mut tasks = JoinSet::new();
     tasks.spawn(repeat(IndexFlush, state.clone(), jittered(limits::INDEX_FLUSH_EVERY), async |state| {
         if let Some(storage) = state.ready_storage().cloned() {
@@ -107,7 +115,13 @@ pub(crate) fn start(state: &AppState, config: &Config) -> JoinSet<()> {
     if state.journal().is_on() {
         let of = state.clone();
         let pause = move || jittered(of.journal().interval(of.cluster().len()))();
-        tasks.spawn(repeat(Journal, state.clone(), pause, sync_journal));
+        tasks.spawn(repeat(Journal, state.clone(), pause.clone(), sync_journal));
+        // It may list a tenant's objects for minutes. Reads of the journal, and thereby removals, do not wait for it.
+        tasks.spawn(repeat(Usage, state.clone(), pause, async |state| {
+            if let Some(storage) = state.ready_storage() {
+                count_usage(&state, storage).await;
+            }
+        }));
     }
     let (gc, scrubs) = (config.gc.interval, config.scrub.interval);
     if !gc.is_zero() {

@@ -125,7 +125,7 @@ impl JournalSync {
                     *self.counts_read.lock() = Some(begun);
                 }
                 if reading == JournalReading::Stored && state.cluster().keeps_accounts() {
-                    publish_usage(state, storage).await;
+                    storage.changes().publish_usage(|tenant| has_quota(state, tenant));
                 }
             }
             Err(error) => {
@@ -151,11 +151,18 @@ pub(crate) fn reading(state: &AppState, storage: &Storage) -> JournalReading {
     }
 }
 
-async fn publish_usage(state: &AppState, storage: &Storage) {
-    let has_quota = |tenant: &Name| !state.authenticator().quota(tenant).stored().is_open();
-    if let Err(error) = storage.changes().publish_usage(has_quota).await {
+/// Counts tenants with a quota for the others, if this replica keeps the accounts.
+pub(crate) async fn count_usage(state: &AppState, storage: &Storage) {
+    if reading(state, storage) != JournalReading::Stored || !state.cluster().keeps_accounts() {
+        return;
+    }
+    if let Err(error) = storage.changes().count_uncounted(|tenant| has_quota(state, tenant)).await {
         tracing::warn!(%error, "the usage of a tenant could not be counted for the other replicas; it will be retried");
     }
+}
+
+fn has_quota(state: &AppState, tenant: &Name) -> bool {
+    !state.authenticator().quota(tenant).stored().is_open()
 }
 
 #[cfg(test)]
@@ -192,7 +199,7 @@ mod tests {
             None,
             None,
             JournalSync::new(Duration::from_secs(1)),
-            Cluster::new(ClusterConfig { members, advertise: Some(url(nth)) }, false),
+            Cluster::new(ClusterConfig { members, advertise: Some(url(nth)), zone: None }, false),
         )
     }
 

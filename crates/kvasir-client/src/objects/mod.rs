@@ -133,8 +133,8 @@ impl PageStore {
     }
 
     /// Reads the leading `keys`, up to the first that is not stored, and passes each page with its index in
-    /// `keys`, in order: the bytes in the layout, or why they are not available. Returns the number of keys
-    /// that are stored.
+    /// `keys`: the bytes in the layout, or why they are not available. Pages behind the first that is not stored are
+    /// passed as well, where they arrived. Returns the number of leading keys that are stored.
     ///
     /// # Errors
     /// Those of requests. Pages already passed remain valid.
@@ -144,22 +144,29 @@ impl PageStore {
         mut take: impl FnMut(usize, Result<&[u8], PageError>) + Send,
     ) -> Result<usize, Error> {
         let batches = stream::iter(self.batches(keys.len())).map(|places| async {
+            let first = places.start;
             let keys = keys.get(places).unwrap_or_default();
-            let stored = self.client.read_opaque(&self.namespace, keys).await?;
-            let pages: Vec<_> = keys.iter().cloned().zip(stored).collect();
-            let pages = stream::iter(pages).map(|(key, stored)| self.decode(key, stored));
+            let mut arrived: Vec<Option<Vec<u8>>> = vec![None; keys.len()];
+            let piece = |index: usize, _: usize, piece: &[u8]| {
+                arrived[index].get_or_insert_default().extend_from_slice(piece);
+            };
+            let leading = self.client.read_opaque_pieces(&self.namespace, keys, piece).await?;
+            let stored = keys.iter().cloned().zip(arrived).enumerate();
+            let stored: Vec<_> =
+                stored.filter_map(|(index, (key, stored))| Some((first + index, key, stored?))).collect();
+            let pages = stream::iter(stored)
+                .map(async |(index, key, stored)| Ok::<_, Error>((index, self.decode(key, stored).await?)));
             let pages: Vec<_> = pages.buffered(limits::DECODE_CONCURRENCY).try_collect().await?;
-            Ok::<_, Error>((pages, keys.len()))
+            Ok::<_, Error>((pages, leading, keys.len()))
         });
         let mut batches = std::pin::pin!(batches.buffered(limits::DECODE_CONCURRENCY));
         let mut count = 0;
-        while let Some((pages, asked)) = batches.try_next().await? {
-            let is_last = pages.len() < asked;
-            for page in pages {
-                take(count, page.as_deref().map_err(PageError::clone));
-                count += 1;
+        while let Some((pages, leading, asked)) = batches.try_next().await? {
+            for (index, page) in pages {
+                take(index, page.as_deref().map_err(PageError::clone));
             }
-            if is_last {
+            count += leading;
+            if leading < asked {
                 break;
             }
         }

@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use kvasir_api::{HEADER_ZONE, Member, MembersResponse, ROUTE_REPLICAS, routes};
+use kvasir_api::{HEADER_ZONE, MembersResponse, ROUTE_REPLICAS, routes};
 use kvasir_types::{Name, RouteKey, SeqHash};
 use tokio::time::Instant;
 
@@ -88,8 +88,10 @@ impl Members {
             let Some(list) = &state.list else { return self.given() };
             let ranked = list.rank(&route).into_iter().take(ROUTE_REPLICAS);
             let mut keepers: Vec<_> = ranked.filter_map(|at| list.members.get(at)).collect();
-            let zone_of = |member: &Member| member.zone.as_ref().or_else(|| state.zones.get(&member.url));
-            keepers.sort_by_key(|member| self.zone.is_some() && zone_of(member) != self.zone.as_ref());
+            keepers.sort_by_key(|member| {
+                let zone = member.zone.as_ref().or_else(|| state.zones.get(&member.url));
+                self.zone.is_some() && zone != self.zone.as_ref()
+            });
             let mut bases: Vec<_> =
                 keepers.into_iter().map(|member| Base::from(member.url.as_str())).collect();
             if !bases.contains(&self.given) {
@@ -243,6 +245,7 @@ impl Drop for Refreshing<'_> {
 
 #[cfg(test)]
 mod tests {
+    use kvasir_api::Member;
     use kvasir_types::{RootHash, TokenChain};
 
     use super::*;

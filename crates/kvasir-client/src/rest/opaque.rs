@@ -3,7 +3,11 @@
 //! Where the replicas of the service are known, each key has its own, and a request for several keys is divided among them.
 
 use bytes::Bytes;
-use futures::{StreamExt, future::try_join_all, stream};
+use futures::{
+    StreamExt, TryStreamExt,
+    future::{join_all, ready, try_join_all},
+    stream,
+};
 use kvasir_api::{
     MEDIA_NEW_OBJECTS, NewObject, ObjectsLookup, ObjectsRequest, ObjectsResponse, StoredObject,
     WriteObjectsRequest, WriteObjectsResponse, WrittenObject, routes,
@@ -46,7 +50,7 @@ impl Client {
     /// many bytes as one object may have. Returns the outcome of each; those without a problem are durable.
     ///
     /// # Errors
-    /// If the outcome of some of them is unknown: the same objects may be written again.
+    /// If the outcome of some of them is unknown, after all others were written: the same objects may be written again.
     pub async fn write_opaque(
         &self,
         namespace: &Name,
@@ -58,7 +62,9 @@ impl Client {
             let written = client.write_to_one(namespace, &own).await?;
             Ok::<_, Error>(indices.into_iter().zip(written))
         };
-        let written = try_join_all(replicas.into_iter().map(write)).await?;
+        // Those of other replicas are stored although one fails.
+        let written = join_all(replicas.into_iter().map(write)).await;
+        let written: Vec<_> = written.into_iter().collect::<Result<_, _>>()?;
         let mut written: Vec<_> = written.into_iter().flatten().collect();
         written.sort_unstable_by_key(|(index, _)| *index);
         Ok(written.into_iter().map(|(_, object)| object).collect())
@@ -169,7 +175,8 @@ impl Client {
     /// leading objects.
     ///
     /// # Errors
-    /// As for every request: see [`Error`]. Bytes already passed remain valid.
+    /// As for every request: see [`Error`]. Bytes already passed remain valid; where one replica fails, those of the others
+    /// have all been passed.
     pub async fn read_opaque_pieces(
         &self,
         namespace: &Name,
@@ -177,26 +184,33 @@ impl Client {
         mut take: impl FnMut(usize, usize, &[u8]) + Send,
     ) -> Result<usize, Error> {
         let path = routes::objects_read(namespace);
-        let read = async |(client, indices): (Self, Vec<usize>)| {
+        let replicas = self.by_replica(namespace, keys);
+        let bodies = replicas.iter().enumerate().map(|(nth, (client, indices))| {
             let own = indices.iter().map(|index| keys[*index].clone()).collect();
             let request = client.request(Method::POST, &path).json(&ObjectsRequest { keys: own });
-            Ok::<_, Error>((client.send(request).await?, indices))
-        };
-        let answers = try_join_all(self.by_replica(namespace, keys).into_iter().map(read)).await?;
-        let (mut bodies, mut replicas) = (Vec::new(), Vec::new());
-        for (nth, (response, indices)) in answers.into_iter().enumerate() {
-            bodies.push(response.bytes_stream().map(move |part| (nth, part)));
-            replicas.push((Objects::new(indices.len()), indices));
-        }
+            let body = stream::once(client.send(request)).flat_map(|response| match response {
+                Ok(response) => response.bytes_stream().map_err(Error::Transport).boxed(),
+                Err(error) => stream::once(ready(Err(error))).boxed(),
+            });
+            body.map(move |part| (nth, part)).boxed()
+        });
         let mut bodies = stream::select_all(bodies);
+        let mut answers: Vec<_> =
+            replicas.iter().map(|(_, indices)| Ok(Objects::new(indices.len()))).collect();
         while let Some((nth, part)) = bodies.next().await {
-            let Some((objects, indices)) = replicas.get_mut(nth) else { continue };
+            let (Some(answer), Some((_, indices))) = (answers.get_mut(nth), replicas.get(nth)) else {
+                continue;
+            };
+            let Ok(objects) = answer else { continue };
             let mut take_own = |own: usize, bytes: usize, piece: &[u8]| take(indices[own], bytes, piece);
-            objects.take_apart(&part.map_err(Error::Transport)?, &mut take_own)?;
+            if let Err(error) = part.and_then(|part| objects.take_apart(&part, &mut take_own)) {
+                *answer = Err(error);
+            }
         }
         let mut leading = keys.len();
-        for (objects, indices) in replicas {
-            leading = indices.get(objects.end()?).map_or(leading, |missing| leading.min(*missing));
+        for (answer, (_, indices)) in answers.into_iter().zip(&replicas) {
+            let count = answer.and_then(Objects::end)?;
+            leading = indices.get(count).map_or(leading, |missing| leading.min(*missing));
         }
         Ok(leading)
     }

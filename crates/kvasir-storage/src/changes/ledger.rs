@@ -130,7 +130,9 @@ struct Later {
 #[derive(Debug, Default)]
 struct Account {
     counted: Stored,
+    /// When it was counted, or known to be what the account says.
     counted_at: Option<Instant>,
+    listed_at: Option<Instant>,
     /// The replica that counted, and how far its count reaches.
     reach: Option<(Name, Reach)>,
     /// Later changes, by replica and batch.
@@ -138,6 +140,8 @@ struct Account {
     reserved: Stored,
     /// What this replica said last to the others, and when.
     published: Option<(Stored, Instant)>,
+    /// Held by the one who lists the tenant's objects.
+    counting: Arc<tokio::sync::Mutex<()>>,
 }
 
 impl Account {
@@ -181,6 +185,10 @@ impl Account {
 
     fn is_counted(&self) -> bool {
         self.counted_at.is_some_and(|at| at.elapsed() < limits::LEDGER_AGE_MAX)
+    }
+
+    fn was_listed(&self) -> bool {
+        self.listed_at.is_some_and(|at| at.elapsed() < limits::LEDGER_LISTED_AGE_MAX)
     }
 
     /// Whether the others know its usage: they forget it as this replica would.
@@ -256,9 +264,10 @@ impl Ledger {
     /// A tenant's usage, which the caller tells the others; `None` without a count.
     pub(crate) fn publish(&self, tenant: &Name) -> Option<Stored> {
         let mut state = self.0.lock();
-        let account = state.accounts.get_mut(tenant).filter(|account| account.reach.is_some())?;
+        let account = state.accounts.get_mut(tenant).filter(|account| account.was_listed())?;
         let stored = account.stored();
-        account.published = Some((stored, Instant::now()));
+        let now = Instant::now();
+        (account.published, account.counted_at) = (Some((stored, now)), Some(now));
         Some(stored)
     }
 
@@ -292,6 +301,16 @@ impl Ledger {
             .is_some_and(|account| account.is_counted() || (is_counting && account.counted_at.is_some()))
     }
 
+    /// Whether a tenant was counted within [`limits::LEDGER_LISTED_AGE_MAX`].
+    pub(crate) fn was_listed(&self, tenant: &Name) -> bool {
+        self.0.lock().accounts.get(tenant).is_some_and(Account::was_listed)
+    }
+
+    /// Held while a tenant's objects are listed.
+    pub(crate) fn counting(&self, tenant: &Name) -> Arc<tokio::sync::Mutex<()>> {
+        Arc::clone(&self.0.lock().accounts.entry(tenant.clone()).or_default().counting)
+    }
+
     /// Applies a count by the replica `counter`.
     pub(crate) fn take_count(&self, tenant: &Name, counted: Stored, counter: &Name, reach: &Reach) {
         let mut state = self.0.lock();
@@ -300,7 +319,8 @@ impl Ledger {
             return;
         }
         account.counted = counted;
-        account.counted_at = Some(Instant::now());
+        let now = Instant::now();
+        (account.counted_at, account.listed_at) = (Some(now), Some(now));
         account.since.retain(|later| !reach.includes(&later.replica, later.n, later.stored_ms));
         account.reach = Some((counter.clone(), reach.clone()));
     }
@@ -355,6 +375,8 @@ impl Count {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -404,6 +426,15 @@ mod tests {
         assert!(!ledger.is_counted(&a));
         counts(&ledger);
         assert!(ledger.is_counted(&a));
+        // One that hears of all that is stored stands by its figures, without listing, for as long as a count is hours old.
+        let mut passed = Duration::ZERO;
+        while passed < limits::LEDGER_LISTED_AGE_MAX {
+            assert!(ledger.is_counted(&a) && ledger.was_listed(&a));
+            assert_eq!(ledger.publish(&a), Some(Stored::one(9)));
+            passed += limits::LEDGER_AGE_MAX / 2;
+            tokio::time::advance(limits::LEDGER_AGE_MAX / 2).await;
+        }
+        assert!(!ledger.was_listed(&a) && ledger.publish(&a).is_none());
     }
 
     proptest! {

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::{
     Changes,
     journal::{JournalEntry, included_until},
-    ledger::{Count, Full, Reservation, Stored, StoredQuota},
+    ledger::{Count, Full, Ledger, Reservation, Stored, StoredQuota},
 };
 use crate::error::QuotaError;
 
@@ -17,6 +17,35 @@ use crate::error::QuotaError;
 pub(crate) fn context_digest(context_id: &Uuid, version: u64) -> [u8; 32] {
     let mut hash = blake3::Hasher::new();
     *hash.update(context_id.as_bytes()).update(&version.to_le_bytes()).finalize().as_bytes()
+}
+
+/// The collector is listing. What is stored meanwhile is remembered until this is published or dropped.
+#[derive(Debug)]
+pub(crate) struct Counting<'a> {
+    changes: &'a Changes,
+    begun_ms: i64,
+    is_published: bool,
+}
+
+impl Counting<'_> {
+    /// Publishes the results of the listing.
+    pub(crate) fn publish(mut self, count: Count) {
+        self.is_published = true;
+        let Changes { journal, ledger, .. } = self.changes;
+        let reach = journal.reach(Some(self.begun_ms));
+        for (tenant, stored) in ledger.end_count(count) {
+            ledger.take_count(&tenant, stored, journal.replica(), &reach);
+            journal.push(JournalEntry::Counted { tenant, stored, reach: reach.clone() });
+        }
+    }
+}
+
+impl Drop for Counting<'_> {
+    fn drop(&mut self) {
+        if !self.is_published {
+            self.changes.ledger.end_count(Count::default());
+        }
+    }
 }
 
 impl Changes {
@@ -31,13 +60,24 @@ impl Changes {
         quota: StoredQuota,
         wanted: Stored,
     ) -> Result<Reservation, QuotaError> {
-        self.count_unless_counted(tenant).await?;
+        self.count_unless(|ledger| ledger.is_counted(tenant), tenant).await?;
         let full = |Full { limit, max, used }| QuotaError::Full { limit, max, used };
         self.ledger.reserve(tenant, quota, wanted).map_err(full)
     }
 
-    async fn count_unless_counted(&self, tenant: &Name) -> Result<(), StoreError> {
-        if self.ledger.is_counted(tenant) {
+    /// Lists a tenant's objects unless `is_counted` says that it is not needed. One listing at a time: others that need the same
+    /// count wait for it.
+    async fn count_unless(
+        &self,
+        is_counted: impl Fn(&Ledger) -> bool,
+        tenant: &Name,
+    ) -> Result<(), StoreError> {
+        if is_counted(&self.ledger) {
+            return Ok(());
+        }
+        let counting = self.ledger.counting(tenant);
+        let _one_at_a_time = counting.lock().await;
+        if is_counted(&self.ledger) {
             return Ok(());
         }
         let reach = self.journal.reach(self.bucket.now_ms());
@@ -54,18 +94,25 @@ impl Changes {
         Ok(())
     }
 
-    /// Tells the other replicas what changed in the usage of tenants with a quota since the last call. For a replica that reads
-    /// what all stored, on behalf of others that read counts alone; two that do so at once are harmless.
-    ///
-    /// # Errors
-    /// [`StoreError::Request`]: a tenant was never counted, and cannot be.
-    pub async fn publish_usage(&self, has_quota: impl Fn(&Name) -> bool) -> Result<(), StoreError> {
+    /// Tells the other replicas what changed in the usage of tenants with a quota since the last call, of those that were counted.
+    /// For a replica that reads what all stored, on behalf of others that read counts alone; two that do so at once are harmless.
+    pub fn publish_usage(&self, has_quota: impl Fn(&Name) -> bool) {
         for tenant in self.ledger.unpublished().into_iter().filter(|tenant| has_quota(tenant)) {
-            self.count_unless_counted(&tenant).await?;
             let reach = self.journal.reach(self.bucket.now_ms());
             if let Some(stored) = self.ledger.publish(&tenant) {
                 self.journal.push(JournalEntry::Counted { tenant, stored, reach });
             }
+        }
+    }
+
+    /// Counts the tenants with a quota whose usage this replica cannot publish, because it was not counted, or not for long. Lists
+    /// their objects, which may take minutes.
+    ///
+    /// # Errors
+    /// [`StoreError::Request`].
+    pub async fn count_uncounted(&self, has_quota: impl Fn(&Name) -> bool) -> Result<(), StoreError> {
+        for tenant in self.ledger.unpublished().into_iter().filter(|tenant| has_quota(tenant)) {
+            self.count_unless(|ledger| ledger.was_listed(&tenant), &tenant).await?;
         }
         Ok(())
     }
@@ -82,22 +129,9 @@ impl Changes {
     }
 
     /// The collector starts listing, at `begun_ms` of the store's time.
-    pub(crate) fn begin_count(&self, begun_ms: i64) {
+    pub(crate) fn begin_count(&self, begun_ms: i64) -> Counting<'_> {
         self.ledger.begin_count(Some(included_until(begun_ms)));
-    }
-
-    /// The collector's listing failed.
-    pub(crate) fn discard_count(&self) {
-        self.ledger.end_count(Count::default());
-    }
-
-    /// Publishes the results of the collector's listing, which began at `begun_ms` of the store's time.
-    pub(crate) fn publish_count(&self, count: Count, begun_ms: i64) {
-        let reach = self.journal.reach(Some(begun_ms));
-        for (tenant, stored) in self.ledger.end_count(count) {
-            self.ledger.take_count(&tenant, stored, self.journal.replica(), &reach);
-            self.journal.push(JournalEntry::Counted { tenant, stored, reach: reach.clone() });
-        }
+        Counting { changes: self, begun_ms, is_published: false }
     }
 
     /// Counts all objects of a tenant: one listing, with one request per thousand objects.

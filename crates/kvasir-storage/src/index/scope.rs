@@ -3,7 +3,7 @@
 use kvasir_types::{ModelId, Name};
 
 /// Separates tenants and models in the index.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Scope([u8; 8]);
 
 impl Scope {

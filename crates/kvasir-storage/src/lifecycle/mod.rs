@@ -17,6 +17,7 @@ pub use self::{
 };
 use kvasir_store::cache::BoundedMap;
 use kvasir_types::{ModelId, Name};
+use parking_lot::Mutex;
 
 use crate::{
     bucket::Bucket,
@@ -41,6 +42,8 @@ pub struct Lifecycle {
     models: BoundedMap<Name, Arc<[ModelId]>>,
     /// Expired salts whose chunks this replica has marked deleted.
     swept: BoundedMap<(Name, Name, Salt), ()>,
+    /// When this replica last began to collect its share.
+    last_pass: Mutex<Option<gc::StoreTime>>,
 }
 
 impl Lifecycle {
@@ -54,6 +57,16 @@ impl Lifecycle {
     ) -> Self {
         let models = BoundedMap::new(limits::MODELS_CACHED_MAX, Some(limits::WORK_MODELS_AGE_MAX));
         let swept = BoundedMap::new(limits::MODELS_CACHED_MAX, None);
-        Self { bucket, catalog, reads, changes, contexts, uploads, models, swept }
+        Self {
+            bucket,
+            catalog,
+            reads,
+            changes,
+            contexts,
+            uploads,
+            models,
+            swept,
+            last_pass: Mutex::default(),
+        }
     }
 }

@@ -3,7 +3,10 @@
 //! A *work unit* is the chunks of one model of a tenant whose `seq_hash` begins with one hex digit, and their tombstones.
 //! Rendezvous hashing gives each unit one owner among the members, as it gives routes to replicas. Nothing is agreed
 //! upon: replicas with different lists may both do a unit, or neither. Both is safe, because any number of collectors
-//! may run at once; what was left out is done by the next pass.
+//! may run at once; what was left out is done by the next pass. A member that is listed and does not run keeps no unit:
+//! owners change every [`WORK_TURN_PASSES`] passes of all members. Another lists the whole store in its place.
+//!
+//! [`WORK_TURN_PASSES`]: crate::limits::WORK_TURN_PASSES
 
 use std::{ops::Range, sync::Arc};
 
@@ -12,7 +15,7 @@ use kvasir_store::StoreError;
 use kvasir_types::{ModelId, Name, RouteKey, SeqHash};
 
 use super::Lifecycle;
-use crate::listing::Listing;
+use crate::{limits, listing::Listing};
 
 /// Number of hex digits: the units of a model.
 const DIGITS: u8 = 16;
@@ -27,6 +30,8 @@ struct Division {
     members: Vec<(String, f64)>,
     this: usize,
     rows_by_route: bool,
+    /// Each turn has other owners.
+    turn: u64,
 }
 
 impl WorkShare {
@@ -37,7 +42,13 @@ impl WorkShare {
     /// only the rows of its own routes.
     pub fn of(members: Vec<(String, f64)>, this: usize, rows_by_route: bool) -> Self {
         let is_divided = members.len() > 1 && this < members.len();
-        Self(is_divided.then_some(Division { members, this, rows_by_route }))
+        Self(is_divided.then_some(Division { members, this, rows_by_route, turn: 0 }))
+    }
+
+    /// The share of the pass with this number, of the passes of all members.
+    pub(super) fn at_epoch(&self, n: u64) -> Self {
+        let turn = |division: &Division| n / (division.members.len() as u64 * limits::WORK_TURN_PASSES);
+        Self(self.0.as_ref().map(|division| Division { turn: turn(division), ..division.clone() }))
     }
 
     pub(super) fn is_whole(&self) -> bool {
@@ -46,7 +57,15 @@ impl WorkShare {
 
     /// Whether this replica also does the work outside of units: accounts, capacity, salts, journals, leftovers.
     pub fn keeps_accounts(&self) -> bool {
-        self.0.as_ref().is_none_or(|division| division.is_first(&RouteKey::ACCOUNTS))
+        self.rank_for_accounts() == 0
+    }
+
+    /// How many other members would have to be away for this replica to do the work outside of units.
+    pub(super) fn rank_for_accounts(&self) -> u32 {
+        let rank = self.0.as_ref().and_then(|division| {
+            division.rank(&RouteKey::ACCOUNTS).into_iter().position(|member| member == division.this)
+        });
+        rank.map_or(0, |rank| u32::try_from(rank).unwrap_or(u32::MAX))
     }
 
     /// Whether the owner of a unit may not know a chunk in it that this replica knows.
@@ -57,15 +76,17 @@ impl WorkShare {
     /// The first digits of the hashes in this replica's units of a model.
     pub(super) fn units(&self, tenant: &Name, model_id: &ModelId) -> Units {
         let Some(division) = &self.0 else { return Units::ALL };
-        let is_own = |digit: &u8| division.is_first(&RouteKey::of_work_unit(tenant, model_id, *digit));
+        let is_own = |digit: &u8| {
+            let route = RouteKey::of_work_unit(tenant, model_id, *digit, division.turn);
+            division.rank(&route).first() == Some(&division.this)
+        };
         Units((0..DIGITS).filter(is_own).fold(0, |digits, digit| digits | 1 << digit))
     }
 }
 
 impl Division {
-    fn is_first(&self, route: &RouteKey) -> bool {
-        let members = self.members.iter().map(|(url, weight)| (url.as_str(), *weight));
-        route.rank(members).first() == Some(&self.this)
+    fn rank(&self, route: &RouteKey) -> Vec<usize> {
+        route.rank(self.members.iter().map(|(url, weight)| (url.as_str(), *weight)))
     }
 }
 
@@ -107,7 +128,10 @@ impl Lifecycle {
                 None => {
                     let folder = self.bucket.layout().models_prefix(&tenant);
                     let models: Arc<[ModelId]> = self.bucket.folders(&folder, "listing models").await?.into();
-                    self.models.insert(tenant.clone(), Arc::clone(&models));
+                    // The next one may have been registered since.
+                    if !models.is_empty() {
+                        self.models.insert(tenant.clone(), Arc::clone(&models));
+                    }
                     models
                 }
             };
@@ -148,14 +172,14 @@ mod tests {
         ("t".parse().expect("a name"), ModelId::from(*blake3::hash(&n.to_le_bytes()).as_bytes()))
     }
 
-    fn shares(count: usize) -> Vec<WorkShare> {
-        let members: Vec<_> = (0..count).map(|n| (format!("http://r{n}:7480"), 1.0)).collect();
-        (0..count).map(|this| WorkShare::of(members.clone(), this, false)).collect()
+    fn shares<const N: usize>() -> [WorkShare; N] {
+        let members: Vec<_> = (0..N).map(|n| (format!("http://r{n}:7480"), 1.0)).collect();
+        std::array::from_fn(|this| WorkShare::of(members.clone(), this, false))
     }
 
     #[test]
     fn every_unit_has_one_owner_and_all_do_about_the_same() {
-        let shares = shares(10);
+        let shares = shares::<10>();
         let mut done = [0; 10];
         for n in 0..200 {
             let (tenant, model_id) = model(n);
@@ -169,9 +193,29 @@ mod tests {
     }
 
     #[test]
+    fn owners_change_with_the_turn_and_members_stand_in_for_each_other_in_one_order() {
+        let shares = shares::<3>();
+        let (tenant, model_id) = model(7);
+        let owners = |n: u64| shares.each_ref().map(|share| share.at_epoch(n).units(&tenant, &model_id));
+        let a_turn = 3 * limits::WORK_TURN_PASSES;
+        assert_eq!(owners(0), owners(a_turn - 1));
+        assert_ne!(owners(0), owners(a_turn));
+        let mut by_chance_the_same = 0;
+        for turn in 0..100 {
+            let units = owners(turn * a_turn);
+            assert_eq!(units.iter().fold(0, |all, units| all ^ units.0), u16::MAX, "each has one owner");
+            by_chance_the_same += u32::from(units[0].0 & 1 == 1);
+        }
+        assert!((15..=55).contains(&by_chance_the_same), "{by_chance_the_same} of 33");
+        let mut ranks = shares.each_ref().map(WorkShare::rank_for_accounts);
+        ranks.sort_unstable();
+        assert_eq!(ranks, [0, 1, 2]);
+    }
+
+    #[test]
     fn one_replica_alone_or_one_that_is_no_member_does_everything() {
         let (tenant, model_id) = model(1);
-        for share in [WorkShare::WHOLE, shares(1).remove(0), WorkShare::of(Vec::new(), 0, true)] {
+        for share in [WorkShare::WHOLE, shares::<1>()[0].clone(), WorkShare::of(Vec::new(), 0, true)] {
             assert!(share.is_whole() && share.keeps_accounts() && !share.has_rows_by_route());
             assert_eq!(share.units(&tenant, &model_id), Units::ALL);
         }

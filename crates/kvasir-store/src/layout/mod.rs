@@ -17,7 +17,7 @@
 //! {root}/2/t/{tenant}/g/{namespace}/{id}                              later salts of a namespace, one each rotation
 //! {root}/2/t/{tenant}/salts/{id}                                      proposals for it, without conditional creates
 //! {root}/2/j/{log}/{replica}/{n}                                      journal batches: removed, stored, counted
-//! {root}/2/gc/epoch/{n}                                               GC leadership
+//! {root}/2/gc/epoch/{n}                                               beginnings of the collector's passes; not empty: of one over the whole store
 //! {root}/2/gc/intent/{uuid}                                           chunks that a collector is about to delete
 //! {root}/2/probe/{uuid}                                               start-up probes
 //! ```
@@ -128,7 +128,7 @@ pub enum Key {
         /// Its number.
         n: u64,
     },
-    /// A GC epoch.
+    /// The beginning of a pass of the collector.
     GcEpoch {
         /// Its number.
         n: u64,

@@ -210,7 +210,8 @@ mod tests {
         let targets = Arc::new(Mutex::new(vec![("kvasir-1.headless.", 0), ("kvasir-0.headless.", 3)]));
         let resolver = dns(Arc::clone(&targets)).await;
         let members = Some(MemberSource::parse("dns+srv://_api._tcp.headless.").expect("a name"));
-        let config = ClusterConfig { members, advertise: Some("https://kvasir-0:7480".to_owned()) };
+        let config =
+            ClusterConfig { members, advertise: Some("https://kvasir-0:7480".to_owned()), zone: None };
         let cluster = Cluster::new(config, true);
         assert_eq!((cluster.len(), cluster.epoch()), (0, None));
         cluster.resolve(&resolver).await.expect("an answer");

@@ -121,9 +121,9 @@ async fn what_replicas_that_ended_stored_and_was_collected_is_not_counted() {
     drop(changes.reserve(&tenant(), AN_OBJECT, Stored::one(1000)).await.expect("nothing is stored"));
     // Nor in a count whose listing takes place while another replica reads the same journal.
     let other = replica_over(backend).await;
-    other.changes().begin_count(now);
+    let counting = other.changes().begin_count(now);
     assert_eq!(other.changes().journal_replay().await.expect("reads"), ENDED as usize);
-    other.changes().publish_count(Count::default(), now);
+    counting.publish(Count::default());
     other.changes().journal_append().await.expect("appends");
     assert_eq!(changes.journal_replay().await.expect("reads"), 1, "the count");
     for replica in [changes, other.changes()] {
@@ -142,8 +142,8 @@ async fn a_count_names_an_old_replica_that_writes_whatever_younger_ones_have_end
     old.changes().journal_append().await.expect("appends");
     counter.changes().journal_replay().await.expect("reads");
     // The object is collected before the count.
-    counter.changes().begin_count(now);
-    counter.changes().publish_count(Count::default(), now);
+    let counting = counter.changes().begin_count(now);
+    counting.publish(Count::default());
     counter.changes().journal_append().await.expect("appends");
     old.changes().journal_replay().await.expect("reads");
     drop(old.changes().reserve(&tenant(), AN_OBJECT, Stored::one(1000)).await.expect("it was collected"));

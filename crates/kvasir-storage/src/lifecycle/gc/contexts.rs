@@ -109,7 +109,7 @@ impl Lifecycle {
             for (version, meta) in &versions {
                 // Older versions stay readable for a while; the last one is deleted once it records the end
                 // of the context.
-                let unneeded = pass.share.keeps_accounts() && (*version < newest || over);
+                let unneeded = pass.lists_all && (*version < newest || over);
                 if unneeded && pass.now.age(meta) >= pass.policy.grace {
                     pass.report.context_versions_deleted += 1;
                     if !pass.policy.dry_run {

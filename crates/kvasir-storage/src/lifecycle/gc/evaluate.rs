@@ -31,27 +31,23 @@ impl Lifecycle {
             pass.report.bytes += meta.size;
             let is_old = pass.policy.ttl.is_some_and(|ttl| pass.now.age(&meta) >= ttl);
             let is_expired = is_old && !self.may_pin(pass, &key).await?;
-            pass.report.pinned += u64::from(is_old && !is_expired);
-            if pass.policy.capacity_bytes.is_some() {
+            if pass.observes_capacity() {
                 pass.capacity_plan.observe(&key, &meta);
             }
             if !is_own {
                 if is_expired {
-                    pass.capacity_plan.exclude(key.object_digest);
+                    pass.exclude_from_capacity(&key);
                 }
                 continue;
             }
+            pass.report.pinned += u64::from(is_old && !is_expired);
             // The usual chunk (one object, young, without a longer sibling) costs no request.
             if !(is_expired || several) {
                 let is_settled = pass.now.age(&meta) >= pass.policy.grace;
                 if !is_settled || !self.may_be_contained(&key) || self.may_pin(pass, &key).await? {
                     continue;
                 }
-                let contained = self.is_contained_tail(pass, &key).await;
-                if pass.read_or_left(&key, contained).unwrap_or(false) {
-                    pass.report.contained += 1;
-                    self.mark_deleted(pass, &key, Removal::Contained).await?;
-                }
+                self.mark_if_contained(pass, &key).await?;
                 continue;
             }
             if self.reads.tombstones().has(&key).await? {

@@ -14,6 +14,7 @@
 
 mod capacity;
 mod contexts;
+mod epoch;
 mod evaluate;
 mod expired_salts;
 pub(crate) mod intents;
@@ -35,10 +36,13 @@ use kvasir_store::{
     layout::{ChunkKey, JournalLog, Key},
 };
 use kvasir_types::{ModelId, Name, ObjectDigest};
-use object_store::{ObjectMeta, PutPayload};
+use object_store::ObjectMeta;
 use tokio::time::Instant;
 
-use self::{capacity::CapacityPlan, contexts::Contexts, intents::Decided, tenant_budget::TenantActionBudget};
+use self::{
+    capacity::CapacityPlan, contexts::Contexts, epoch::Epoch, intents::Decided,
+    tenant_budget::TenantActionBudget,
+};
 use super::{
     Lifecycle, ProgressAnswer,
     work_share::{Units, WorkShare},
@@ -148,6 +152,7 @@ const LISTING: &str = "listing the store for the collector";
 struct GcPass<'a> {
     policy: &'a GcPolicy,
     share: &'a WorkShare,
+    lists_all: bool,
     /// The units of the model listed last.
     units: Option<(Name, ModelId, Units)>,
     now: StoreTime,
@@ -169,7 +174,7 @@ struct GcPass<'a> {
 
 /// Milliseconds of the store's clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct StoreTime(i64);
+pub(super) struct StoreTime(i64);
 
 impl StoreTime {
     fn of(meta: &ObjectMeta) -> Self {
@@ -199,13 +204,15 @@ impl Lifecycle {
         share: &WorkShare,
         mut progress: impl FnMut(&GcReport) -> N,
     ) -> Result<GcReport, StoreError> {
-        let Some(epoch) = self.begin_epoch(share).await? else { return Ok(GcReport::default()) };
-        let lists_all = share.keeps_accounts();
+        let begun = self.begin_epoch(share, policy.dry_run).await?;
+        let Some(Epoch { n, begun, lists_all }) = begun else { return Ok(GcReport::default()) };
+        let share = &share.at_epoch(n);
         let mut pass = GcPass {
             policy,
             share,
+            lists_all,
             units: None,
-            now: StoreTime::of(&epoch),
+            now: begun,
             started: Instant::now(),
             report: GcReport { led: true, listed_all: lists_all, ..GcReport::default() },
             actions: 0,
@@ -218,16 +225,17 @@ impl Lifecycle {
             count: Count::default(),
             tenant_budget: TenantActionBudget::default(),
         };
-        let begun_ms = epoch.last_modified.timestamp_millis();
-        let models = if share.is_whole() { Vec::new() } else { self.models().await? };
+        let StoreTime(begun_ms) = begun;
+        let needs_models = !lists_all || share.has_rows_by_route();
+        let models = if needs_models { self.models().await? } else { Vec::new() };
         if lists_all {
             let tenants = self.catalog.tenants().await?;
             self.read_contexts(&mut pass, tenants).await?;
             self.delete_old_intents(&pass).await?;
             pass.report.uploads_deleted = self.uploads.collect_uploads(begun_ms, policy.dry_run).await?;
         }
+        let counting = lists_all.then(|| self.changes.begin_count(begun_ms));
         let mut listing = if lists_all {
-            self.changes.begin_count(begun_ms);
             self.bucket.list_long(&self.bucket.layout().tenants_prefix(), LISTING)
         } else {
             self.list_units(share, &models, LISTING)
@@ -235,7 +243,9 @@ impl Lifecycle {
         // Adjacent in every listing: a store lists by key or walks folder by folder.
         let mut group: Vec<(ChunkKey, ObjectMeta)> = Vec::new();
         while let Some((key, meta)) = listing.try_next().await? {
-            pass.count(&key, &meta);
+            if lists_all {
+                pass.count(&key, &meta);
+            }
             match key {
                 Key::Chunk(key) => {
                     if group.first().is_some_and(|(first, _)| first.seq_hash != key.seq_hash) {
@@ -247,8 +257,8 @@ impl Lifecycle {
                     group.push((key, meta));
                 }
                 Key::Tombstone(key) => {
-                    pass.capacity_plan.exclude(key.object_digest);
-                    if key.model_id == ModelId::OPAQUE {
+                    pass.exclude_from_capacity(&key);
+                    if lists_all && key.model_id == ModelId::OPAQUE {
                         pass.removed_opaque.insert(key.object_digest);
                     }
                     if pass.owns(&key) {
@@ -276,8 +286,8 @@ impl Lifecycle {
         if share.has_rows_by_route() {
             self.collect_known_tails(&mut pass, models).await?;
         }
-        if lists_all {
-            self.changes.publish_count(std::mem::take(&mut pass.count), begun_ms);
+        if let Some(counting) = counting {
+            counting.publish(std::mem::take(&mut pass.count));
             self.collect_expired_salts(&mut pass).await;
             let plan = std::mem::take(&mut pass.capacity_plan);
             self.evict_to_capacity(&mut pass, plan).await?;
@@ -295,38 +305,9 @@ impl Lifecycle {
 
     /// Ends a pass in the middle of its listing.
     async fn stop(&self, mut pass: GcPass<'_>) -> Result<GcReport, StoreError> {
-        self.changes.discard_count();
         self.carry_out(&mut pass).await?;
         self.note_gone(&mut pass).await?;
         Ok(pass.report)
-    }
-
-    /// Writes the next epoch. `None` if other collectors have just done so; those of a part try again, since the others
-    /// do other parts.
-    async fn begin_epoch(&self, share: &WorkShare) -> Result<Option<ObjectMeta>, StoreError> {
-        const BEGINNING: &str = "starting a collector's epoch";
-        let tries = if share.is_whole() { 1 } else { limits::EPOCH_TRIES_MAX };
-        for _ in 0..tries {
-            let listed = self.bucket.list(&self.bucket.layout().epochs_prefix(), BEGINNING);
-            let listed: Vec<_> = listed.try_collect().await?;
-            let numbers = listed.into_iter().filter_map(|(key, _)| match key {
-                Key::GcEpoch { n } => Some(n),
-                _ => None,
-            });
-            let mut epochs: Vec<u64> = numbers.collect();
-            epochs.sort_unstable();
-            let n = epochs.last().map_or(0, |last| last + 1);
-            let path = self.bucket.path(&Key::GcEpoch { n });
-            if !self.bucket.create(&path, PutPayload::new(), BEGINNING).await? {
-                continue;
-            }
-            self.bucket.reached(Transition::EpochBegun);
-            for old in epochs.iter().rev().skip(limits::EPOCHS_KEPT) {
-                self.bucket.delete(&self.bucket.path(&Key::GcEpoch { n: *old })).await?;
-            }
-            return self.bucket.head(&path, BEGINNING).await;
-        }
-        Ok(None)
     }
 
     /// Decides that an object gets a tombstone, unless this is a dry run or the tenant's budget is exhausted.
@@ -336,7 +317,7 @@ impl Lifecycle {
         key: &ChunkKey,
         reason: Removal,
     ) -> Result<(), StoreError> {
-        pass.capacity_plan.exclude(key.object_digest);
+        pass.exclude_from_capacity(key);
         if pass.policy.dry_run || !pass.tenant_budget.try_take(&key.tenant, pass.policy) {
             return Ok(());
         }
@@ -382,6 +363,17 @@ impl GcPass<'_> {
                 units.contain(&key.seq_hash)
             }
         }
+    }
+
+    /// A chunk has a tombstone, or gets one in this pass: its bytes will be free without an eviction.
+    fn exclude_from_capacity(&mut self, key: &ChunkKey) {
+        if self.observes_capacity() {
+            self.capacity_plan.exclude(key.object_digest);
+        }
+    }
+
+    fn observes_capacity(&self) -> bool {
+        self.lists_all && self.policy.capacity_bytes.is_some()
     }
 
     /// Whether the pass was suspended for longer than tombstones live, so that its knowledge is outdated.

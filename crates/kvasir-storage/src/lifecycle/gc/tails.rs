@@ -29,11 +29,14 @@ impl Lifecycle {
     ) -> Result<(), StoreError> {
         let scope = |(tenant, model_id): &(Name, ModelId)| Scope::new(tenant, model_id);
         let scopes: HashMap<_, _> = models.into_iter().map(|model| (scope(&model), model)).collect();
-        for (scope, entry) in self.reads.index().entries() {
+        // In an order that does not depend on the map: one seed of the simulation, one trace. Models are adjacent.
+        let mut entries = self.reads.index().entries();
+        entries.sort_unstable_by_key(|(scope, entry)| (*scope, entry.row.seq_hash, entry.row.object_digest));
+        for (scope, entry) in entries {
             let Some((tenant, model_id)) = scopes.get(&scope).cloned() else { continue };
             let (seq_hash, object_digest) = (entry.row.seq_hash, entry.row.object_digest);
             let key = ChunkKey { tenant, model_id, seq_hash, object_digest };
-            if pass.owns(&key) || !self.may_be_contained(&key) || self.may_pin(pass, &key).await? {
+            if !self.may_be_contained(&key) || pass.owns(&key) || self.may_pin(pass, &key).await? {
                 continue;
             }
             let path = self.bucket.path(&Key::Chunk(key.clone()));
@@ -41,11 +44,21 @@ impl Lifecycle {
             if meta.is_none_or(|meta| pass.now.age(&meta) < pass.policy.grace) {
                 continue;
             }
-            let contained = self.is_contained_tail(pass, &key).await;
-            if pass.read_or_left(&key, contained).unwrap_or(false) {
-                pass.report.contained += 1;
-                self.mark_deleted(pass, &key, Removal::Contained).await?;
-            }
+            self.mark_if_contained(pass, &key).await?;
+        }
+        Ok(())
+    }
+
+    /// Marks a tail if a longer chunk contains it.
+    pub(super) async fn mark_if_contained(
+        &self,
+        pass: &mut GcPass<'_>,
+        key: &ChunkKey,
+    ) -> Result<(), StoreError> {
+        let contained = self.is_contained_tail(pass, key).await;
+        if pass.read_or_left(key, contained).unwrap_or(false) {
+            pass.report.contained += 1;
+            self.mark_deleted(pass, key, Removal::Contained).await?;
         }
         Ok(())
     }
