@@ -20,6 +20,7 @@ mod objects;
 mod openapi;
 mod pages_by_key;
 mod quota;
+mod replicas;
 mod rest;
 mod revoked;
 mod s3_front;
