@@ -83,6 +83,8 @@ class Service:
         self.ports = {p["name"]: p["containerPort"] for p in spec["ports"]}
         self.probes = {name: spec[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")}
         arguments = [str(self.config) if a == "/etc/kvasir/config/kvasir.toml" else a for a in spec["args"]]
+        # As the kubelet expands them where pods have no label of their zone.
+        arguments = [a.replace("$(POD_NAME)", "rel-kvasir-0").replace("$(POD_ZONE)", "") for a in arguments]
         self.log = (self.folder / "log").open("w+")
         command = [KVASIR, *arguments, *flags]
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, env=ENVIRONMENT)  # noqa: S603

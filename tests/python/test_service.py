@@ -233,6 +233,12 @@ def test_addresses_that_are_none(url):
         kvasir.connect(url)
 
 
+def test_a_zone_is_a_name_or_not_given(server):
+    assert kvasir.connect(server.url, zone="eu-1a").usage() == kvasir.connect(server.url, zone="").usage()
+    with pytest.raises(kvasir.InputError, match="zone"):
+        kvasir.connect(server.url, zone="a zone")
+
+
 def test_a_service_that_does_not_start_says_why():
     with pytest.raises(kvasir.KvasirError, match=r"store\.url") as caught, kvasir.testing.server("--store.url", "nonsense"):
         pass
