@@ -26,6 +26,7 @@ pub mod rope;
 mod scope_layout;
 mod span_ropes;
 mod starter;
+mod synthesis;
 mod transform;
 
 pub use kvasir_container as container;

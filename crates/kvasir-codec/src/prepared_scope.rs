@@ -5,12 +5,14 @@ use std::ops::Range;
 use kvasir_types::{LEVELS_MAX, ModelSpec};
 
 use crate::{
-    arch::matmul::{Shape, multiply},
+    arch::RowKernel,
+    direct_rows::{TILE, bf16_tiles::Lane},
     levels::reconstruct,
     matrix::Matrix,
     profile::{CoefficientCoding, Predictor, Profile, Scope},
     rans::{Coding, narrow_most},
     span_ropes::SpanRopes,
+    synthesis::{PANEL, TileLists, pair_words},
     transform::Elements,
 };
 
@@ -156,23 +158,30 @@ pub const fn anchor_prediction(anchor: i32, anchor_ratio: i32) -> i32 {
 /// Predictions from the text, ready to be made.
 #[derive(Debug, Clone)]
 pub struct TextPredictor {
-    /// `[factor][coefficient]`; empty for other predictors.
-    matrix: Vec<f32>,
+    /// The coefficients that have any, ascending.
+    predicted: Vec<usize>,
+    /// The matrix for them, in pairs of factors.
+    words: Vec<i32>,
+    /// One for each of them.
+    units: Vec<f32>,
 }
 
 impl TextPredictor {
     /// Of a scope.
     pub fn new(scope: &Scope) -> Self {
-        let matrix = match &scope.predictor {
-            Predictor::Token(token) => token.matrix.iter().map(|v| f32::from(*v)).collect(),
-            Predictor::Mean | Predictor::AnchorFirst { .. } => Vec::new(),
+        let Predictor::Token(token) = &scope.predictor else {
+            return Self { predicted: Vec::new(), words: Vec::new(), units: Vec::new() };
         };
-        Self { matrix }
+        let rank = scope.rank();
+        let rows = || token.matrix.chunks_exact(rank.max(1));
+        let predicted: Vec<usize> = (0..rank).filter(|c| rows().any(|row| row[*c] != 0)).collect();
+        let code = |factor: usize, at: usize| i32::from(token.matrix[factor * rank + predicted[at]]);
+        let words = pair_words(rows().len(), predicted.len(), code);
+        let units = vec![1.0; predicted.len()];
+        Self { predicted, words, units }
     }
 
     /// The predictions of a span, `[coefficient][token]`; zeros for other predictors.
-    ///
-    /// The product runs in f32 and is exact in any order: every sum is an integer below 512 · 128² < 2^24.
     pub fn predict(
         &self,
         scope: &Scope,
@@ -180,24 +189,38 @@ impl TextPredictor {
         preceding: Option<u32>,
         span: &Range<usize>,
     ) -> Vec<i32> {
-        let (rank, count) = (scope.rank(), span.len());
-        let Predictor::Token(token) = &scope.predictor else { return vec![0; rank * count] };
+        let count = span.len();
+        let mut predictions = vec![0; scope.rank() * count];
+        let Predictor::Token(token) = &scope.predictor else { return predictions };
         let factors = token.factor_count();
-        if factors == 0 {
-            return vec![0; rank * count];
+        let (mut codes, mut pairs) = (vec![0; factors * TILE], TileLists::default());
+        let mut sums = vec![Lane::default(); self.predicted.len().next_multiple_of(PANEL)];
+        for first in span.clone().step_by(TILE) {
+            codes.fill(0);
+            let of_tile = first..span.end.min(first + TILE);
+            for (index, row) in of_tile.clone().zip(codes.chunks_exact_mut(factors.max(1))) {
+                let before = if index == 0 { preceding } else { tokens.get(index - 1).copied() };
+                token.factors_of(tokens.get(index).copied(), before, row);
+            }
+            pairs.reset(factors.div_ceil(2), 1);
+            for pair in 0..factors.div_ceil(2) {
+                let code = |lane: usize, factor: usize| {
+                    if factor < factors { i32::from(codes[lane * factors + factor]) } else { 0 }
+                };
+                let both = |lane| code(lane, 2 * pair) & 0xffff | code(lane, 2 * pair + 1) << 16;
+                let words = std::array::from_fn(|lane| both(lane).cast_unsigned());
+                if words != [0; TILE] {
+                    pairs.push(0, pair as u32, words);
+                }
+            }
+            // Exact in floats: every sum is an integer below 512 · 128² < 2^24.
+            RowKernel::best().pair_sums(pairs.of(0), (&self.words, &self.units), &mut sums);
+            for (coefficient, sums) in self.predicted.iter().zip(&sums) {
+                let at = coefficient * count + first - span.start;
+                let row = &mut predictions[at..at + of_tile.len()];
+                token.round(*coefficient, &sums[..of_tile.len()], row);
+            }
         }
-        let mut codes = vec![0f32; count * factors];
-        for (index, row) in span.clone().zip(codes.chunks_exact_mut(factors)) {
-            let before = if index == 0 { preceding } else { tokens.get(index - 1).copied() };
-            token.factors_of(tokens.get(index).copied(), before, row);
-        }
-        let mut sums = vec![0f32; rank * count];
-        multiply(
-            (&mut sums, Shape::column_major(count, rank)),
-            (&codes, Shape::row_major(count, factors)),
-            (&self.matrix, Shape::row_major(factors, rank)),
-        );
-        let rows = sums.chunks_exact(count).enumerate();
-        rows.flat_map(|(c, row)| row.iter().map(move |sum| token.round(c, *sum))).collect()
+        predictions
     }
 }

@@ -45,11 +45,11 @@ proptest! {
         let head = Head::parse(&object).expect("parses");
         let (a, b) = (cut.0.index(tokens + 1), cut.1.index(tokens + 1));
         let range = a.min(b)..a.max(b);
-        let mut whole = KvBuffer::new(&setup.spec, tokens);
-        setup.decoder.decode(&head, &object, at, range.clone(), &mut whole).expect("decodes");
-        let rounded: Vec<u16> = whole.as_slice().iter().map(|x| half::bf16::from_f32(*x).to_bits()).collect();
         for path in DecodePath::available() {
             let decoder = setup.decoder.clone().with_path(path);
+            let mut whole = KvBuffer::new(&setup.spec, tokens);
+            decoder.decode(&head, &object, at, range.clone(), &mut whole).expect("decodes");
+            let rounded: Vec<u16> = whole.as_slice().iter().map(|x| half::bf16::from_f32(*x).to_bits()).collect();
             for threads in [1, 3] {
                 let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
                 let mut rows = Bf16Buffer::new(&setup.spec, tokens);

@@ -4,11 +4,14 @@ use kvasir_types::Rope;
 
 #[cfg(target_arch = "x86_64")]
 use super::x86_64::{Avx2, Avx512};
-use crate::direct_rows::{
-    QuantisedRows, Scaling, TILE, bf16_rows_portable,
-    bf16_tiles::{Bf16Rows, RotationTable, RowScratch},
-    quantise_tiles::{QuantiseTarget, QuantiserSteps, quantise_tile},
-    scale_rows_portable,
+use crate::{
+    direct_rows::{
+        QuantisedRows, Scaling, TILE, bf16_rows_portable,
+        bf16_tiles::{Bf16Rows, Lane, RotationTable, RowScratch},
+        quantise_tiles::{QuantiseTarget, QuantiserSteps, quantise_tile},
+        scale_rows_portable,
+    },
+    synthesis::{MemberTile, TileList, TileRows},
 };
 
 /// Makes rows of direct scopes.
@@ -97,6 +100,38 @@ impl RowKernel {
             RowPath::Avx2(cpu) => cpu.bf16_rows(scaling, rotation, values, rows, scratch),
             #[cfg(target_arch = "x86_64")]
             RowPath::Avx512(cpu) => cpu.bf16_rows(scaling, rotation, values, rows, scratch),
+        }
+    }
+
+    /// Whether products of words are faster than those of floats.
+    pub(crate) fn multiplies_words(self) -> bool {
+        self.0 != RowPath::Portable
+    }
+
+    /// Elements of a tile: sums over panels of words, times their units.
+    pub(crate) fn pair_sums(
+        self,
+        of: TileList<'_, u32>,
+        panels: (&[i32], &[f32]),
+        elements: &mut [Lane<f32>],
+    ) {
+        match self.0 {
+            RowPath::Portable => of.sums_portable(panels, elements),
+            #[cfg(target_arch = "x86_64")]
+            RowPath::Avx2(cpu) => cpu.pair_sums(of, panels, elements),
+            #[cfg(target_arch = "x86_64")]
+            RowPath::Avx512(cpu) => cpu.pair_sums(of, panels, elements),
+        }
+    }
+
+    /// A member's rows of one tile of tokens.
+    pub(crate) fn member_tile(self, tile: &MemberTile<'_>, rows: TileRows<'_>, scratch: &mut RowScratch) {
+        match self.0 {
+            RowPath::Portable => tile.rows_portable(rows, scratch),
+            #[cfg(target_arch = "x86_64")]
+            RowPath::Avx2(cpu) => cpu.member_tile(tile, rows, scratch),
+            #[cfg(target_arch = "x86_64")]
+            RowPath::Avx512(cpu) => cpu.member_tile(tile, rows, scratch),
         }
     }
 

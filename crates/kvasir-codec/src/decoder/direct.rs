@@ -17,18 +17,18 @@ use crate::{
         QuantisedRows, Scaling, bf16_rows, bf16_rows_portable,
         bf16_tiles::{Bf16Rows, RotationTable, RowScratch, aligned},
     },
-    matrix::Matrix,
     prepared_scope::{BAND_MAIN, PreparedScope, SectionPlan},
     profile::Predictor,
     rans::{Fit, PieceDecoder, PiecePlan, PieceSteps},
     span_ropes::SpanRopes,
+    synthesis::Synthesis,
 };
 
-/// The kernels that a decoder uses. All give the same rows.
+/// The kernels that a decoder uses. All give the same rows, those of a basis within FORMAT.md's tolerance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DecodePath {
     pub(super) pieces: PieceDecoder,
-    rows: RowKernel,
+    pub(super) rows: RowKernel,
 }
 
 impl DecodePath {
@@ -202,15 +202,28 @@ impl ScopeSteps<'_> {
 }
 
 impl CpuDecoder {
-    /// Whether a task's bf16 rows are made member by member: no basis, the mean as prediction, nothing exact above.
+    /// Whether a scope's coefficients are its elements, predicted by their mean.
     pub(super) fn is_direct(&self, task: DecodeTask) -> bool {
         let scope = &self.profile.scopes[task.scope];
-        matches!((&self.scopes[task.scope].1, &scope.predictor), (Matrix::Identity, Predictor::Mean))
-            && task.level < self.profile.lossy_levels()
+        matches!((&self.scopes[task.scope].1, &scope.predictor), (Synthesis::Identity, Predictor::Mean))
     }
 
-    /// Makes the rows `[token][element]` of every member of a direct scope in turn.
-    pub(super) fn direct_members(
+    /// Makes the rows `[token][element]` of every member of a scope in turn, at a lossy level.
+    pub(super) fn lossy_members(
+        &self,
+        object: &PartialObject<'_, '_>,
+        task: DecodeTask,
+        ropes: &SpanRopes<'_>,
+        place: &mut dyn RowDestination,
+    ) -> Result<(), DecodeError> {
+        match self.is_direct(task) {
+            true => self.direct_members(object, task, ropes, place),
+            false => self.product_members(object, task, ropes, place),
+        }
+    }
+
+    /// As [`lossy_members`](Self::lossy_members), of a direct scope.
+    fn direct_members(
         &self,
         object: &PartialObject<'_, '_>,
         task: DecodeTask,
@@ -296,7 +309,7 @@ impl CpuDecoder {
 }
 
 /// Makes a member's rows in place, or in a buffer first.
-fn placed(
+pub(super) fn placed(
     member: &MemberView,
     tokens: usize,
     place: &mut dyn RowDestination,

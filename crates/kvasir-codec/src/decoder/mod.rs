@@ -3,6 +3,7 @@
 mod device_view;
 mod direct;
 mod lossless_level;
+mod product;
 mod scope_rows;
 mod sections;
 mod task;
@@ -17,12 +18,13 @@ use rayon::prelude::*;
 
 use crate::{
     ChunkDecoder, DecodeError, KvSink, LayerGroup, Profile, ProfileError, ScopeReach,
-    buffer_pool::BufferPool, encoder::spans, exact_piece::ExactDtype, matrix::Matrix,
-    prepared_scope::PreparedScope, span_ropes::SpanRopes,
+    buffer_pool::BufferPool, encoder::spans, exact_piece::ExactDtype, prepared_scope::PreparedScope,
+    span_ropes::SpanRopes, synthesis::Synthesis,
 };
 
 use self::{
     direct::{DirectScratch, SinkRows},
+    product::ProductScratch,
     sections::PartialObject,
     task::DecodeTask,
 };
@@ -36,11 +38,12 @@ pub use direct::DecodePath;
 pub struct CpuDecoder {
     spec: Arc<ModelSpec>,
     profile: Arc<Profile>,
-    scopes: Vec<(PreparedScope, Matrix)>,
+    scopes: Vec<(PreparedScope, Synthesis)>,
     groups: Vec<LayerGroup>,
     exact_dtype: ExactDtype,
     path: DecodePath,
     scratch: Arc<BufferPool<DirectScratch>>,
+    products: Arc<BufferPool<ProductScratch>>,
 }
 
 impl CpuDecoder {
@@ -51,13 +54,14 @@ impl CpuDecoder {
     pub fn new(spec: Arc<ModelSpec>, profile: Arc<Profile>) -> Result<Self, ProfileError> {
         profile.check_model(&spec)?;
         let bind = |index: usize| {
-            (PreparedScope::new(&spec, &profile, index), Matrix::synthesis(&profile.scopes[index]))
+            (PreparedScope::new(&spec, &profile, index), Synthesis::new(&profile.scopes[index]))
         };
         let scopes: Vec<_> = (0..profile.scopes.len()).map(bind).collect();
         let groups = groups_of(scopes.iter().map(|(prepared, _)| prepared));
         let exact_dtype = ExactDtype::of(spec.kv_dtype);
         let path = DecodePath::best();
-        Ok(Self { spec, profile, scopes, groups, exact_dtype, path, scratch: Arc::default() })
+        let (scratch, products) = Default::default();
+        Ok(Self { spec, profile, scopes, groups, exact_dtype, path, scratch, products })
     }
 
     /// The same decoder on another path: for tests and benchmarks, as [`new`](Self::new) takes the fastest.
@@ -95,7 +99,7 @@ impl CpuDecoder {
             let of = |task: &DecodeTask| &ropes[task.span - of_batch.start];
             if let [task] = batch
                 && half
-                && self.is_direct(*task)
+                && task.level < self.profile.lossy_levels()
             {
                 // Alone: rows go from cache to sink, and exact ones over them.
                 let span = of(task).span.clone();
@@ -103,7 +107,7 @@ impl CpuDecoder {
                 let kept = kept(&span, &tokens);
                 let mut place = SinkRows { sink: &mut *sink, first: span.start, kept };
                 if exact.as_ref().is_none_or(|(exact, _)| *exact < span.len()) {
-                    self.direct_members(&object, *task, of(task), &mut place)?;
+                    self.lossy_members(&object, *task, of(task), &mut place)?;
                 }
                 if let Some((exact, values)) = exact {
                     place.overwrite(self.scopes[task.scope].0.elements.views(), exact, &values);
@@ -162,7 +166,10 @@ impl CpuDecoder {
         let sections = self.section_map(head)?;
         let object = PartialObject { head, bytes, sections: &sections };
         let spans: Vec<_> = spans(head.header.token_count as usize).collect();
-        self.coefficients(&object, DecodeTask { scope, span, level: level.index() }, &spans[span])
+        let task = DecodeTask { scope, span, level: level.index() };
+        let mut rows = Vec::new();
+        self.each_coefficient(&object, task, &spans[span], &mut |_, row| rows.extend_from_slice(row))?;
+        Ok(rows)
     }
 }
 

@@ -48,7 +48,7 @@ impl CpuDecoder {
         ropes: &SpanRopes<'_>,
         half: bool,
     ) -> Result<DecodedRows, DecodeError> {
-        let (prepared, synthesis) = &self.scopes[task.scope];
+        let (prepared, _) = &self.scopes[task.scope];
         let scope = &self.profile.scopes[task.scope];
         let (span, tokens) = (&ropes.span, ropes.tokens());
         let exact = self.exact_rows(object, task, span)?;
@@ -61,10 +61,9 @@ impl CpuDecoder {
             return Ok(DecodedRows::of(self.lossless_rows(object, task, ropes, exact)?, half));
         }
         let count = prepared.elements.count() * tokens;
-        let is_direct = self.is_direct(task);
-        if half && is_direct {
+        if half {
             let mut place = AppendedRows { rows: vec![bf16::ZERO; count], done: 0 };
-            self.direct_members(object, task, ropes, &mut place)?;
+            self.lossy_members(object, task, ropes, &mut place)?;
             let mut rows = place.rows;
             if let Some((exact_tokens, values)) = exact {
                 let values: Vec<bf16> = values.into_iter().map(bf16::from_f32).collect();
@@ -73,21 +72,18 @@ impl CpuDecoder {
             return Ok(DecodedRows::Half(rows));
         }
         let mut rows = vec![0.0; count];
-        if is_direct {
+        if self.is_direct(task) {
             let values = self.main_values(object, task, tokens)?;
             let reconstruction = prepared.reconstruction(task.level);
             let rotations = ropes.rotations();
             prepared.elements.direct_rows(&scope.mean, rotations, tokens, reconstruction, &values, &mut rows);
         } else {
-            let coefficients = self.coefficients(object, task, span)?;
-            let mut elements = vec![0.0; rows.len()];
-            synthesis.synthesise(tokens, &coefficients, &mut elements);
-            prepared.elements.denormalise(&scope.mean, ropes.rotations(), tokens, &elements, &mut rows);
+            self.product_rows(object, task, ropes, &mut rows)?;
         }
         if let Some((exact_tokens, values)) = exact {
             prepared.elements.overwrite(tokens, exact_tokens, &values, &mut rows);
         }
-        Ok(DecodedRows::of(rows, half))
+        Ok(DecodedRows::Full(rows))
     }
 
     /// The exact tokens of a span and their values.

@@ -5,38 +5,50 @@ use std::ops::Range;
 use super::{CpuDecoder, sections::PartialObject, task::DecodeTask};
 use crate::{
     DecodeError,
+    levels::reconstruct,
     prepared_scope::{BAND_ANCHORS, BAND_MAIN, SectionPlan, anchor_prediction, split_anchors},
     profile::{Predictor, Scope},
     rans::{Coding, PiecePlan, refine},
 };
 
 impl CpuDecoder {
-    /// Coefficients in units of the finest step, `[coefficient][token]`.
-    pub(super) fn coefficients(
+    /// Hands on the coefficients in units of the finest step, a row of all tokens at a time, in order.
+    pub(super) fn each_coefficient(
         &self,
         object: &PartialObject<'_, '_>,
         task: DecodeTask,
         span: &Range<usize>,
-    ) -> Result<Vec<f32>, DecodeError> {
+        each: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), DecodeError> {
         let (prepared, _) = &self.scopes[task.scope];
         let scope = &self.profile.scopes[task.scope];
         let tokens = span.len();
         let (anchor_list, main_list) = split_anchors(&scope.predictor, tokens);
         let mut main = self.main_values(object, task, main_list.len())?;
-        if !main_list.is_empty() {
-            prepared.reconstruct(task.level, main_list.len(), &mut main);
+        if !anchor_list.is_empty() {
+            if !main_list.is_empty() {
+                prepared.reconstruct(task.level, main_list.len(), &mut main);
+            }
+            let mut anchors = vec![0i32; scope.rank() * anchor_list.len()];
+            let plan = &prepared.anchors;
+            self.decode_section(object, task, BAND_ANCHORS, 0, plan, anchor_list.len(), &mut anchors)?;
+            let rows = merge_anchors(scope, tokens, (&anchor_list, &anchors), (&main_list, &main));
+            rows.chunks_exact(tokens).enumerate().for_each(|(coefficient, row)| each(coefficient, row));
+            return Ok(());
         }
+        // The main band is the whole span.
         let preceding = object.head.header.preceding_token;
         let predictions = prepared.text.predict(scope, &object.head.tokens, preceding, span);
-        if anchor_list.is_empty() {
-            // The main band is the whole span.
-            let sum = |(value, predicted): (&i32, &i32)| value.wrapping_add(*predicted) as f32;
-            return Ok(main.iter().zip(&predictions).map(sum).collect());
+        let (up, shifts) = prepared.reconstruction(task.level);
+        let mut row = vec![0.0; tokens];
+        let rows = main.chunks_exact(tokens).zip(predictions.chunks_exact(tokens)).zip(shifts);
+        for (coefficient, ((values, predictions), shift)) in rows.enumerate() {
+            for ((x, q), predicted) in row.iter_mut().zip(values).zip(predictions) {
+                *x = reconstruct(*q, up, *shift).wrapping_add(*predicted) as f32;
+            }
+            each(coefficient, &row);
         }
-        let mut anchors = vec![0i32; scope.rank() * anchor_list.len()];
-        let plan = &prepared.anchors;
-        self.decode_section(object, task, BAND_ANCHORS, 0, plan, anchor_list.len(), &mut anchors)?;
-        Ok(merge_anchors(scope, tokens, (&anchor_list, &anchors), (&main_list, &main)))
+        Ok(())
     }
 
     /// Quantised values of the main band at the task's level, `[coefficient][token]`.

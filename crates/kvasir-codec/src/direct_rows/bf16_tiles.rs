@@ -79,8 +79,9 @@ impl RotationTable {
         Self { pairing: rope.pairing, offset, pairs, factor, table }
     }
 
+    /// Rotates a tile's elements.
     #[inline(always)]
-    fn rotate(&self, tile: usize, elements: &mut [Lane<f32>]) {
+    pub(crate) fn rotate(&self, tile: usize, elements: &mut [Lane<f32>]) {
         let rotation = self.of_tile(tile);
         for (pair, [sin, cos]) in rotation.iter().enumerate() {
             let (a, b) = self.pair(pair);
@@ -174,6 +175,7 @@ pub(crate) struct RowScratch {
 }
 
 /// Bits of a bf16, in the low half.
+#[inline(always)]
 fn rounded(x: f32) -> u32 {
     let bits = x.to_bits();
     let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
@@ -238,13 +240,19 @@ pub(crate) fn bf16_tile<V: Cell>(
     if let Some(rotation) = rotation {
         rotation.rotate(tile, elements);
     }
+    round_pairs(elements, pairs);
+    transpose_portable(pairs, 0, count, rows);
+}
+
+/// Words of two neighbouring elements, rounded.
+#[inline(always)]
+pub(crate) fn round_pairs(elements: &[Lane<f32>], pairs: &mut [Lane<u32>]) {
     for (pair, elements) in pairs.iter_mut().zip(elements.chunks(2)) {
-        let (low, high) = (elements[0], elements.get(1).copied().unwrap_or_default());
+        let (low, high) = (&elements[0], elements.get(1).copied().unwrap_or_default());
         for lane in 0..TILE {
             pair[lane] = rounded(low[lane]) | rounded(high[lane]) << 16;
         }
     }
-    transpose_portable(pairs, 0, count, rows);
 }
 
 /// Rows of the tile's tokens from words `from..`, one at a time.

@@ -121,13 +121,11 @@ impl ScopeErrors {
         }
         let mut coefficients = vec![0.0; rank * count];
         job.analysis.analyse(count, &truth, &mut coefficients);
-        let mut predictions = vec![0.0; rank * count];
-        for (at, token) in tokens.iter().enumerate() {
-            let token = job.ropes.span.start + token;
-            let (text, preceding) = (job.input.tokens, job.input.preceding_token);
-            let predicted = job.prepared.text.predict(job.scope, text, preceding, &(token..token + 1));
-            predictions.iter_mut().skip(at).step_by(count).zip(predicted).for_each(|(to, x)| *to = x as f32);
-        }
+        let (text, preceding) = (job.input.tokens, job.input.preceding_token);
+        let predicted = job.prepared.text.predict(job.scope, text, preceding, &job.ropes.span);
+        let predicted = predicted.chunks_exact(job.ropes.tokens());
+        let predictions: Vec<f32> =
+            predicted.flat_map(|row| tokens.iter().map(|token| row[*token] as f32)).collect();
         let (mut decoded, mut values) = (vec![0.0; truth.len()], vec![0.0; coefficients.len()]);
         let levels = (0..job.prepared.levels.len()).map(|level| {
             let level = LevelSteps::new(job, level);

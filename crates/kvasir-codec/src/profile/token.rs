@@ -31,26 +31,26 @@ impl TokenPredictor {
         self.factors[0] + self.factors[1]
     }
 
-    /// Writes the factors of one token, current then previous, as f32.
-    pub(crate) fn factors_of(&self, current: Option<u32>, previous: Option<u32>, out: &mut [f32]) {
+    /// Writes the factors of one token, current then previous.
+    pub(crate) fn factors_of(&self, current: Option<u32>, previous: Option<u32>, out: &mut [i8]) {
         let (now, before) = out.split_at_mut(self.factors[0]);
         self.row(&self.current, current, now);
         self.row(&self.previous, previous, before);
     }
 
     /// A token's factors; zeros if it has none.
-    fn row(&self, table: &[i8], token: Option<u32>, out: &mut [f32]) {
-        out.fill(0.0);
+    fn row(&self, table: &[i8], token: Option<u32>, out: &mut [i8]) {
+        out.fill(0);
         let Some(token) = token.map(|t| t as usize).filter(|t| *t < self.vocabulary) else { return };
         let start = token * out.len();
         let row = table.get(start..start + out.len()).unwrap_or_default();
-        out.iter_mut().zip(row).for_each(|(out, code)| *out = f32::from(*code));
+        out.iter_mut().zip(row).for_each(|(out, code)| *out = *code);
     }
 
-    /// A coefficient's prediction from its sum of products.
-    pub(crate) fn round(&self, coefficient: usize, sum: f32) -> i32 {
+    /// A coefficient's predictions from its sums of products, which are integers below 2^24.
+    pub(crate) fn round(&self, coefficient: usize, sums: &[f32], predictions: &mut [i32]) {
         let shift = self.shifts[coefficient];
         let half = if shift == 0 { 0 } else { 1 << (shift - 1) };
-        (sum as i32 + half) >> shift
+        predictions.iter_mut().zip(sums).for_each(|(to, sum)| *to = (*sum as i32 + half) >> shift);
     }
 }

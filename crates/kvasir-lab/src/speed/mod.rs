@@ -13,7 +13,10 @@ use kvasir_codec::{
 use kvasir_types::Level;
 use serde::Serialize;
 
-use self::{peers::Peers, workload::Workload};
+use self::{
+    peers::Peers,
+    workload::{Chunk, Workload},
+};
 use crate::BenchError;
 
 /// A measured rate.
@@ -21,8 +24,12 @@ use crate::BenchError;
 pub struct SpeedRow {
     /// `scalar avx2 avx512 neon`, or `constriction zstd`.
     pub path: String,
+    /// The kind of the profile, `direct` or `basis`; other coders code the symbols of `direct`.
+    pub profile: String,
     /// `decode decode_refine encode`.
     pub op: String,
+    /// The level that is decoded; an encoder makes all.
+    pub level: Option<u8>,
     /// 10^9 elements per second.
     pub gelem_per_s: f64,
     /// Bits per element read or written.
@@ -45,7 +52,10 @@ pub struct SpeedVerdict {
 /// One thing to be timed.
 struct Work<'a> {
     path: &'static str,
+    profile: &'static str,
     op: &'static str,
+    level: Option<Level>,
+    elements: usize,
     bits: f64,
     run: Box<dyn FnMut() -> Result<(), BenchError> + Send + 'a>,
     best: f64,
@@ -64,10 +74,14 @@ pub fn codec_speed(
 }
 
 fn measure(rounds: usize, progress: &mut (dyn FnMut(f32) + Send)) -> Result<Vec<SpeedRow>, BenchError> {
-    let workload = Workload::new()?;
+    let (workload, shipped) = (Workload::new()?, Chunk::shipped()?);
     let peers = Peers::new(&workload.symbols)?;
-    let mut works = decoders(&workload)?;
-    works.extend(encoders(&workload)?);
+    let (base, chunk) = (workload.base, &workload.chunk);
+    let mut works = decoders(chunk, [("decode", base), ("decode_refine", Level(base.0 + 1))].into_iter())?;
+    works.extend(encoders(chunk)?);
+    let levels = (0..shipped.profile.level_count()).map(|level| ("decode", Level(level as u8)));
+    works.extend(decoders(&shipped, levels)?);
+    works.extend(encoders(&shipped)?);
     works.extend(peers.works());
     for round in 0..rounds {
         for work in &mut works {
@@ -77,55 +91,74 @@ fn measure(rounds: usize, progress: &mut (dyn FnMut(f32) + Send)) -> Result<Vec<
         }
         progress((round + 1) as f32 / rounds as f32);
     }
-    let elements = workload.elements() as f64;
     let row = |work: &Work<'_>| SpeedRow {
         path: work.path.to_owned(),
+        profile: work.profile.to_owned(),
         op: work.op.to_owned(),
-        gelem_per_s: elements / work.best / 1e9,
+        level: work.level.map(|level| level.0),
+        gelem_per_s: work.elements as f64 / work.best / 1e9,
         bits: work.bits,
     };
     Ok(works.iter().map(row).collect())
 }
 
-fn decoders(workload: &Workload) -> Result<Vec<Work<'_>>, BenchError> {
+fn decoders(
+    chunk: &Chunk,
+    ops: impl Iterator<Item = (&'static str, Level)> + Clone,
+) -> Result<Vec<Work<'_>>, BenchError> {
     let mut works = Vec::new();
     for path in DecodePath::available() {
-        let decoder = CpuDecoder::new(workload.spec.clone(), workload.profile.clone())?.with_path(path);
-        for (op, level) in [("decode", workload.base), ("decode_refine", Level(workload.base.0 + 1))] {
+        let decoder = CpuDecoder::new(chunk.spec.clone(), chunk.profile.clone())?.with_path(path);
+        for (op, level) in ops.clone() {
             let decoder = decoder.clone();
-            let bytes = workload.head.level_bytes(level).unwrap_or_default() as usize;
-            let prefix = &workload.object[..bytes];
-            let mut rows = Bf16Buffer::new(&workload.spec, workload.tokens.len());
+            let prefix = &chunk.object[..chunk.bytes_at(level)];
+            let mut rows = Bf16Buffer::new(&chunk.spec, chunk.tokens.len());
             let run = move || {
-                decoder.decode(&workload.head, prefix, level, 0..workload.tokens.len(), &mut rows)?;
+                decoder.decode(&chunk.head, prefix, level, 0..chunk.tokens.len(), &mut rows)?;
                 black_box(rows.as_slice());
                 Ok(())
             };
-            let bits = bytes as f64 * 8.0 / workload.elements() as f64;
-            works.push(Work { path: path.name(), op, bits, run: Box::new(run), best: f64::INFINITY });
+            works.push(Work {
+                path: path.name(),
+                profile: chunk.kind,
+                op,
+                level: Some(level),
+                elements: chunk.elements(),
+                bits: chunk.bits(prefix.len()),
+                run: Box::new(run),
+                best: f64::INFINITY,
+            });
         }
     }
     Ok(works)
 }
 
-fn encoders(workload: &Workload) -> Result<Vec<Work<'_>>, BenchError> {
+fn encoders(chunk: &Chunk) -> Result<Vec<Work<'_>>, BenchError> {
     let mut works = Vec::new();
     for pieces in PieceEncoder::available() {
-        let encoder = CpuEncoder::new(workload.spec.clone(), workload.profile.clone())?.with_pieces(pieces);
+        let encoder = CpuEncoder::new(chunk.spec.clone(), chunk.profile.clone())?.with_pieces(pieces);
         let run = move || {
-            black_box(encoder.encode(&workload.input())?);
+            black_box(encoder.encode(&chunk.input())?);
             Ok(())
         };
-        let bits = workload.object.len() as f64 * 8.0 / workload.elements() as f64;
-        works.push(Work { path: pieces.name(), op: "encode", bits, run: Box::new(run), best: f64::INFINITY });
+        works.push(Work {
+            path: pieces.name(),
+            profile: chunk.kind,
+            op: "encode",
+            level: None,
+            elements: chunk.elements(),
+            bits: chunk.bits(chunk.object.len()),
+            run: Box::new(run),
+            best: f64::INFINITY,
+        });
     }
     Ok(works)
 }
 
 /// Compares the rows with the targets; targets of paths that this CPU lacks are omitted.
 pub fn speed_verdicts(rows: &[SpeedRow]) -> Vec<SpeedVerdict> {
-    let rate =
-        |path: &str, op: &str| rows.iter().find(|r| r.path == path && r.op == op).map(|r| r.gelem_per_s);
+    let direct = || rows.iter().filter(|row| row.profile == "direct");
+    let rate = |path: &str, op: &str| direct().find(|r| r.path == path && r.op == op).map(|r| r.gelem_per_s);
     let best = |op: &str| ["avx512", "avx2", "neon", "scalar"].into_iter().find_map(|path| rate(path, op));
     let over = |peer: &str| best("decode").zip(rate(peer, "decode")).map(|(ours, theirs)| ours / theirs);
     let targets = [

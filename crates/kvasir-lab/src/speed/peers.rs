@@ -83,10 +83,10 @@ impl<'a> Peers<'a> {
             Ok(())
         };
         vec![
-            work("constriction", "decode", range_bits, range_decode),
-            work("constriction", "encode", range_bits, range_encode),
-            work("zstd", "decode", zstd_bits, zstd_decode),
-            work("zstd", "encode", zstd_bits, zstd_encode),
+            work("constriction", "decode", self.total, range_bits, range_decode),
+            work("constriction", "encode", self.total, range_bits, range_encode),
+            work("zstd", "decode", self.total, zstd_bits, zstd_decode),
+            work("zstd", "encode", self.total, zstd_bits, zstd_encode),
         ]
     }
 }
@@ -94,10 +94,11 @@ impl<'a> Peers<'a> {
 fn work<'a>(
     path: &'static str,
     op: &'static str,
+    elements: usize,
     bits: f64,
     run: impl FnMut() -> Result<(), BenchError> + Send + 'a,
 ) -> Work<'a> {
-    Work { path, op, bits, run: Box::new(run), best: f64::INFINITY }
+    Work { path, profile: "direct", op, level: None, elements, bits, run: Box::new(run), best: f64::INFINITY }
 }
 
 fn encode(model: &Model, symbols: &[u8]) -> Result<Vec<u32>, BenchError> {

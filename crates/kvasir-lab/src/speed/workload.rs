@@ -1,13 +1,15 @@
-//! The timed data: four layers of a Llama-3-8B with Laplacian elements, and a direct profile trained on
-//! similar data.
+//! The timed data: four layers of a Llama-3-8B with Laplacian elements and a direct profile trained on similar data,
+//! and the KV of a text under the profile that ships with kvasir-tiny, which is of the default kind.
 
 use std::sync::Arc;
 
+use kvasir_cli::demo::TALE;
 use kvasir_codec::{
     ChunkEncoder as _, ChunkInput, CpuDecoder, CpuEncoder, KvBuffer, Profile,
     rans::{Coding, PieceDecoder, PiecePlan},
 };
 use kvasir_container::Head;
+use kvasir_engine::{Model, TINY_PROFILE};
 use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_types::{ChainLink, KvDtype, KvLayout, LayerKv, Level, Loss, ModelSpec, Pairing, Rope};
 
@@ -18,13 +20,21 @@ const TOKENS: usize = 768;
 /// Tokens of each of the training contexts.
 const TRAINING_TOKENS: usize = 256;
 
-pub(super) struct Workload {
+/// A chunk, and all that its coding needs.
+pub(super) struct Chunk {
+    /// `direct` or `basis`.
+    pub(super) kind: &'static str,
     pub(super) spec: Arc<ModelSpec>,
     pub(super) profile: Arc<Profile>,
     pub(super) tokens: Vec<u32>,
     kv: KvBuffer,
     pub(super) object: Vec<u8>,
     pub(super) head: Head,
+}
+
+/// A chunk of a direct profile, and its symbols.
+pub(super) struct Workload {
+    pub(super) chunk: Chunk,
     /// The level that codes stages, not trits.
     pub(super) base: Level,
     /// The symbols of that level, 0–15, `[piece][coefficient][token]`.
@@ -59,19 +69,28 @@ fn context(spec: &ModelSpec, seed: u64, tokens: usize) -> TrainingContext {
     TrainingContext { first_position: 0, tokens: (0..tokens as u32).collect(), kv }
 }
 
-impl Workload {
-    pub(super) fn new() -> Result<Self, BenchError> {
-        let spec = Arc::new(spec());
-        let contexts: Vec<_> = (1..4).map(|seed| context(&spec, seed, TRAINING_TOKENS)).collect();
-        let profile = Arc::new(train(&spec, &contexts, &Recipe::Direct, 0.01, &mut |_, _| ())?);
-        let TrainingContext { tokens, kv, .. } = context(&spec, 9, TOKENS);
+impl Chunk {
+    fn new(
+        kind: &'static str,
+        spec: Arc<ModelSpec>,
+        profile: Arc<Profile>,
+        tokens: Vec<u32>,
+        kv: KvBuffer,
+    ) -> Result<Self, BenchError> {
         let encoder = CpuEncoder::new(Arc::clone(&spec), Arc::clone(&profile))?;
-        let decoder = CpuDecoder::new(Arc::clone(&spec), Arc::clone(&profile))?;
         let object = encoder.encode(&input(&tokens, &kv))?;
         let head = Head::parse(&object)?;
-        let base = base_level(&decoder);
-        let symbols = symbols(&decoder, &head, &object, base)?;
-        Ok(Self { spec, profile, tokens, kv, object, head, base, symbols })
+        Ok(Self { kind, spec, profile, tokens, kv, object, head })
+    }
+
+    /// What a user of the model and profile that ship gets.
+    pub(super) fn shipped() -> Result<Self, BenchError> {
+        let model = Model::kvasir_tiny()?;
+        let mut tokens = model.tokenizer().encode(TALE)?;
+        tokens.truncate(TOKENS);
+        let kv = KvBuffer::from_source(model.spec(), tokens.len(), &model.calculate_kv(&tokens)?);
+        let profile = Arc::new(Profile::from_bytes(TINY_PROFILE)?);
+        Self::new("basis", Arc::clone(model.spec()), profile, tokens, kv)
     }
 
     pub(super) fn elements(&self) -> usize {
@@ -80,6 +99,30 @@ impl Workload {
 
     pub(super) fn input(&self) -> ChunkInput<'_> {
         input(&self.tokens, &self.kv)
+    }
+
+    /// Bytes of the prefix that decodes to a level.
+    pub(super) fn bytes_at(&self, level: Level) -> usize {
+        self.head.level_bytes(level).unwrap_or_default() as usize
+    }
+
+    /// Bits an element of so many bytes.
+    pub(super) fn bits(&self, bytes: usize) -> f64 {
+        bytes as f64 * 8.0 / self.elements() as f64
+    }
+}
+
+impl Workload {
+    pub(super) fn new() -> Result<Self, BenchError> {
+        let spec = Arc::new(spec());
+        let contexts: Vec<_> = (1..4).map(|seed| context(&spec, seed, TRAINING_TOKENS)).collect();
+        let profile = Arc::new(train(&spec, &contexts, &Recipe::Direct, 0.01, &mut |_, _| ())?);
+        let TrainingContext { tokens, kv, .. } = context(&spec, 9, TOKENS);
+        let chunk = Chunk::new("direct", spec, profile, tokens, kv)?;
+        let decoder = CpuDecoder::new(Arc::clone(&chunk.spec), Arc::clone(&chunk.profile))?;
+        let base = base_level(&decoder);
+        let symbols = symbols(&decoder, &chunk.head, &chunk.object, base)?;
+        Ok(Self { chunk, base, symbols })
     }
 }
 

@@ -5,6 +5,7 @@ mod avx512;
 mod avx512_encode;
 mod avx512_rows;
 mod lookup_rows;
+mod product;
 mod registers;
 mod rotated_rows;
 mod transposes;
@@ -20,7 +21,7 @@ use super::{
 use crate::{
     direct_rows::{
         QuantisedRows, Scaling,
-        bf16_tiles::{Bf16Rows, RotationTable, RowScratch},
+        bf16_tiles::{Bf16Rows, Lane, RotationTable, RowScratch},
         quantise_tiles::{QuantiseTarget, QuantiserSteps},
     },
     rans::{
@@ -32,6 +33,7 @@ use crate::{
             encode::{BlockJob, EncodedStream, ReverseWords, Uncodable},
         },
     },
+    synthesis::{MemberTile, TileList, TileRows},
 };
 
 /// Defines a proof that the CPU has the features, with the entry points compiled for them.
@@ -77,11 +79,11 @@ macro_rules! decoder {
 
 decoder! {
     /// 4 × 8 lanes.
-    Avx2, avx2::Kernel8, "avx2", "popcnt"
+    Avx2, avx2::Kernel8, "avx2", "fma", "popcnt"
 }
 decoder! {
     /// 2 × 16 lanes; Ice Lake and Zen 4 on.
-    Avx512, avx512::Kernel16, "avx512f", "avx512bw", "avx512vl", "avx512vbmi2", "bmi2", "popcnt"
+    Avx512, avx512::Kernel16, "avx512f", "avx512bw", "avx512vl", "avx512vbmi2", "bmi2", "fma", "popcnt"
 }
 
 /// Entry points of rows, compiled for the features of a token.
@@ -128,6 +130,46 @@ macro_rules! rows {
                 unsafe { entry(steps, rotation, tokens, rows, to, scratch) }
             }
 
+            /// Elements of a tile: sums over panels of words, times their units.
+            pub(crate) fn pair_sums(
+                self,
+                of: TileList<'_, u32>,
+                panels: (&[i32], &[f32]),
+                elements: &mut [Lane<f32>],
+            ) {
+                /// # Safety
+                /// The CPU has every feature.
+                $(#[target_feature(enable = $feature)])+
+                unsafe fn entry(
+                    of: TileList<'_, u32>,
+                    panels: (&[i32], &[f32]),
+                    elements: &mut [Lane<f32>],
+                ) {
+                    // SAFETY: the caller's promise.
+                    unsafe { product::pair_sums::<$registers>(of, panels, elements) }
+                }
+                // SAFETY: `self` exists, so `new` saw every feature.
+                unsafe { entry(of, panels, elements) }
+            }
+
+            /// Makes a member's rows of one tile of tokens.
+            pub(crate) fn member_tile(
+                self,
+                tile: &MemberTile<'_>,
+                rows: TileRows<'_>,
+                scratch: &mut RowScratch,
+            ) {
+                /// # Safety
+                /// The CPU has every feature.
+                $(#[target_feature(enable = $feature)])+
+                unsafe fn entry(tile: &MemberTile<'_>, rows: TileRows<'_>, scratch: &mut RowScratch) {
+                    // SAFETY: the caller's promise.
+                    unsafe { product::member_tile::<$registers>(tile, rows, scratch) }
+                }
+                // SAFETY: `self` exists, so `new` saw every feature.
+                unsafe { entry(tile, rows, scratch) }
+            }
+
             /// Makes bf16 rows of a direct scope; the caller checked the lengths.
             pub(crate) fn bf16_rows(
                 self,
@@ -157,8 +199,8 @@ macro_rules! rows {
     };
 }
 
-rows! { Avx2, registers::Eight, "avx2" }
-rows! { Avx512, registers::Sixteen, "avx512f", "avx512bw", "avx512vl" }
+rows! { Avx2, registers::Eight, "avx2", "fma" }
+rows! { Avx512, registers::Sixteen, "avx512f", "avx512bw", "avx512vl", "fma" }
 
 impl Avx512 {
     /// Encodes two streams in turns.

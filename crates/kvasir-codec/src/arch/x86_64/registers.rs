@@ -31,10 +31,17 @@ pub(super) trait Registers: Copy {
     /// From 16 bits each.
     unsafe fn load_narrow(at: *const i16) -> Self::Int;
     unsafe fn store_i(at: *mut i32, x: Self::Int);
+    unsafe fn load_i(at: *const i32) -> Self::Int;
+    unsafe fn splat_i(x: i32) -> Self::Int;
+    /// `sum` plus the products of both halves of words, modulo 2^32.
+    unsafe fn add_products(sum: Self::Int, a: Self::Int, b: Self::Int) -> Self::Int;
     unsafe fn splat(x: f32) -> Self::Float;
     unsafe fn add(a: Self::Float, b: Self::Float) -> Self::Float;
     unsafe fn sub(a: Self::Float, b: Self::Float) -> Self::Float;
     unsafe fn mul(a: Self::Float, b: Self::Float) -> Self::Float;
+    /// `a · b + c`, rounded once.
+    unsafe fn fused(a: Self::Float, b: Self::Float, c: Self::Float) -> Self::Float;
+    unsafe fn store(at: *mut f32, x: Self::Float);
     /// `x - off` if `sign` is positive, and `x + off` if it is negative.
     unsafe fn towards_zero(x: Self::Float, off: Self::Float, sign: Self::Int) -> Self::Float;
     unsafe fn to_float(a: Self::Int) -> Self::Float;
@@ -92,10 +99,16 @@ impl Registers for Eight {
         load(at: *const f32) -> __m256 = _mm256_loadu_ps(at);
         load_narrow(at: *const i16) -> __m256i = _mm256_cvtepi16_epi32(_mm_loadu_si128(at.cast()));
         store_i(at: *mut i32, x: __m256i) = _mm256_storeu_si256(at.cast(), x);
+        load_i(at: *const i32) -> __m256i = _mm256_loadu_si256(at.cast());
+        splat_i(x: i32) -> __m256i = _mm256_set1_epi32(x);
+        add_products(sum: __m256i, a: __m256i, b: __m256i) -> __m256i =
+            _mm256_add_epi32(sum, _mm256_madd_epi16(a, b));
         splat(x: f32) -> __m256 = _mm256_set1_ps(x);
         add(a: __m256, b: __m256) -> __m256 = _mm256_add_ps(a, b);
         sub(a: __m256, b: __m256) -> __m256 = _mm256_sub_ps(a, b);
         mul(a: __m256, b: __m256) -> __m256 = _mm256_mul_ps(a, b);
+        fused(a: __m256, b: __m256, c: __m256) -> __m256 = _mm256_fmadd_ps(a, b, c);
+        store(at: *mut f32, x: __m256) = _mm256_storeu_ps(at, x);
         towards_zero(x: __m256, off: __m256, sign: __m256i) -> __m256 = {
             // a positive or negative `off`, or nothing
             let negative = _mm256_and_ps(_mm256_castsi256_ps(sign), _mm256_set1_ps(-0.0));
@@ -153,10 +166,16 @@ impl Registers for Sixteen {
         load(at: *const f32) -> __m512 = _mm512_loadu_ps(at);
         load_narrow(at: *const i16) -> __m512i = _mm512_cvtepi16_epi32(_mm256_loadu_si256(at.cast()));
         store_i(at: *mut i32, x: __m512i) = _mm512_storeu_si512(at.cast(), x);
+        load_i(at: *const i32) -> __m512i = _mm512_loadu_si512(at.cast());
+        splat_i(x: i32) -> __m512i = _mm512_set1_epi32(x);
+        add_products(sum: __m512i, a: __m512i, b: __m512i) -> __m512i =
+            _mm512_add_epi32(sum, _mm512_madd_epi16(a, b));
         splat(x: f32) -> __m512 = _mm512_set1_ps(x);
         add(a: __m512, b: __m512) -> __m512 = _mm512_add_ps(a, b);
         sub(a: __m512, b: __m512) -> __m512 = _mm512_sub_ps(a, b);
         mul(a: __m512, b: __m512) -> __m512 = _mm512_mul_ps(a, b);
+        fused(a: __m512, b: __m512, c: __m512) -> __m512 = _mm512_fmadd_ps(a, b, c);
+        store(at: *mut f32, x: __m512) = _mm512_storeu_ps(at, x);
         towards_zero(x: __m512, off: __m512, sign: __m512i) -> __m512 = {
             // off | (sign & the sign bit)
             let off = _mm512_ternarylogic_epi32::<0xf8>(

@@ -38,9 +38,11 @@ pub(crate) fn run(arguments: &CodecArguments) -> CliResult {
 }
 
 fn text(report: &Report) -> String {
-    let mut rows = vec![["path", "op", "Gelem/s", "bits"].map(str::to_owned).to_vec()];
+    let mut rows = vec![["path", "profile", "op", "level", "Gelem/s", "bits"].map(str::to_owned).to_vec()];
     rows.extend(report.rows.iter().map(|row| {
-        vec![row.path.clone(), row.op.clone(), format!("{:.3}", row.gelem_per_s), format!("{:.3}", row.bits)]
+        let level = row.level.map_or_else(String::new, |level| level.to_string());
+        let (rate, bits) = (format!("{:.3}", row.gelem_per_s), format!("{:.3}", row.bits));
+        vec![row.path.clone(), row.profile.clone(), row.op.clone(), level, rate, bits]
     }));
     let mut verdicts = vec![["target", "measured", "at least", ""].map(str::to_owned).to_vec()];
     verdicts.extend(report.verdicts.iter().map(|verdict| {
