@@ -77,10 +77,10 @@ fn measure(rounds: usize, progress: &mut (dyn FnMut(f32) + Send)) -> Result<Vec<
     let (workload, shipped) = (Workload::new()?, Chunk::shipped()?);
     let peers = Peers::new(&workload.symbols)?;
     let (base, chunk) = (workload.base, &workload.chunk);
-    let mut works = decoders(chunk, [("decode", base), ("decode_refine", Level(base.0 + 1))].into_iter())?;
+    let mut works = decoders(chunk, &[("decode", base), ("decode_refine", Level(base.0 + 1))])?;
     works.extend(encoders(chunk)?);
     let levels = (0..shipped.profile.level_count()).map(|level| ("decode", Level(level as u8)));
-    works.extend(decoders(&shipped, levels)?);
+    works.extend(decoders(&shipped, &levels.collect::<Vec<_>>())?);
     works.extend(encoders(&shipped)?);
     works.extend(peers.works());
     for round in 0..rounds {
@@ -102,14 +102,11 @@ fn measure(rounds: usize, progress: &mut (dyn FnMut(f32) + Send)) -> Result<Vec<
     Ok(works.iter().map(row).collect())
 }
 
-fn decoders(
-    chunk: &Chunk,
-    ops: impl Iterator<Item = (&'static str, Level)> + Clone,
-) -> Result<Vec<Work<'_>>, BenchError> {
+fn decoders<'a>(chunk: &'a Chunk, ops: &[(&'static str, Level)]) -> Result<Vec<Work<'a>>, BenchError> {
     let mut works = Vec::new();
     for path in DecodePath::available() {
         let decoder = CpuDecoder::new(chunk.spec.clone(), chunk.profile.clone())?.with_path(path);
-        for (op, level) in ops.clone() {
+        for &(op, level) in ops {
             let decoder = decoder.clone();
             let prefix = &chunk.object[..chunk.bytes_at(level)];
             let mut rows = Bf16Buffer::new(&chunk.spec, chunk.tokens.len());
