@@ -5,7 +5,7 @@ use kvasir_types::{LEVELS_MAX, TokenChain};
 use tokio::time::Instant;
 
 use crate::{
-    Error,
+    Error, limits,
     rest::{BlockLookup, Client},
 };
 
@@ -87,7 +87,8 @@ fn verify(chunks: &[ChunkMatch], chain: &TokenChain) -> Result<(), Error> {
 }
 
 fn levels_are_possible(chunk: &ChunkMatch) -> bool {
-    (1..=LEVELS_MAX).contains(&chunk.level_bytes.len())
+    chunk.bytes <= limits::OBJECT_BYTES_MAX as u64
+        && (1..=LEVELS_MAX).contains(&chunk.level_bytes.len())
         && chunk.level_bytes.is_sorted()
         && chunk.level_bytes.first().is_some_and(|&base| base >= chunk.head_bytes && base > 0)
         && chunk.level_bytes.last().is_some_and(|&top| top <= chunk.bytes)

@@ -15,11 +15,16 @@ use common::{
 use kvasir_client::{
     Deadline, Kvasir,
     report::LoadReport,
+    rest::{Client, ClientConfig},
     testing::Server,
     tuning::{Fixed, LoadOptions, Progressive, RecomputeModel},
 };
 use kvasir_codec::KvBuffer;
 use kvasir_types::{Level, Plane};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+};
 
 const TOKENS: usize = 768;
 
@@ -240,4 +245,25 @@ async fn a_service_that_falls_silent_is_given_up() {
     let load = find(&kvasir, &text).await.load([pages.table()], options).unwrap();
     let loaded = tokio::time::timeout(Duration::from_secs(10), load.finish()).await.expect("bounded");
     assert_eq!(loaded.missing(), [range(0, TOKENS as u64)]);
+}
+
+/// It answers, and then says nothing more.
+#[tokio::test]
+async fn a_replica_that_falls_silent_ends_a_read_of_objects() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+    let silent = tokio::spawn(async move {
+        let mut kept = Vec::new();
+        while let Ok((mut stream, _)) = listener.accept().await {
+            stream.read_buf(&mut Vec::with_capacity(1 << 16)).await.unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nbegun").await.unwrap();
+            kept.push(stream);
+        }
+    });
+    let config = ClientConfig { read_timeout: Duration::from_millis(200), ..ClientConfig::default() };
+    let client = Client::new(url, config).unwrap();
+    let keys = ["a", "b"].map(|key| key.parse().unwrap());
+    let read = client.read_opaque(&"n".parse().unwrap(), &keys);
+    assert!(tokio::time::timeout(Duration::from_secs(60), read).await.expect("it ends").is_err());
+    silent.abort();
 }

@@ -24,6 +24,7 @@ pub(crate) struct Store {
     url: String,
     token: Option<String>,
     namespace: String,
+    zone: Option<Name>,
 }
 
 pub(crate) fn setting(message: impl std::fmt::Display) -> Failure {
@@ -48,11 +49,13 @@ pub(crate) fn connect<'py>(
         // An empty zone says nothing, as where Kubernetes knows none.
         let zone = zone.filter(|zone| !zone.is_empty()).map(|zone| zone.parse()).transpose();
         let zone = zone.map_err(|error: NameError| setting(format!("zone: {error}")))?;
-        let client =
-            Client::new(address, ClientConfig { token: token_header, zone, ..ClientConfig::default() })?;
+        let client = Client::new(
+            address,
+            ClientConfig { token: token_header, zone: zone.clone(), ..ClientConfig::default() },
+        )?;
         client.usage().await?;
         client.learn_members().await;
-        Ok(Store { client, url, token, namespace })
+        Ok(Store { client, url, token, namespace, zone })
     })
 }
 
@@ -221,8 +224,9 @@ impl Store {
         quality: Option<&str>,
         is_async: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let mut builder =
-            Kvasir::builder(self.url.as_str()).model(Arc::clone(&spec.0)).namespace(self.namespace.as_str());
+        let rest = ClientConfig { zone: self.zone.clone(), ..ClientConfig::default() };
+        let builder = Kvasir::builder(self.url.as_str()).rest(rest);
+        let mut builder = builder.model(Arc::clone(&spec.0)).namespace(self.namespace.as_str());
         if let Some(profile) = profile {
             builder = builder.profile(Arc::clone(&profile.0));
         }

@@ -95,7 +95,7 @@ impl Contexts {
         let ContextRequest { model_id, namespace, chunks, labels, ttl_s, pinned } = request;
         check_labels(&labels)?;
         let tokens = self.check_chunks(tenant, &namespace, &model_id, &chunks).await?;
-        let created_at_ms = now_ms();
+        let created_at_ms = self.now_ms();
         let context = Context {
             context_id: Uuid::now_v7(),
             version: 1,
@@ -125,7 +125,7 @@ impl Contexts {
         let mut context = self.get(tenant, context_id, None).await?;
         let unpins = context.pinned && change.pinned == Some(false);
         context.version = next_version(context.version, unpins)?;
-        context.created_at_ms = now_ms();
+        context.created_at_ms = self.now_ms();
         if let Some(chunks) = change.chunks {
             let (namespace, model_id) = (context.namespace.clone(), context.model_id);
             context.tokens = self.check_chunks(tenant, &namespace, &model_id, &chunks).await?;
@@ -234,6 +234,11 @@ impl Contexts {
         Ok(())
     }
 
+    /// The store's time, by which the collector ends contexts; this replica's own until the store was reached.
+    fn now_ms(&self) -> u64 {
+        self.bucket.now_ms().and_then(|now| u64::try_from(now).ok()).unwrap_or_else(now_ms)
+    }
+
     /// Deletes a context and its pin. Its chunks remain, for other contexts and lookups.
     ///
     /// # Errors
@@ -241,7 +246,7 @@ impl Contexts {
     pub async fn delete(&self, tenant: &Name, context_id: Uuid) -> Result<(), ContextError> {
         let mut context = self.get(tenant, context_id, None).await?;
         context.version = next_version(context.version, true)?;
-        context.created_at_ms = now_ms();
+        context.created_at_ms = self.now_ms();
         context.pinned = false;
         self.write(tenant, StoredContext { context, deleted: true }).await.map(|_| ())
     }
@@ -262,7 +267,7 @@ impl Contexts {
             None => None,
         };
         // An ended context has ended in all its versions.
-        let newest = newest.filter(|newest| !newest.is_over(now_ms()));
+        let newest = newest.filter(|newest| !newest.is_over(self.now_ms()));
         let wanted = match (newest, version) {
             (Some(_), Some(version)) if versions.contains(&version) => {
                 self.stored(tenant, context_id, version).await?
@@ -294,7 +299,7 @@ impl Contexts {
         after: Option<Uuid>,
     ) -> Result<ContextList, StoreError> {
         let limit = limit.clamp(1, CONTEXTS_PAGE_MAX);
-        let now = now_ms();
+        let now = self.now_ms();
         let newest = self.newest_versions(tenant, after).await?;
         let reads = stream::iter(newest)
             .map(|(id, version)| self.stored(tenant, id, version))

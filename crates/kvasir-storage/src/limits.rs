@@ -84,6 +84,8 @@ pub const FRESH_LOOKS_MAX: usize = 4;
 pub const GONE_ENTRIES_MAX: usize = 65_536;
 /// Registered models remembered: one key each.
 pub const MODELS_CACHED_MAX: usize = 4_096;
+/// Model specs kept in memory, of at most 150 KB each.
+pub const SPECS_CACHED_MAX: usize = 1_024;
 /// Models listed for one tenant.
 pub const MODELS_LISTED_MAX: usize = 1_000;
 /// Specs read concurrently for such a list.
@@ -132,6 +134,8 @@ pub const PIN_LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Deleted objects without a note before the collector announces them and writes their notes.
 pub const GC_GONE_WAITING_MAX: usize = 1_000;
+/// Number from which an epoch of the collector is not one of ours.
+pub const EPOCH_MAX: u64 = 1 << 62;
 /// Epochs of the collector that are kept for inspection.
 pub const EPOCHS_KEPT: usize = 8;
 /// Keys of one page of a listing, by the S3 API: a longer folder of chunks is listed in slices.

@@ -19,6 +19,10 @@ pub const LAYERS_MAX: usize = 256;
 /// Most rotated elements of a head that a formula may generate; the widest public models rotate 512. Bounds
 /// the memory that a few bytes of JSON can cause.
 pub const ROTARY_DIMS_MAX: u32 = 1024;
+/// Most ropes of a model spec: public models have at most two.
+pub(crate) const ROPES_MAX: usize = 32;
+/// Most bytes of a model spec's names: weights, revision, adapter, thinning.
+pub(crate) const SPEC_TEXT_BYTES_MAX: usize = 4 << 10;
 /// Longest tenant, namespace, model or label name in bytes: a valid path segment on every supported store.
 pub const NAME_BYTES_MAX: usize = 128;
 /// Longest key of an opaque object in bytes: keys that engines' connectors build from hashes have at most

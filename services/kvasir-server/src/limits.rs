@@ -4,6 +4,12 @@ use std::time::Duration;
 
 /// Longest JSON body: a lookup of 1 M tokens as decimal numbers, or of 64 K block hashes as hex.
 pub(crate) const JSON_BYTES_MAX: usize = 16 << 20;
+/// Bytes of a body that is read whole for which no room is reserved.
+pub(crate) const SHORT_BODY_BYTES: usize = 64 << 10;
+/// Bytes of all bodies that are being read whole, beyond their first [`SHORT_BODY_BYTES`].
+pub(crate) const LONG_BODIES_BYTES_MAX: usize = 256 << 20;
+/// Longest time to read a whole body: 16 MiB at 2.2 Mbit/s.
+pub(crate) const WHOLE_BODY_TIME_MAX: Duration = Duration::from_secs(60);
 /// Longest JSON before objects that are stored together: 256 keys of 512 bytes, each byte an escape.
 pub(crate) const NEW_OBJECTS_HEAD_BYTES_MAX: usize = 1 << 20;
 /// How long a client may take to send a request's head; slower ones only occupy connections.
@@ -109,6 +115,8 @@ pub(crate) const TOKENS_MAX: usize = 100_000;
 pub(crate) const JWKS_KEYS_MAX: usize = 64;
 /// Tolerated difference between an issuer's clock and ours.
 pub(crate) const JWT_LEEWAY: Duration = Duration::from_secs(30);
+/// Tokens of which it is remembered that they were valid.
+pub(crate) const JWT_ACCEPTED_MAX: usize = 4_096;
 /// Addresses whose refused credentials are counted.
 pub(crate) const FAILURE_LIMITER_PEERS_MAX: usize = 1 << 16;
 /// Largest file of credentials, keys or certificates.

@@ -342,9 +342,10 @@ async fn serve(
 /// Serves the connections of one listener, which is closed when the future is dropped.
 async fn accept(state: &AppState, listener: TcpListener, router: Router, connections: &Connections) {
     loop {
-        let permit = Arc::clone(&connections.all).acquire_owned().await;
-        match (listener.accept().await, permit) {
-            (Ok((stream, peer)), Ok(permit)) => {
+        match listener.accept().await {
+            Ok((stream, peer)) => {
+                // A listener without callers must hold none.
+                let Ok(permit) = Arc::clone(&connections.all).acquire_owned().await else { return };
                 let Some(permit_of_address) = connections.of_addresses.try_acquire(peer.ip()) else {
                     tracing::debug!(%peer, "an address has reached its connection limit");
                     continue;
@@ -354,12 +355,11 @@ async fn accept(state: &AppState, listener: TcpListener, router: Router, connect
                 let serving = serve_connection(state.clone(), stream, router, builder, watcher);
                 tokio::spawn(track_connection(state.clone(), (permit, permit_of_address), serving));
             }
-            (Err(error), _) => {
+            Err(error) => {
                 // Mostly out of descriptors: waiting is the only remedy.
                 tracing::warn!(%error, "cannot accept a connection; check the limit on open files");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
-            (_, Err(_)) => return,
         }
     }
 }

@@ -159,6 +159,10 @@ impl Client {
             let what = format!("{base} is not a service address: use http://host:port or https://host:port");
             return Err(Error::Config { what });
         }
+        if !base.username().is_empty() || base.password().is_some() {
+            let what = "the address has a user or a password: give the credential as a token".to_owned();
+            return Err(Error::Config { what });
+        }
         let mut builder = connections(&config)?;
         if config.http2_prior_knowledge {
             builder = builder.http2_prior_knowledge();

@@ -2,10 +2,11 @@
 //!
 //! Where the replicas of the service are known, each key has its own, and a request for several keys is divided among them.
 
+use std::sync::{Mutex, PoisonError};
+
 use bytes::Bytes;
 use futures::{
-    StreamExt, TryStreamExt,
-    future::{join_all, ready, try_join_all},
+    future::{join_all, try_join_all},
     stream,
 };
 use kvasir_api::{
@@ -181,38 +182,25 @@ impl Client {
         &self,
         namespace: &Name,
         keys: &[ObjectKey],
-        mut take: impl FnMut(usize, usize, &[u8]) + Send,
+        take: impl FnMut(usize, usize, &[u8]) + Send,
     ) -> Result<usize, Error> {
         let path = routes::objects_read(namespace);
-        let replicas = self.by_replica(namespace, keys);
-        let bodies = replicas.iter().enumerate().map(|(nth, (client, indices))| {
+        let take = Mutex::new(take);
+        let read = async |(client, indices): (Self, Vec<usize>)| {
             let own = indices.iter().map(|index| keys[*index].clone()).collect();
             let request = client.request(Method::POST, &path).json(&ObjectsRequest { keys: own });
-            let body = stream::once(client.send(request)).flat_map(|response| match response {
-                Ok(response) => response.bytes_stream().map_err(Error::Transport).boxed(),
-                Err(error) => stream::once(ready(Err(error))).boxed(),
-            });
-            body.map(move |part| (nth, part)).boxed()
-        });
-        let mut bodies = stream::select_all(bodies);
-        let mut answers: Vec<_> =
-            replicas.iter().map(|(_, indices)| Ok(Objects::new(indices.len()))).collect();
-        while let Some((nth, part)) = bodies.next().await {
-            let (Some(answer), Some((_, indices))) = (answers.get_mut(nth), replicas.get(nth)) else {
-                continue;
-            };
-            let Ok(objects) = answer else { continue };
-            let mut take_own = |own: usize, bytes: usize, piece: &[u8]| take(indices[own], bytes, piece);
-            if let Err(error) = part.and_then(|part| objects.take_apart(&part, &mut take_own)) {
-                *answer = Err(error);
+            let (mut response, mut objects) = (client.send(request).await?, Objects::new(indices.len()));
+            while let Some(part) = response.chunk().await.map_err(Error::Transport)? {
+                let mut take = take.lock().unwrap_or_else(PoisonError::into_inner);
+                objects
+                    .take_apart(&part, &mut |own, bytes, piece: &[u8]| take(indices[own], bytes, piece))?;
             }
-        }
-        let mut leading = keys.len();
-        for (answer, (_, indices)) in answers.into_iter().zip(&replicas) {
-            let count = answer.and_then(Objects::end)?;
-            leading = indices.get(count).map_or(leading, |missing| leading.min(*missing));
-        }
-        Ok(leading)
+            Ok::<_, Error>(indices.get(objects.end()?).copied())
+        };
+        // Each ends with its own answer or error, and all others are read.
+        let missing = join_all(self.by_replica(namespace, keys).into_iter().map(read)).await;
+        let missing = missing.into_iter().collect::<Result<Vec<_>, _>>()?;
+        Ok(missing.into_iter().flatten().min().unwrap_or(keys.len()))
     }
 
     /// Removes the bytes under a key.

@@ -130,6 +130,7 @@ class PageStore:
         self._noted: set[Identity] = set()
         self._stores = 0
         self._moving: set[Future[Any]] = set()
+        self._is_closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kvasir-pages", daemon=True)
         self._thread.start()
@@ -160,7 +161,7 @@ class PageStore:
     def find(self, rows: Sequence[Sequence[str]], gaps: bool = False) -> Future[list[list[bool]]]:
         """Report whether each key of each row is stored; without `gaps`, keys after the first missing one count as missing."""
         none = [[False] * len(row) for row in rows]
-        return self._run(self._find([list(row) for row in rows], gaps, none), none)
+        return self._move(self._find([list(row) for row in rows], gaps, none), none)
 
     def load(self, keys: Sequence[str], pages: Sequence[Page], layout: PageLayout | None = None) -> Future[list[bool]]:
         """Fill pages with the objects stored under their keys. Only pages with a valid checksum count as loaded."""
@@ -172,7 +173,7 @@ class PageStore:
 
     def delete(self, keys: Sequence[str]) -> Future[list[bool]]:
         """Remove the objects under keys, and report whether each existed."""
-        return self._run(self._delete(list(keys)), [False] * len(keys))
+        return self._move(self._delete(list(keys)), [False] * len(keys))
 
     def drain(self) -> None:
         """Wait until no operation reads or writes the engine's memory. Each one has a deadline."""
@@ -180,13 +181,20 @@ class PageStore:
             wait(moving)
 
     def close(self) -> None:
-        """Wait for operations in flight, and stop."""
+        """Wait for operations in flight, and stop. What is asked for afterwards counts as missed."""
+        self._is_closed = True
         self._connecting.cancel()
         self.drain()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
 
     def _run(self, work: Coroutine[Any, Any, T], otherwise: T) -> Future[T]:
+        if self._is_closed:
+            work.close()
+            missed: Future[T] = Future()
+            missed.set_result(otherwise)
+            return missed
+
         async def guarded() -> T:
             try:
                 return await work

@@ -133,7 +133,15 @@ class _Connector(RemoteConnector):
         pairs = zip(keys, memory_objs, strict=True)
         whole = [(key, object) for key, object in pairs if object.get_size() == self.full_chunk_size_bytes]
         objects = [object for _, object in whole]
-        await asyncio.wrap_future(self._pages.store(self._names_of([key for key, _ in whole]), _pages_of(objects)))
+        storing = self._pages.store(self._names_of([key for key, _ in whole]), _pages_of(objects))
+        try:
+            await asyncio.shield(asyncio.wrap_future(storing))
+        except asyncio.CancelledError:
+            # LMCache no longer waits, but the store reads its memory until it ends.
+            for object in objects:
+                object.ref_count_up()
+            storing.add_done_callback(lambda _: [object.ref_count_down() for object in objects])
+            raise
 
     def remove_sync(self, key: CacheEngineKey) -> bool:
         """Remove a chunk."""

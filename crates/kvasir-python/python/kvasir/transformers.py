@@ -206,9 +206,11 @@ class KvasirCache:
 
         def with_store(inputs: Any = None, **options: Any) -> Any:
             ids = options.pop("input_ids", inputs)
-            if ids is None or not _is_usual(model, options) or options.get("past_key_values") is not None:
-                return generate(ids, **options)
             mask = options.get("attention_mask")
+            # Without a mask, transformers may number the positions of padding too.
+            is_padded_unsaid = mask is None and ids is not None and len(ids) > 1
+            if ids is None or is_padded_unsaid or not _is_usual(model, options) or options.get("past_key_values") is not None:
+                return generate(ids, **options)
             cache = self.load(ids, mask)
             output = generate(ids, past_key_values=cache, **options)
             self.store(getattr(output, "sequences", output), cache, mask)
@@ -261,6 +263,9 @@ class KvasirCache:
 
 def _is_usual(model: Any, options: dict[str, Any]) -> bool:
     """Whether a call of ``generate`` keeps the rows of the cache in place, by its options and the underlying configuration."""
+    # Images, embeddings and positions change rows that token ids do not tell apart.
+    if any(isinstance(given, torch.Tensor) and name != "attention_mask" for name, given in options.items()):
+        return False
     config = options.get("generation_config") or model.generation_config
     return all(options.get(name, getattr(config, name, None)) in (None, usual) for name, usual in _UNKNOWN_WAYS.items())
 

@@ -38,7 +38,7 @@ impl Catalog {
     pub(crate) fn new(bucket: Arc<Bucket>, salt_rotations_fresh: Duration) -> Self {
         Self {
             bucket,
-            models: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
+            models: BoundedMap::new(limits::SPECS_CACHED_MAX, None),
             profiles: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
             salts: BoundedMap::new(limits::MODELS_CACHED_MAX, None),
             salt_rotations: BoundedMap::new(limits::MODELS_CACHED_MAX, None),

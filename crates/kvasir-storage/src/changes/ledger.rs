@@ -12,7 +12,7 @@
 //! `replicas × journal.lag × its write rate at one of them`, and by uploads in progress.
 
 use std::{
-    collections::{BTreeMap, HashMap, HashSet, VecDeque},
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::Arc,
 };
 
@@ -20,6 +20,7 @@ use kvasir_types::Name;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use super::count::Count;
 use crate::limits;
 
 /// Objects and their bytes.
@@ -37,14 +38,14 @@ impl Stored {
         Self { objects: 1, bytes }
     }
 
-    fn plus(self, other: Self) -> Self {
+    pub(super) fn plus(self, other: Self) -> Self {
         Self {
             objects: self.objects.saturating_add(other.objects),
             bytes: self.bytes.saturating_add(other.bytes),
         }
     }
 
-    fn minus(self, other: Self) -> Self {
+    pub(super) fn minus(self, other: Self) -> Self {
         Self {
             objects: self.objects.saturating_sub(other.objects),
             bytes: self.bytes.saturating_sub(other.bytes),
@@ -326,9 +327,13 @@ impl Ledger {
     }
 
     /// The collector starts listing; whatever was stored before `until_ms` of the store's time is in the
-    /// listing, or gone.
-    pub(crate) fn begin_count(&self, until_ms: Option<i64>) {
-        self.0.lock().meanwhile = Some(Meanwhile { until_ms, changes: Vec::new() });
+    /// listing, or gone. False while another collector of this replica is listing: what is stored meanwhile is remembered for
+    /// that one.
+    pub(crate) fn begin_count(&self, until_ms: Option<i64>) -> bool {
+        let mut state = self.0.lock();
+        let begins = state.meanwhile.is_none();
+        state.meanwhile.get_or_insert_with(|| Meanwhile { until_ms, changes: Vec::new() });
+        begins
     }
 
     /// The collector has finished listing. Returns the tenants' counts as of now: with concurrent changes
@@ -347,29 +352,6 @@ impl Ledger {
             count.tenants.entry(tenant.clone()).or_default();
         }
         count.tenants
-    }
-}
-
-/// The collector's count from a listing.
-#[derive(Debug, Default)]
-pub(crate) struct Count {
-    tenants: BTreeMap<Name, Stored>,
-    /// Objects young enough to be in the journal during this pass.
-    recent: HashSet<[u8; 32]>,
-}
-
-impl Count {
-    /// Counts a listed object; `digest` identifies it if it is young.
-    pub(crate) fn met(&mut self, tenant: &Name, bytes: u64, digest: Option<[u8; 32]>) {
-        self.recent.extend(digest);
-        let sum = self.tenants.entry(tenant.clone()).or_default();
-        *sum = sum.plus(Stored::one(bytes));
-    }
-
-    /// A listed object was deleted.
-    pub(crate) fn deleted(&mut self, tenant: &Name, bytes: u64) {
-        let sum = self.tenants.entry(tenant.clone()).or_default();
-        *sum = sum.minus(Stored::one(bytes));
     }
 }
 

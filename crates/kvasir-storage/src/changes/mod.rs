@@ -3,6 +3,7 @@
 //! [`Changes::publish`] is the only place where a change of this replica is distributed to all of them. It
 //! only touches memory, so no acknowledgement waits for it.
 
+pub(crate) mod count;
 pub mod events;
 pub(crate) mod journal;
 pub(crate) mod ledger;

@@ -8,8 +8,9 @@ use uuid::Uuid;
 
 use super::{
     Changes,
+    count::Count,
     journal::{JournalEntry, included_until},
-    ledger::{Count, Full, Ledger, Reservation, Stored, StoredQuota},
+    ledger::{Full, Ledger, Reservation, Stored, StoredQuota},
 };
 use crate::error::QuotaError;
 
@@ -24,13 +25,16 @@ pub(crate) fn context_digest(context_id: &Uuid, version: u64) -> [u8; 32] {
 pub(crate) struct Counting<'a> {
     changes: &'a Changes,
     begun_ms: i64,
-    is_published: bool,
+    /// Not if another pass of this replica does, and no more when the count is published.
+    counts: bool,
 }
 
 impl Counting<'_> {
     /// Publishes the results of the listing.
     pub(crate) fn publish(mut self, count: Count) {
-        self.is_published = true;
+        if !std::mem::take(&mut self.counts) {
+            return;
+        }
         let Changes { journal, ledger, .. } = self.changes;
         let reach = journal.reach(Some(self.begun_ms));
         for (tenant, stored) in ledger.end_count(count) {
@@ -42,7 +46,7 @@ impl Counting<'_> {
 
 impl Drop for Counting<'_> {
     fn drop(&mut self) {
-        if !self.is_published {
+        if self.counts {
             self.changes.ledger.end_count(Count::default());
         }
     }
@@ -130,8 +134,8 @@ impl Changes {
 
     /// The collector starts listing, at `begun_ms` of the store's time.
     pub(crate) fn begin_count(&self, begun_ms: i64) -> Counting<'_> {
-        self.ledger.begin_count(Some(included_until(begun_ms)));
-        Counting { changes: self, begun_ms, is_published: false }
+        let counts = self.ledger.begin_count(Some(included_until(begun_ms)));
+        Counting { changes: self, begun_ms, counts }
     }
 
     /// Counts all objects of a tenant: one listing, with one request per thousand objects.
@@ -170,7 +174,7 @@ impl Changes {
                     usage.context_versions += 1;
                     usage.other_bytes += meta.size;
                 }
-                Key::Upload(_) => {
+                Key::Upload(_) | Key::Part(_) => {
                     usage.waiting_uploads += 1;
                     usage.other_bytes += meta.size;
                 }

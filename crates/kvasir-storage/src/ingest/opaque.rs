@@ -75,7 +75,7 @@ impl Ingest {
         if bytes > self.chunk_bytes_max {
             return Err(PutError::TooLarge { limit: self.chunk_bytes_max }.into());
         }
-        let root = self.catalog.open_namespace(&tenant, &namespace, &ModelId::OPAQUE).await?;
+        let root = self.catalog.root(&tenant, &namespace, &ModelId::OPAQUE).await?;
         let mut head = OpaqueHead::new(root.chain_key(), &key, bytes)?;
         let mut spool = self.spools.spool(self.bucket.seals(&tenant));
         // Reserve space for the head, which depends on the bytes after it.
@@ -108,6 +108,8 @@ impl Ingest {
         let (this, of_key) = (Arc::clone(self), key.clone());
         let storing = tokio::spawn(carry(async move {
             let tenant = upload.put.tenant.clone();
+            // Of a body that was refused, nothing is left.
+            this.catalog.open_namespace(&tenant, &namespace, &ModelId::OPAQUE).await?;
             let (created, object_digest) = this.commit_opaque(&mut upload, &of_key).await?;
             if listed && !this.bucket.seals(&tenant) {
                 let listed = ListedKey { tenant, namespace, key: of_key, object_digest };

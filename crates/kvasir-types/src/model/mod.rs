@@ -10,7 +10,11 @@ mod rope_json;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{LAYERS_MAX, ModelId, hash::FieldHasher};
+use crate::{
+    LAYERS_MAX, ModelId,
+    hash::FieldHasher,
+    limits::{ROPES_MAX, ROTARY_DIMS_MAX, SPEC_TEXT_BYTES_MAX},
+};
 
 pub use rope::{Pairing, Rope, RopeError, RopeFormula, RopeScaling};
 
@@ -160,6 +164,20 @@ pub enum SpecError {
         /// Layers found.
         layers: usize,
     },
+    /// Too many ropes.
+    #[error("a model may have at most {ROPES_MAX} ropes; this spec has {ropes}")]
+    Ropes {
+        /// Ropes found.
+        ropes: usize,
+    },
+    /// Names that are too long.
+    #[error(
+        "weights, revision, adapter and thinning may have {SPEC_TEXT_BYTES_MAX} bytes together; these have {bytes}"
+    )]
+    Text {
+        /// Bytes found.
+        bytes: usize,
+    },
     /// A dimension is zero or too large.
     #[error("layer {layer}: heads and head elements must be 1 to 65536 and their product at most 65536")]
     Shape {
@@ -178,7 +196,8 @@ pub enum SpecError {
     },
     /// A rope that cannot rotate anything, whether or not a layer names it.
     #[error(
-        "rope {rope}: it needs at least one frequency, and an attention_factor above 0 and at most {:e}",
+        "rope {rope}: it needs 1 to {} frequencies, and an attention_factor above 0 and at most {:e}",
+        ROTARY_DIMS_MAX / 2,
         f32::MAX
     )]
     Rope {
@@ -204,10 +223,22 @@ impl ModelSpec {
         if self.layers.is_empty() || self.layers.len() > LAYERS_MAX {
             return Err(SpecError::Layers { layers: self.layers.len() });
         }
+        if self.ropes.len() > ROPES_MAX {
+            return Err(SpecError::Ropes { ropes: self.ropes.len() });
+        }
+        let thinning = self.thinning.as_ref().map_or(0, |t| t.method.len() + t.parameters.len());
+        let adapter = self.adapter.as_deref().map_or(0, str::len);
+        let bytes = self.weights.len() + self.revision.len() + adapter + thinning;
+        if bytes > SPEC_TEXT_BYTES_MAX {
+            return Err(SpecError::Text { bytes });
+        }
         // Also check ropes that no layer names: JSON has no number for a factor beyond f32, so such a spec,
         // once stored, could not be read again.
-        let turns =
-            |r: &Rope| !r.freqs.is_empty() && r.attention_factor.is_finite() && r.attention_factor > 0.0;
+        let turns = |r: &Rope| {
+            (2..=ROTARY_DIMS_MAX as usize).contains(&r.rotary_dims())
+                && r.attention_factor.is_finite()
+                && r.attention_factor > 0.0
+        };
         if let Some(rope) = self.ropes.iter().position(|rope| !turns(rope)) {
             return Err(SpecError::Rope { rope });
         }

@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, path::Path};
 
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use kvasir_api::Role;
 use kvasir_store::Secret;
 use kvasir_types::Name;
@@ -24,6 +24,8 @@ pub(crate) enum AuthFailure {
     Invalid,
     /// Too many refused credentials from this address.
     RateLimited,
+    /// A browser sends it for a page of another address, to a service that needs no credential.
+    OtherPage,
 }
 
 impl AuthFailure {
@@ -33,6 +35,7 @@ impl AuthFailure {
             Self::Missing => "missing",
             Self::Invalid => "invalid",
             Self::RateLimited => "rate_limited",
+            Self::OtherPage => "other_page",
         }
     }
 }
@@ -126,15 +129,16 @@ impl Authenticator {
         peer: Option<IpAddr>,
     ) -> Result<Principal, AuthFailure> {
         if let Some(anyone) = self.anonymous() {
-            return Ok(anyone);
+            return if is_from_another_page(headers) { Err(AuthFailure::OtherPage) } else { Ok(anyone) };
         }
         let Some(credential) = bearer(headers) else { return Err(AuthFailure::Missing) };
         if let Some(principal) = self.token(credential) {
             return Ok(principal);
         }
         // A known token costs one hash and is always accepted; clients that guess are limited before the
-        // costlier signature check.
-        if peer.is_some_and(|peer| self.failure_limiter.is_limited(peer)) {
+        // costlier signature check. Those behind the same balancer, whose tokens were valid before, are not.
+        let is_known = self.jwt.as_ref().is_some_and(|jwt| jwt.was_accepted(credential));
+        if !is_known && peer.is_some_and(|peer| self.failure_limiter.is_limited(peer)) {
             return Err(AuthFailure::RateLimited);
         }
         if let Some(principal) = self.web_token(credential) {
@@ -169,6 +173,17 @@ impl Authenticator {
 
     fn web_token(&self, credential: &str) -> Option<Principal> {
         self.jwt.as_ref().and_then(|jwt| jwt.principal(credential))
+    }
+}
+
+/// Whether a browser says that a page of another address made the request.
+fn is_from_another_page(headers: &HeaderMap) -> bool {
+    let text = |name| headers.get(name).map(HeaderValue::as_bytes);
+    match (text(header::ORIGIN), text(header::HOST)) {
+        (Some(origin), Some(host)) => {
+            origin.strip_prefix(b"http://").or(origin.strip_prefix(b"https://")) != Some(host)
+        }
+        _ => false,
     }
 }
 

@@ -8,6 +8,7 @@ use jsonwebtoken::{
     jwk::{JwkSet, KeyAlgorithm},
 };
 use kvasir_api::Role;
+use kvasir_store::cache::BoundedMap;
 use kvasir_types::Name;
 use serde::{
     Deserialize, Deserializer,
@@ -26,6 +27,8 @@ pub(super) struct Verifier {
     audience: String,
     tenant_claim: String,
     role_claim: String,
+    /// Hashes of tokens that were valid.
+    accepted: BoundedMap<[u8; 32], ()>,
 }
 
 /// Public keys by id, each with the only algorithm it may be used with.
@@ -80,7 +83,13 @@ impl Verifier {
             audience: config.audience.clone(),
             tenant_claim: config.tenant_claim.clone(),
             role_claim: config.role_claim.clone(),
+            accepted: BoundedMap::new(limits::JWT_ACCEPTED_MAX, None),
         })
+    }
+
+    /// Whether the token was valid before: it is no guess.
+    pub(super) fn was_accepted(&self, token: &str) -> bool {
+        self.accepted.contains(blake3::hash(token.as_bytes()).as_bytes())
     }
 
     pub(super) fn reload(&self) {
@@ -108,6 +117,7 @@ impl Verifier {
         let role: Role = claims.text(&self.role_claim)?.parse().ok()?;
         let subject = claims.text("sub").unwrap_or("jwt");
         let line = subject.chars().filter(|c| !c.is_control()).take(limits::CREDENTIAL_NAME_BYTES_MAX / 4);
+        self.accepted.insert(*blake3::hash(token.as_bytes()).as_bytes(), ());
         Some(Principal { tenant, role, credential: Arc::from(line.collect::<String>()) })
     }
 }
@@ -162,6 +172,7 @@ pub fn fuzz(data: &[u8]) {
         audience: "a".to_owned(),
         tenant_claim: "tenant".to_owned(),
         role_claim: "role".to_owned(),
+        accepted: BoundedMap::new(1, None),
     });
     let _ = VerificationKeys::parse(data);
     let Ok(token) = std::str::from_utf8(data) else { return };

@@ -240,6 +240,42 @@ fn guesses_are_rate_limited_and_known_tokens_are_not() {
     assert_eq!(send(&known.token), None);
 }
 
+/// Many callers share the address of a balancer.
+#[test]
+fn guesses_lock_out_no_web_token_that_was_valid_before() {
+    let peer = Some("192.0.2.1".parse().expect("ip"));
+    let (files, (key, jwk)) = (Files::new(), signer("k1"));
+    let jwks = files.write("jwks.json", &json!({ "keys": [jwk] }).to_string());
+    let authenticator = authenticator(None, Some(jwks)).expect("opens");
+    let claims = json!({"iss": "https://issuer/", "aud": "kvasir", "exp": 4_000_000_000_u64, "sub": "me",
+        "tenant": "team-a", "role": "write"});
+    let token = signed(&key, "k1", &claims);
+    let send = |credential: &str| {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::AUTHORIZATION, format!("Bearer {credential}").parse().expect("a value"));
+        authenticator.authenticate(&headers, peer).err()
+    };
+    assert_eq!(send(&token), None);
+    assert!((0..5).all(|n| send(&format!("guess{n}")).is_some()));
+    assert_eq!((send("guess"), send(&token)), (Some(AuthFailure::RateLimited), None));
+}
+
+#[test]
+fn a_page_of_another_address_uses_no_service_without_credentials() {
+    let open = authenticator(None, None).expect("opens");
+    let send = |headers: &[(header::HeaderName, &str)]| {
+        let headers = headers.iter().map(|(name, value)| (name.clone(), value.parse().expect("a value")));
+        open.authenticate(&headers.collect::<HeaderMap>(), None).err()
+    };
+    let host = (header::HOST, "127.0.0.1:7480");
+    assert_eq!(send(&[host.clone()]), None);
+    assert_eq!(send(&[host.clone(), (header::ORIGIN, "http://127.0.0.1:7480")]), None);
+    for origin in ["http://evil.example", "null", "http://127.0.0.1:1", "https://127.0.0.1:7480.evil.example"]
+    {
+        assert_eq!(send(&[host.clone(), (header::ORIGIN, origin)]), Some(AuthFailure::OtherPage), "{origin}");
+    }
+}
+
 /// A damaged tenants file is taken or refused, and no refusal repeats a secret.
 #[test]
 fn damaged_tenants_files_never_panic_and_never_leak() {

@@ -108,11 +108,13 @@ fn unauthenticated(failure: AuthFailure) -> Response {
         AuthFailure::RateLimited => {
             (ErrorCode::Throttled, "too many refused credentials from this address; wait a minute")
         }
+        AuthFailure::OtherPage => (ErrorCode::Forbidden, "pages of other addresses may not use this service"),
     };
     let mut response = ApiError::from(Problem::new(code, detail)).into_response();
     let headers = response.headers_mut();
     match failure {
         AuthFailure::RateLimited => headers.insert(header::RETRY_AFTER, 60.into()),
+        AuthFailure::OtherPage => None,
         _ => headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"kvasir\"")),
     };
     response

@@ -31,6 +31,7 @@ use s3s::{
     service::{S3Service, S3ServiceBuilder},
     validation::NameValidation,
 };
+use url::form_urlencoded;
 
 use self::{access::CallRecord, operations::Operations};
 use crate::{
@@ -126,7 +127,7 @@ fn unsupported(request: &Request) -> Option<Problem> {
         headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok()).unwrap_or_default().to_owned()
     };
     let query = request.uri().query().unwrap_or_default();
-    let is_old_query = query.split('&').any(|field| field.starts_with("Signature=") || field == "Signature");
+    let is_old_query = form_urlencoded::parse(query.as_bytes()).any(|(name, _)| name == "Signature");
     if is_old_query || text(request.headers(), header::AUTHORIZATION).starts_with("AWS ") {
         return refused("sign with Signature Version 4; version 2 does not cover the body");
     }

@@ -63,7 +63,9 @@ impl Operations {
         let bytes = parts.iter().fold(0u64, |sum, part| sum.saturating_add(part.content.bytes()));
         let put = objects::listed_put(&principal, &bucket, &key, bytes)?;
         let (storage, upload_id) = (self.state().storage().map_err(S3Failure::from)?, upload(&upload_id)?);
-        // Its bytes were counted with its parts.
+        // Its parts may have been counted by another replica, and count until they are deleted.
+        let _reservation =
+            quota_reservation::reserve(self.state(), &principal, bytes).await.map_err(S3Failure::from)?;
         let stored = storage.ingest().complete_parts(upload_id, put.clone(), parts).await;
         let stored = stored.map_err(S3Failure::from)?;
         let e_tag = Some(self.etag_of_stored(storage, &put, &stored, is_create).await?);

@@ -114,7 +114,10 @@ class Adapters:
 
 
 def _identity(name: str, path: str) -> str:
-    return f"{name}@{files_digest(Path(path))}"
+    # Its scale changes rows as much as its weights do.
+    config = Path(path) / "adapter_config.json"
+    scale = hashlib.sha256(config.read_bytes() if config.is_file() else b"").hexdigest()[:16]
+    return f"{name}@{files_digest(Path(path))}-{scale}"
 
 
 def is_known_by_tokens(request: Any) -> bool:

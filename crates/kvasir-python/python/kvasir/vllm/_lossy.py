@@ -39,8 +39,11 @@ class LossyPrefixes:
         keys = list(_keys(prompt, range(0, len(prompt.tokens), _BLOCK)))
         worst: Loss | None = None
         with self._lock:
-            for loss in (self._known[key] for key in keys if key in self._known):
-                worst = loss if worst is None else worst.worst(loss)
+            for key in keys:
+                if (loss := self._known.get(key)) is not None:
+                    # vLLM's own cache still has it.
+                    self._known.move_to_end(key)
+                    worst = loss if worst is None else worst.worst(loss)
         return worst
 
 

@@ -244,6 +244,10 @@ impl Changes {
                 match batch {
                     ReadBatch::Entries(entries) => {
                         applied += self.apply(&replica, n, entries, heard, reading, tells).await;
+                        // Each log numbers its own batches.
+                        if log == JournalLog::Stored {
+                            self.ledger.heard(&replica, n);
+                        }
                         self.bucket.reached(Transition::JournalApplied);
                     }
                     ReadBatch::Gone => {}
@@ -329,7 +333,6 @@ impl Changes {
                 }
             }
         }
-        self.ledger.heard(replica, n);
         if tells {
             self.tell(replica, &entries).await;
         }

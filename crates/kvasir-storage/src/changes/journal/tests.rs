@@ -11,7 +11,7 @@ use object_store::{ObjectStore, ObjectStoreExt, PutPayload, memory::InMemory, pa
 use super::*;
 use crate::{
     Settings, Storage,
-    changes::ledger::{Count, StoredQuota},
+    changes::{count::Count, ledger::StoredQuota},
     index::{Index, IndexEntry, IndexRow},
 };
 
@@ -95,6 +95,30 @@ async fn a_removal_that_the_full_journal_drops_is_not_acknowledged() {
     assert!(refused.code().is_retryable(), "{refused}");
     storage.lifecycle().remove(&key).await.expect("there is room again");
     assert_eq!(storage.changes().journal_append().await.expect("appends"), 0, "its entry is durable");
+}
+
+/// Each log numbers its own batches: removals of a replica hide nothing that it stored.
+#[tokio::test]
+async fn batches_of_removals_hide_no_batch_of_what_was_stored() {
+    let backend = Arc::new(InMemory::new());
+    let (writer, reader) = (replica_over(Arc::clone(&backend)).await, replica_over(backend).await);
+    let reserve = async || reader.changes().reserve(&tenant(), AN_OBJECT, Stored::one(1000)).await;
+    drop(reserve().await.expect("nothing is stored"));
+    for object in 0..3 {
+        writer.changes().publish(JournalEntry::Removed {
+            tenant: tenant(),
+            model_id: [1; 32].into(),
+            seq_hash: [2; 32].into(),
+            object_digest: [object; 32].into(),
+            reason: crate::Removal::Removed,
+        });
+        writer.changes().journal_append().await.expect("appends");
+    }
+    reader.changes().journal_tail(JournalReading::Rows).await.expect("reads");
+    writer.changes().publish(stored(9, writer.store().now_ms()));
+    writer.changes().journal_append().await.expect("appends");
+    reader.changes().journal_tail(JournalReading::Rows).await.expect("reads");
+    assert!(reserve().await.is_err(), "what the other replica stored counts");
 }
 
 /// More than a count can name.

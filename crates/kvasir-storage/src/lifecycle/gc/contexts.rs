@@ -106,15 +106,19 @@ impl Lifecycle {
                 of_tenant.pinned.extend(context.chunks.iter().map(|c| (context.model_id, *c)));
             }
             of_tenant.read.insert(meta.location.clone(), (StoreTime::of(meta), stored));
+            // Older versions stay readable for a while, and in force while the newest may still be withdrawn. The last one is
+            // deleted once it records the end of the context, and none before it is left that would bring it back.
+            let is_superseded = over || pass.now.age(meta) >= pass.policy.grace;
+            let mut is_older_left = false;
             for (version, meta) in &versions {
-                // Older versions stay readable for a while; the last one is deleted once it records the end
-                // of the context.
-                let unneeded = pass.lists_all && (*version < newest || over);
-                if unneeded && pass.now.age(meta) >= pass.policy.grace {
-                    pass.report.context_versions_deleted += 1;
-                    if !pass.policy.dry_run {
-                        self.bucket.delete(&meta.location).await?;
-                    }
+                let is_unneeded = if *version < newest { is_superseded } else { over && !is_older_left };
+                if !(pass.lists_all && is_unneeded && pass.now.age(meta) >= pass.policy.grace) {
+                    is_older_left = true;
+                    continue;
+                }
+                pass.report.context_versions_deleted += 1;
+                if !pass.policy.dry_run {
+                    self.bucket.delete(&meta.location).await?;
                 }
             }
         }

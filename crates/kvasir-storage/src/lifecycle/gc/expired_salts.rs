@@ -48,8 +48,11 @@ impl Lifecycle {
             let root = |salt: &Salt| RootHash::derive(tenant.as_str(), namespace.as_str(), salt, &model_id);
             self.mark_deleted_under(pass, tenant, &model_id, salts.iter().map(root).collect()).await?;
         }
-        // Unreadable chunks may be under one of these roots: the salts stay for a pass that can read them.
-        if pass.policy.dry_run || pass.report.unread > unread {
+        self.carry_out(pass).await?;
+        // Unreadable chunks may be under one of these roots, and the tenant's actions may have ended before its chunks: the salts
+        // stay for a pass that can read and mark the rest.
+        let is_spent = !pass.tenant_budget.has_remaining(tenant);
+        if pass.policy.dry_run || pass.report.unread > unread || is_spent {
             return Ok(());
         }
         for rotation in rotations.expired() {

@@ -48,7 +48,7 @@ use super::{
     work_share::{Units, WorkShare},
 };
 use crate::{
-    changes::{context_digest, ledger::Count},
+    changes::{context_digest, count::Count},
     limits,
     removal::Removal,
     transitions::Transition,
@@ -248,7 +248,11 @@ impl Lifecycle {
             }
             match key {
                 Key::Chunk(key) => {
-                    if group.first().is_some_and(|(first, _)| first.seq_hash != key.seq_hash) {
+                    let is_another = |first: &ChunkKey| {
+                        (&first.tenant, &first.model_id, &first.seq_hash)
+                            != (&key.tenant, &key.model_id, &key.seq_hash)
+                    };
+                    if group.first().is_some_and(|(first, _)| is_another(first)) {
                         self.evaluate_chunk(&mut pass, std::mem::take(&mut group)).await?;
                         if !progress(&pass.report).goes_on() {
                             return self.stop(pass).await;

@@ -6,10 +6,13 @@
 //! use again. A late or repeated note only prolongs the tombstone's life; a note older than the tombstone
 //! belongs to an earlier object of the name and does not count.
 
+use std::collections::BTreeMap;
+
 use kvasir_store::{
     StoreError,
     layout::{ChunkKey, Key, ListedKey},
 };
+use kvasir_types::Name;
 use object_store::{ObjectMeta, PutPayload};
 
 use super::{super::Lifecycle, GcPass, StoreTime};
@@ -155,17 +158,31 @@ impl Lifecycle {
         if gone.is_empty() || pass.is_stale() {
             return Ok(());
         }
-        let dropped = self.changes.dropped_removals();
-        for key in &gone {
-            let tombstone = self.bucket.path(&Key::Tombstone(key.clone()));
-            let reason = self.reads.tombstones().reason_at(&tombstone).await?.unwrap_or(Removal::Removed);
-            self.changes.announce_removed(key, reason);
-        }
-        self.changes.append_removals(dropped).await?;
+        let mut by_tenant: BTreeMap<Name, Vec<ChunkKey>> = BTreeMap::new();
         for key in gone {
-            let path = self.bucket.path(&Key::Gone(key));
-            self.bucket.put(&path, PutPayload::new(), "recording that an object is gone").await?;
-            self.bucket.reached(Transition::GoneNoted);
+            by_tenant.entry(key.tenant.clone()).or_default().push(key);
+        }
+        for (tenant, gone) in by_tenant {
+            let dropped = self.changes.dropped_removals();
+            for key in &gone {
+                let tombstone = self.bucket.path(&Key::Tombstone(key.clone()));
+                let reason = self.reads.tombstones().reason_at(&tombstone).await?.unwrap_or(Removal::Removed);
+                self.changes.announce_removed(key, reason);
+            }
+            if let Err(error) = self.changes.append_removals(dropped).await {
+                // The store's failure ends the pass. A tenant whose entries cannot be sealed, because its key is lost, must not:
+                // without notes they are announced again.
+                if self.changes.dropped_removals() == dropped {
+                    return Err(error);
+                }
+                tracing::warn!(%error, %tenant, "removals of a tenant cannot be announced; a later pass tries again");
+                continue;
+            }
+            for key in gone {
+                let path = self.bucket.path(&Key::Gone(key));
+                self.bucket.put(&path, PutPayload::new(), "recording that an object is gone").await?;
+                self.bucket.reached(Transition::GoneNoted);
+            }
         }
         Ok(())
     }

@@ -10,18 +10,40 @@ use futures::{Stream, StreamExt, TryStreamExt};
 use kvasir_api::{ErrorCode, Problem};
 use kvasir_storage::ObjectRead;
 use serde::{Serialize, de::DeserializeOwned};
+use tokio::sync::Semaphore;
 
 use crate::{api_error::ApiError, limits, state::AppState};
 
+/// Bytes of the bodies of all requests that are being read whole, beyond the first of each, in units of
+/// [`limits::SHORT_BODY_BYTES`].
+static LONG_BODIES: Semaphore =
+    Semaphore::const_new(limits::LONG_BODIES_BYTES_MAX / limits::SHORT_BODY_BYTES);
+
 /// A whole body of at most `limit` bytes.
 pub(super) async fn read(body: Body, limit: usize) -> Result<Bytes, ApiError> {
-    let mut bytes = Vec::new();
+    let read = read_within(&LONG_BODIES, body, limit);
+    tokio::time::timeout(limits::WHOLE_BODY_TIME_MAX, read).await.unwrap_or_else(|_| {
+        let seconds = limits::WHOLE_BODY_TIME_MAX.as_secs();
+        Err(Problem::new(ErrorCode::BodyTooSlow, format!("the body took longer than {seconds} s")).into())
+    })
+}
+
+async fn read_within(room: &Semaphore, body: Body, limit: usize) -> Result<Bytes, ApiError> {
+    let (mut bytes, mut held) = (Vec::new(), Vec::new());
     let mut parts = body.into_data_stream();
     while let Some(part) = parts.next().await {
         let part = part.map_err(|e| ApiError::bad_request(format!("the body broke off: {e}")))?;
-        if bytes.len() + part.len() > limit {
+        let length = bytes.len() + part.len();
+        if length > limit {
             drain(parts).await;
             return Err(too_large(limit as u64));
+        }
+        while held.len() < (length.max(1) - 1) / limits::SHORT_BODY_BYTES {
+            let Ok(unit) = room.try_acquire() else {
+                let detail = "the service is reading too many long bodies at once; send the request again";
+                return Err(Problem::new(ErrorCode::Throttled, detail).into());
+            };
+            held.push(unit);
         }
         bytes.extend_from_slice(&part);
     }
@@ -111,4 +133,35 @@ pub(super) fn ranged(
 pub(super) fn created_or_ok(created: bool, answer: impl Serialize) -> Response {
     let status = if created { StatusCode::CREATED } else { StatusCode::OK };
     (status, Json(answer)).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn long_bodies_share_a_limit_and_short_ones_need_none_of_it() {
+        let room = Semaphore::new(2);
+        let body = |bytes: usize| Body::from(vec![7; bytes]);
+        let unit = limits::SHORT_BODY_BYTES;
+        let read = async |bytes| read_within(&room, body(bytes), 10 * unit).await.map(|bytes| bytes.len());
+        for bytes in [0, 1, unit, 3 * unit] {
+            assert_eq!(read(bytes).await.expect("there is room"), bytes);
+        }
+        assert!(read(3 * unit + 1).await.is_err(), "no room");
+        let other = room.try_acquire_many(2).expect("all was given back");
+        assert_eq!(read(unit).await.expect("short"), unit);
+        assert!(read(unit + 1).await.is_err());
+        drop(other);
+        assert!(read(11 * unit).await.is_err(), "too long");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_trickles_ends() {
+        let trickle = futures::stream::unfold((), |()| async {
+            tokio::time::sleep(std::time::Duration::from_secs(20)).await;
+            Some((Ok::<_, std::io::Error>(Bytes::from_static(b" ")), ()))
+        });
+        assert!(read(Body::from_stream(trickle), 1 << 20).await.is_err());
+    }
 }

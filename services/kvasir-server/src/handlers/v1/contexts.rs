@@ -91,6 +91,12 @@ pub(in crate::handlers) async fn change(
 ) -> Result<Json<Context>, ApiError> {
     let context_id = id("context_id", &context_id)?;
     let change: ContextChange = body::json(request_body).await?;
+    // A tenant that is full must be able to let go.
+    let unpins = change.pinned == Some(false) && change.chunks.is_none() && change.labels.is_none();
+    let _reservation = match unpins {
+        true => None,
+        false => quota_reservation::reserve(&state, &principal, 0).await?,
+    };
     Ok(Json(state.storage()?.contexts().update(&principal.tenant, context_id, change).await?))
 }
 

@@ -10,7 +10,7 @@ use kvasir_api::{ModelList, RegisteredModel, Role, routes};
 use kvasir_types::{ModelId, ModelSpec};
 
 use super::{body, path::id};
-use crate::{api_error::ApiError, auth::Principal, state::AppState};
+use crate::{api_error::ApiError, auth::Principal, quota_reservation, state::AppState};
 
 /// Registers a model. Idempotent.
 #[utoipa::path(post, path = routes::MODELS, operation_id = "register_model", tag = "models", request_body = ModelSpec,
@@ -28,6 +28,7 @@ pub(in crate::handlers) async fn register(
         state.storage()?.catalog().model(&principal.tenant, &model_id).await?;
         return Ok(body::created_or_ok(false, RegisteredModel { model_id, created: false }));
     }
+    let _reservation = quota_reservation::reserve(&state, &principal, 0).await?;
     let registered = state.storage()?.catalog().register_model(&principal.tenant, spec).await?;
     Ok(body::created_or_ok(registered.created, registered))
 }

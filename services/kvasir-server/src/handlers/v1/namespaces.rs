@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::{Json, body::Body, extract::State};
-use kvasir_api::{NamespaceRequest, NamespaceResponse, NamespaceRotation, routes};
+use kvasir_api::{NamespaceRequest, NamespaceResponse, NamespaceRotation, Role, routes};
 
 use super::body;
 use crate::{api_error::ApiError, auth::Principal, state::AppState};
@@ -18,7 +18,12 @@ pub(in crate::handlers) async fn post(
     request_body: Body,
 ) -> Result<Json<NamespaceResponse>, ApiError> {
     let NamespaceRequest { namespace, model_id } = body::json(request_body).await?;
-    let root = state.storage()?.catalog().open_namespace(&principal.tenant, &namespace, &model_id).await?;
+    let catalog = state.storage()?.catalog();
+    // Readers may ask for a root; only writers leave a record of the namespace.
+    let root = match principal.role < Role::Write {
+        true => catalog.root(&principal.tenant, &namespace, &model_id).await?,
+        false => catalog.open_namespace(&principal.tenant, &namespace, &model_id).await?,
+    };
     Ok(Json(NamespaceResponse { root }))
 }
 
