@@ -25,7 +25,7 @@ pub use self::{
     opaque::OpaqueObject,
     select::Selection,
 };
-use crate::{bucket::Bucket, catalog::Catalog, hot::HotCache, index::PrefixIndex};
+use crate::{bucket::Bucket, catalog::Catalog, error::ChunkError, hot::HotCache, index::PrefixIndex};
 
 /// Reads of chunk objects: from the hot tier, otherwise from the store; their findings correct the index.
 #[derive(Debug)]
@@ -57,8 +57,9 @@ impl Reads {
         self.corrupt_reads.swap(0, Ordering::Relaxed)
     }
 
-    fn found_corrupt(&self) {
+    fn found_corrupt(&self, error: &ChunkError) {
         self.corrupt_reads.fetch_add(1, Ordering::Relaxed);
+        tracing::error!(%error, "a read found other bytes than were stored");
     }
 
     pub(crate) fn index(&self) -> &PrefixIndex {

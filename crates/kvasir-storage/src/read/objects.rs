@@ -334,13 +334,14 @@ impl Reads {
     /// A corrupt object is treated as gone: hidden from lookups here, and written again when it is stored
     /// again.
     pub(super) fn corrupt(&self, key: &ChunkKey, reason: String) -> ChunkError {
-        self.found_corrupt();
         let scope = Scope::new(&key.tenant, &key.model_id);
         // Not the object itself, if it belongs to another chunk and was placed among the objects of this one.
         if self.index.row(scope, key.object_digest).is_none_or(|row| row.seq_hash == key.seq_hash) {
             self.forget(scope, key.object_digest);
         }
-        ChunkError::Corrupt { seq_hash: key.seq_hash, object_digest: key.object_digest, reason }
+        let error = ChunkError::Corrupt { seq_hash: key.seq_hash, object_digest: key.object_digest, reason };
+        self.found_corrupt(&error);
+        error
     }
 
     /// Removes an object that is gone or damaged from the index and the hot tier.
