@@ -136,7 +136,7 @@ QUALITY = [
 SPREADS = [
     Panel("Members, as each replica knows them", "All equal, but for seconds while replicas come and go. 0: the replica has no list.",
           [Query("{{instance}}", "kvasir_cluster_members{@}")], width=6),
-    Panel("Requests with a route a second, by place", "first: the replica that keeps the prompt. second: the first was slow or away, or this one is in the client's zone. other: the client has another list. unknown: cluster.advertise is not in the list.",
+    Panel("Requests with a route a second, by place", "first: the replica that keeps the prompt. second: the first was slow or away, or this one is in the client's zone. other: the client has another list. unknown, if it lasts: cluster.advertise is not in the list.",
           [Query("{{place}}", rate("kvasir_route_requests_total", "place"))], unit="reqps", width=6, stacked=True),
     Panel("Busiest replica, of the mean", "Requests a second of the busiest replica by the mean of all: 1 is even.",
           [Query("", "max(sum by (instance) (rate(kvasir_http_requests_total{@}" + R + "))) / avg(sum by (instance) (rate(kvasir_http_requests_total{@}" + R + ")))")], width=6),
