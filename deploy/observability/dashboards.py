@@ -87,12 +87,12 @@ COSTS = [
 ]
 
 WRONG = [
-    Panel("Server errors a second, by route", "5xx. 503 is the store's trouble or a drain, 502 corruption, 500 a bug.",
+    Panel("Server errors a second, by route", "5xx. 503 is the store's trouble or a drain, 502 corruption or a lost key, 500 a bug.",
           [Query("{{status}} {{route}}", rate("kvasir_http_requests_total", "status, route", 'status=~"5.."'), quiet=True)], unit="reqps", width=8),
     Panel("Corruption", "Frames and objects whose bytes were not what their checksums say, in the last hour. Never above 0 with sound hardware.",
           [Query("scrub: {{result}}", 'sum by (result) (increase(kvasir_scrub_objects_total{@,result=~"misread|quarantined"}[1h]))', quiet=True),
            Query("hot tier", 'sum(increase(kvasir_hot_evictions_total{@,reason="corrupt"}[1h]))', quiet=True),
-           Query("refused reads", 'sum(increase(kvasir_http_requests_total{@,status="502"}[1h]))', quiet=True),
+           Query("reads of the store", "sum(increase(kvasir_corrupt_reads_total{@}[1h]))"),
            Query("indexes replaced", "sum(kvasir_index_replaced{@})")], width=8),
     Panel("Replicas in trouble", "Panics of background tasks in the last hour, and replicas without a usable disk.",
           [Query("panics of {{task}}", "sum by (task) (increase(kvasir_background_panics_total{@}[1h]))", quiet=True),
@@ -116,8 +116,8 @@ WRONG = [
                  + R + ")))", quiet=True)], unit="s", width=8),
     Panel("Collector", "What its passes did a second: removals by reason, and bytes' ends.",
           [Query("{{action}}", rate("kvasir_gc_actions_total", "action"))], width=8),
-    Panel("Hours since a collector's pass", "Over all replicas: one leads each pass.",
-          [Query("hours", "min(time() - (kvasir_gc_last_pass_time_seconds{@} > 0)) / 3600")], width=8),
+    Panel("Hours since a collector's pass", "By replica: each makes passes of its own, over its share of the store. None is shown before a replica's first.",
+          [Query("{{instance}}", "(time() - (kvasir_gc_last_pass_time_seconds{@} > 0)) / 3600")], width=8),
 ]
 
 QUALITY = [
@@ -136,7 +136,7 @@ QUALITY = [
 SPREADS = [
     Panel("Members, as each replica knows them", "All equal, but for seconds while replicas come and go. 0: the replica has no list.",
           [Query("{{instance}}", "kvasir_cluster_members{@}")], width=6),
-    Panel("Requests with a route a second, by place", "first: the replica that keeps the prompt. second: the first was slow or away, or this one is in the client's zone. other: the client has another list. unknown: cluster.advertise is not in the list.",
+    Panel("Requests with a route a second, by place", "first: the replica that keeps the prompt. second: the first was slow or away, or this one is in the client's zone. other: the client has another list. unknown, if it lasts: cluster.advertise is not in the list.",
           [Query("{{place}}", rate("kvasir_route_requests_total", "place"))], unit="reqps", width=6, stacked=True),
     Panel("Busiest replica, of the mean", "Requests a second of the busiest replica by the mean of all: 1 is even.",
           [Query("", "max(sum by (instance) (rate(kvasir_http_requests_total{@}" + R + "))) / avg(sum by (instance) (rate(kvasir_http_requests_total{@}" + R + ")))")], width=6),

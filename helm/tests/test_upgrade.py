@@ -63,6 +63,19 @@ class Helm(unittest.TestCase):
                         self.helm("rollback", "rel")
                         self.check_patches()
 
+    def test_switching_the_autoscaler_on_keeps_the_replicas(self):
+        """Without the field, the API server would set 1, and the claims of the others would be deleted."""
+        with Api() as self.api, tempfile.TemporaryDirectory() as self.home:
+            values = ["--values", chart.TESTS / "ok/minimal.yaml"]
+            self.helm("install", "rel", chart.CHART, *values)
+            live = self.api.objects["StatefulSet", "rel-kvasir"]["spec"]
+            self.assertEqual(live["replicas"], 2)
+            live["replicas"] = 5
+            self.helm("upgrade", "rel", chart.CHART, *values, "--set", "autoscaling.enabled=true")
+            patch = self.api.patches.get(("StatefulSet", "rel-kvasir"), {})
+            self.assertEqual(patch.get("spec", {}).get("replicas", 5), 5)
+            self.assertIn(("HorizontalPodAutoscaler", "rel-kvasir"), self.api.objects)
+
     def check_patches(self):
         self.assertTrue(self.api.patches)
         for (kind, name), patch in self.api.patches.items():

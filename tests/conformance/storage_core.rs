@@ -366,6 +366,7 @@ pub(crate) async fn an_object_that_was_cut_is_damaged(backend: &Backend) {
         let range = ByteRange::From(chunk.bytes.len() as u64 - 10);
         let error = read(&reader, &chunk, range).await.expect_err("noticed");
         assert!(matches!(error, ChunkError::Corrupt { .. }), "{left} bytes: {error}");
+        assert!(reader.reads().take_corrupt_reads() > 0, "{left} bytes: counted");
         assert_eq!(matched(&reader, &tokens).await, 0, "a miss of who did");
     }
     put(&storage, &chunk).await;
@@ -382,6 +383,7 @@ pub(crate) async fn other_bytes_under_a_name_are_noticed(backend: &Backend) {
     storage.store().objects().put(&path, two.bytes.clone().into()).await.expect("writes");
     let error = storage.reads().row(&key(&one)).await.expect_err("noticed");
     assert!(matches!(error, ChunkError::Corrupt { .. }), "{error}");
+    assert_eq!(storage.reads().take_corrupt_reads(), 1);
     assert_eq!(matched(&storage, &chunks::tokens(80, 256)).await, 0, "a miss, never an answer");
     // Storing it mends it, also where only a byte behind the head is wrong and nobody has noticed.
     put(&storage, &one).await;

@@ -29,10 +29,10 @@ Kvasir {{ .Chart.AppVersion }} is release {{ .Release.Name }} in namespace {{ .R
          .connect()
          .await?;
 
-   From here:
+   From here, a replica's metrics:
 
-     kubectl --namespace {{ .Release.Namespace }} port-forward service/{{ include "kvasir.fullname" . }} 7480:{{ .Values.service.port }}
-     kvasir admin top --url {{ include "kvasir.scheme" . }}://127.0.0.1:7480
+     kubectl --namespace {{ .Release.Namespace }} port-forward statefulset/{{ include "kvasir.fullname" . }} 7481:{{ .Values.ports.ops }}
+     kvasir admin top --url http://127.0.0.1:7481
 {{- if .Values.auth.allowUnauthenticated }}
 
 Callers are not authenticated: everyone who reaches the port may read and write everything. Set auth.tenants or auth.jwt

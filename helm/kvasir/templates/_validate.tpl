@@ -71,6 +71,13 @@ cache.directory: cache
   config.{{ $setting }} is set by the chart: set {{ $owner }}
 {{- end -}}
 {{- end -}}
+{{- if ne .Values.store.type "file" -}}
+{{- range list "members" "advertise" "zone" -}}
+{{- if hasKey ($.Values.config.cluster | default (dict)) . }}
+  config.cluster.{{ . }} is set by the chart for each pod: remove it
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "kvasir.validate.credentials" -}}
@@ -152,9 +159,9 @@ cache.directory: cache
 
 {{- define "kvasir.validate.life" -}}
 {{- $replicas := include "kvasir.replicasMin" . | int -}}
-{{- $needed := add .Values.drain.preStopSeconds .Values.drain.graceSeconds 5 | int -}}
+{{- $needed := add .Values.drain.preStopSeconds .Values.drain.graceSeconds 10 | int -}}
 {{- if lt (include "kvasir.terminationGrace" . | int) $needed }}
-  terminationGracePeriodSeconds={{ .Values.terminationGracePeriodSeconds }} ends before the drain: it takes drain.preStopSeconds + drain.graceSeconds + 5 = {{ $needed }}
+  terminationGracePeriodSeconds={{ .Values.terminationGracePeriodSeconds }} ends before the drain: it takes drain.preStopSeconds + drain.graceSeconds + 10 = {{ $needed }}
 {{- end -}}
 {{- with .Values.podDisruptionBudget -}}
 {{- if and .enabled (gt $replicas 1) -}}
@@ -182,8 +189,14 @@ cache.directory: cache
 {{- end -}}
 {{- end -}}
 
-{{/* Bytes that a busy replica uses in addition to its caches: buffers of connections, requests to the store, chunks in flight. */}}
-{{- define "kvasir.workingBytes" -}}536870912{{- end -}}
+{{/*
+Bytes that a busy replica uses in addition to its caches: buffers of connections, requests to the store, chunks in flight;
+and where there is a capacity, what the collector chooses among.
+*/}}
+{{- define "kvasir.workingBytes" -}}
+{{- $capacity := include "kvasir.bytes" (include "kvasir.setting" (list . "gc" "capacity")) | int64 -}}
+{{- add 536870912 (gt $capacity 0 | ternary 419430400 0) -}}
+{{- end -}}
 
 {{- define "kvasir.validate.sizes" -}}
 {{- $disk := include "kvasir.setting" (list . "hot" "disk") -}}
@@ -200,7 +213,7 @@ cache.directory: cache
 {{- $needed = add $needed (include "kvasir.bytes" (include "kvasir.setting" .) | int64) -}}
 {{- end -}}
 {{- if lt $limit $needed }}
-  resources.limits.memory={{ . }} is below {{ div (add $needed 1048575) 1048576 }}Mi, the sum of config.hot.memory, config.cache.index_memory, config.upload.memory and 512Mi for requests: raise it, or lower those
+  resources.limits.memory={{ . }} is below {{ div (add $needed 1048575) 1048576 }}Mi, the sum of config.hot.memory, config.cache.index_memory, config.upload.memory and {{ div (include "kvasir.workingBytes" $ | int64) 1048576 }}Mi for requests and the collector: raise it, or lower those
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -119,6 +119,7 @@ pub async fn run(
     }
     let metrics = Arc::new(Metrics::new());
     metrics.capacity(config.gc.policy.capacity_bytes);
+    metrics.gc_interval(config.gc.interval);
     let authenticator = Authenticator::open(&config.auth)?;
     let tls = config.tls.as_ref().map(Tls::open).transpose()?;
     let keys = EncryptionKeys::open(&config)?;

@@ -9,7 +9,13 @@ mod select;
 mod tiered;
 mod tombstones;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 pub(crate) use self::{direct::DirectPath, opaque::opaque_chunk, tombstones::Tombstones};
 pub use self::{
@@ -19,7 +25,7 @@ pub use self::{
     opaque::OpaqueObject,
     select::Selection,
 };
-use crate::{bucket::Bucket, catalog::Catalog, hot::HotCache, index::PrefixIndex};
+use crate::{bucket::Bucket, catalog::Catalog, error::ChunkError, hot::HotCache, index::PrefixIndex};
 
 /// Reads of chunk objects: from the hot tier, otherwise from the store; their findings correct the index.
 #[derive(Debug)]
@@ -31,6 +37,7 @@ pub struct Reads {
     tier: Option<Arc<HotCache>>,
     /// How long the row of a removal is kept: until the object's name may be used again.
     removals_kept: Duration,
+    corrupt_reads: AtomicU64,
 }
 
 impl Reads {
@@ -42,7 +49,17 @@ impl Reads {
         tier: Option<Arc<HotCache>>,
         removals_kept: Duration,
     ) -> Self {
-        Self { bucket, catalog, index, tombstones, tier, removals_kept }
+        Self { bucket, catalog, index, tombstones, tier, removals_kept, corrupt_reads: AtomicU64::new(0) }
+    }
+
+    /// How often reads found other bytes in the store than were stored, since the last call.
+    pub fn take_corrupt_reads(&self) -> u64 {
+        self.corrupt_reads.swap(0, Ordering::Relaxed)
+    }
+
+    fn found_corrupt(&self, error: &ChunkError) {
+        self.corrupt_reads.fetch_add(1, Ordering::Relaxed);
+        tracing::error!(%error, "a read found other bytes than were stored");
     }
 
     pub(crate) fn index(&self) -> &PrefixIndex {

@@ -339,7 +339,9 @@ impl Reads {
         if self.index.row(scope, key.object_digest).is_none_or(|row| row.seq_hash == key.seq_hash) {
             self.forget(scope, key.object_digest);
         }
-        ChunkError::Corrupt { seq_hash: key.seq_hash, object_digest: key.object_digest, reason }
+        let error = ChunkError::Corrupt { seq_hash: key.seq_hash, object_digest: key.object_digest, reason };
+        self.found_corrupt(&error);
+        error
     }
 
     /// Removes an object that is gone or damaged from the index and the hot tier.

@@ -73,9 +73,10 @@ impl Reads {
         self.read_head(key).await
     }
 
-    /// Drops the object that an error reports as corrupt in the store.
+    /// Counts and drops the object that an error reports as corrupt in the store.
     fn evict_if_corrupt(&self, scope: Scope, error: &ChunkError) {
         if let ChunkError::Corrupt { object_digest, .. } = error {
+            self.found_corrupt(error);
             self.forget(scope, *object_digest);
         }
     }

@@ -90,6 +90,8 @@ impl HotTierMetrics {
             )
             .expect("a constant name"),
         };
+        // An alert on increases misses a series that begins at 1.
+        this.evictions.with_label_values(&[label(Medium::Disk).1, EvictReason::Corrupt.as_str()]);
         let registered = [
             registry.register(Box::new(this.served_frames.clone())),
             registry.register(Box::new(this.served_bytes.clone())),

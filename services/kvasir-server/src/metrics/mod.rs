@@ -56,10 +56,12 @@ pub(crate) struct Metrics {
     gc_objects_met: IntGauge,
     scrub_objects: IntCounterVec,
     scrub_bytes: IntCounter,
+    corrupt_reads: IntCounter,
     stored_objects: IntGauge,
     stored_bytes: IntGauge,
     stored_capacity: IntGauge,
     gc_last_pass: IntGauge,
+    gc_interval: IntGauge,
     hot: Arc<HotTierMetrics>,
     api: ApiMetrics,
     health: HealthMetrics,
@@ -193,6 +195,10 @@ impl Metrics {
                 &["result"],
             ),
             scrub_bytes: counter("kvasir_scrub_bytes_total", "Bytes read by scrubs."),
+            corrupt_reads: counter(
+                "kvasir_corrupt_reads_total",
+                "Times that a read found other bytes in the store than were stored.",
+            ),
             stored_objects: gauge(
                 "kvasir_stored_objects",
                 "Chunk objects seen by the last pass of this replica; 0 if it listed only its share of the store.",
@@ -205,6 +211,10 @@ impl Metrics {
             gc_last_pass: gauge(
                 "kvasir_gc_last_pass_time_seconds",
                 "Unix time of the last pass led by this replica; 0: none yet.",
+            ),
+            gc_interval: gauge(
+                "kvasir_gc_interval_seconds",
+                "Pause between this replica's passes; 0: it makes none by itself.",
             ),
         };
         let start_time = gauge("kvasir_start_time_seconds", "Unix time of this process's start.");
@@ -241,16 +251,20 @@ impl Metrics {
             Box::new(this.gc_objects_met.clone()),
             Box::new(this.scrub_objects.clone()),
             Box::new(this.scrub_bytes.clone()),
+            Box::new(this.corrupt_reads.clone()),
             Box::new(this.stored_objects.clone()),
             Box::new(this.stored_bytes.clone()),
             Box::new(this.stored_capacity.clone()),
             Box::new(this.gc_last_pass.clone()),
+            Box::new(this.gc_interval.clone()),
             Box::new(start_time),
             Box::new(info),
         ];
         for metric in all {
             this.registry.register(metric).expect("names are distinct");
         }
+        // An alert on increases misses a series that begins at 1.
+        this.scrubbed(&ScrubReport::default(), &ScrubReport::default());
         this
     }
 
@@ -400,12 +414,18 @@ impl Metrics {
         self.stored_capacity.set(i64::try_from(bytes.unwrap_or_default()).unwrap_or(i64::MAX));
     }
 
+    /// The pause between the collector's passes.
+    pub(crate) fn gc_interval(&self, interval: Duration) {
+        self.gc_interval.set(i64::try_from(interval.as_secs()).unwrap_or(i64::MAX));
+    }
+
     /// Updates the metrics that are polled rather than counted.
     pub(crate) fn refresh(&self, storage: &Storage) {
         self.index_rows.set(storage.index().len() as i64);
         self.index_replaced.set(storage.index().replaced() as i64);
         let upload_memory = storage.ingest().upload_memory().used();
         self.upload_memory.set(i64::try_from(upload_memory).unwrap_or(i64::MAX));
+        self.corrupt_reads.inc_by(storage.reads().take_corrupt_reads());
         if let Some(hot) = storage.tier() {
             self.hot.refresh(hot);
         }
