@@ -262,8 +262,8 @@ async fn a_replica_that_falls_silent_ends_a_read_of_objects() {
     });
     let config = ClientConfig { read_timeout: Duration::from_millis(200), ..ClientConfig::default() };
     let client = Client::new(url, config).unwrap();
-    let keys = ["a", "b"].map(|key| key.parse().unwrap());
-    let read = client.read_opaque(&"n".parse().unwrap(), &keys);
+    let (namespace, keys) = ("n".parse().unwrap(), ["a", "b"].map(|key| key.parse().unwrap()));
+    let read = client.read_opaque(&namespace, &keys);
     assert!(tokio::time::timeout(Duration::from_secs(60), read).await.expect("it ends").is_err());
     silent.abort();
 }

@@ -268,7 +268,7 @@ fn a_page_of_another_address_uses_no_service_without_credentials() {
         open.authenticate(&headers.collect::<HeaderMap>(), None).err()
     };
     let host = (header::HOST, "127.0.0.1:7480");
-    assert_eq!(send(&[host.clone()]), None);
+    assert_eq!(send(std::slice::from_ref(&host)), None);
     assert_eq!(send(&[host.clone(), (header::ORIGIN, "http://127.0.0.1:7480")]), None);
     for origin in ["http://evil.example", "null", "http://127.0.0.1:1", "https://127.0.0.1:7480.evil.example"]
     {
