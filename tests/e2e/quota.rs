@@ -9,7 +9,7 @@ use kvasir_tests::{
     s3::{Lacks, S3Server},
     service::expect_problem,
 };
-use kvasir_types::{ModelId, RootHash};
+use kvasir_types::{ModelId, ModelSpec, RootHash};
 use reqwest::{Method, Response, StatusCode, header};
 
 use crate::{
@@ -63,12 +63,19 @@ async fn a_full_tenant_is_told_which_limit_and_gets_room_when_the_collector_has_
         "{}",
         problem.detail
     );
+    // An engine that starts again registers the model that is there; another one has no room.
+    let register = async |spec: &ModelSpec| {
+        let spec = serde_json::to_vec(spec).expect("serialises");
+        guarded.send(&a.token, Method::POST, routes::MODELS, spec).await.status().as_u16()
+    };
+    let other = ModelSpec { revision: "2".to_owned(), ..chunks::spec() };
+    assert_eq!((register(&chunks::spec()).await, register(&other).await), (200, 507));
     for n in 0..4 {
         let stored = put(&guarded, &b.token, &model_id, &chunk(other_root, n)).await;
         assert_eq!(stored.status(), StatusCode::CREATED, "another tenant has room");
     }
     let metrics = guarded.service.metrics().await;
-    assert!(metrics.contains("kvasir_quota_throttled_total{limit=\"stored_objects\"} 1"), "{metrics}");
+    assert!(metrics.contains("kvasir_quota_throttled_total{limit=\"stored_objects\"} 2"), "{metrics}");
     let usage = guarded.send(&a.token, Method::GET, routes::USAGE, "").await;
     let usage: UsageResponse = usage.json().await.expect("its JSON");
     assert_eq!((usage.objects, usage.profiles, usage.stored_objects_max), (2, 1, Some(3)));

@@ -276,12 +276,6 @@ impl Scenario {
             fault.at *= time;
             fault.lasts *= time;
         }
-        // Of a dozen requests one is more than a twentieth.
-        for (name, bound) in &mut self.gates {
-            if name.ends_with("availability_in_faults") {
-                bound.min = bound.min.map(|min| if min < 1.0 { min.min(0.8) } else { min });
-            }
-        }
         self.slo.clear();
         self
     }

@@ -200,13 +200,13 @@ mod tests {
         let a_turn = 3 * limits::WORK_TURN_PASSES;
         assert_eq!(owners(0), owners(a_turn - 1));
         assert_ne!(owners(0), owners(a_turn));
-        let mut by_chance_the_same = 0;
+        let mut owned = 0;
         for turn in 0..100 {
             let units = owners(turn * a_turn);
             assert_eq!(units.iter().fold(0, |all, units| all ^ units.0), u16::MAX, "each has one owner");
-            by_chance_the_same += u32::from(units[0].0 & 1 == 1);
+            owned += u32::from(units[0].0 & 1 == 1);
         }
-        assert!((15..=55).contains(&by_chance_the_same), "{by_chance_the_same} of 33");
+        assert!((15..=55).contains(&owned), "{owned} of 100, a third of them expected");
         let mut ranks = shares.each_ref().map(WorkShare::rank_for_accounts);
         ranks.sort_unstable();
         assert_eq!(ranks, [0, 1, 2]);

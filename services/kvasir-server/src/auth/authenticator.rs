@@ -111,15 +111,16 @@ impl Authenticator {
     pub(crate) fn access_key(&self, id: &str) -> Option<(Principal, Secret)> {
         match &self.tenants {
             Some(tenants) => tenants.get().access_key(id),
-            None => {
-                self.anonymous().filter(|_| id == ANYONE).map(|anyone| (anyone, ANYONE.to_owned().into()))
+            None if id == ANYONE && self.allows_anonymous() => {
+                Some((anonymous_principal(), ANYONE.to_owned().into()))
             }
+            None => None,
         }
     }
 
-    /// The principal of requests without a credential, if none is required.
-    pub(crate) fn anonymous(&self) -> Option<Principal> {
-        self.allows_anonymous().then(anonymous_principal)
+    /// The principal of a request without a credential, if none is required and no page of another address sent it.
+    pub(crate) fn anonymous(&self, headers: &HeaderMap) -> Option<Principal> {
+        (self.allows_anonymous() && !is_from_another_page(headers)).then(anonymous_principal)
     }
 
     /// The principal of a request with `headers` from `peer`.
@@ -128,8 +129,8 @@ impl Authenticator {
         headers: &HeaderMap,
         peer: Option<IpAddr>,
     ) -> Result<Principal, AuthFailure> {
-        if let Some(anyone) = self.anonymous() {
-            return if is_from_another_page(headers) { Err(AuthFailure::OtherPage) } else { Ok(anyone) };
+        if self.allows_anonymous() {
+            return self.anonymous(headers).ok_or(AuthFailure::OtherPage);
         }
         let Some(credential) = bearer(headers) else { return Err(AuthFailure::Missing) };
         if let Some(principal) = self.token(credential) {

@@ -116,7 +116,7 @@ impl S3Access for AccessCheck {
         let authenticator = self.state.authenticator();
         let principal = match request.credentials() {
             Some(signed) => authenticator.access_key(&signed.access_key).map(|(principal, _)| principal),
-            None => authenticator.anonymous(),
+            None => authenticator.anonymous(request.headers()),
         };
         let Some(principal) = principal else {
             self.state.metrics().auth_refused("missing");

@@ -7,6 +7,7 @@ use axum::{
     response::Response,
 };
 use kvasir_api::{ModelList, RegisteredModel, Role, routes};
+use kvasir_storage::CatalogError;
 use kvasir_types::{ModelId, ModelSpec};
 
 use super::{body, path::id};
@@ -22,14 +23,15 @@ pub(in crate::handlers) async fn register(
     request_body: Body,
 ) -> Result<Response, ApiError> {
     let spec: ModelSpec = body::json(request_body).await?;
-    // Readers may refer to their model; only writers may add one.
-    if principal.role < Role::Write {
-        let model_id = spec.model_id();
-        state.storage()?.catalog().model(&principal.tenant, &model_id).await?;
-        return Ok(body::created_or_ok(false, RegisteredModel { model_id, created: false }));
+    let (catalog, model_id) = (state.storage()?.catalog(), spec.model_id());
+    // Readers, and tenants without room, may refer to a model that is there; only writers may add one.
+    match catalog.model(&principal.tenant, &model_id).await {
+        Ok(_) => return Ok(body::created_or_ok(false, RegisteredModel { model_id, created: false })),
+        Err(CatalogError::UnknownModel { .. }) if principal.role >= Role::Write => {}
+        Err(error) => return Err(error.into()),
     }
     let _reservation = quota_reservation::reserve(&state, &principal, 0).await?;
-    let registered = state.storage()?.catalog().register_model(&principal.tenant, spec).await?;
+    let registered = catalog.register_model(&principal.tenant, spec).await?;
     Ok(body::created_or_ok(registered.created, registered))
 }
 
