@@ -88,7 +88,8 @@ fn cost(service: &Service, requests: &[Vec<u8>], status: &str) -> (u64, u64) {
 }
 
 fn request(line: &str, headers: &str, body: &[u8]) -> Vec<u8> {
-    let head = format!("{line} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n{headers}\r\n", body.len());
+    let head =
+        format!("{line} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n{headers}\r\n", body.len());
     [head.as_bytes(), body].concat()
 }
 

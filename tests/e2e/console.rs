@@ -27,7 +27,7 @@ async fn guarded() -> Guarded {
 /// Sends a request unmodified, with any path; HTTP clients would normalise it.
 async fn raw(guarded: &Guarded, request: &str) -> String {
     let mut stream = TcpStream::connect(guarded.service.address).await.expect("it listens");
-    let request = format!("{request} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    let request = format!("{request} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.expect("it reads");
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).await.expect("it answers");

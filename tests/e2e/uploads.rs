@@ -50,7 +50,8 @@ async fn invalid_bodies_store_nothing() {
     expect_problem(put(&large_path, Body::wrap_stream(stream::iter(parts))).await, "body_too_large").await;
     // A client that goes away in the middle.
     let mut socket = tokio::net::TcpStream::connect(service.address).await.expect("connects");
-    let head = format!("PUT {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", good.bytes.len());
+    let head =
+        format!("PUT {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {}\r\n\r\n", good.bytes.len());
     socket.write_all(head.as_bytes()).await.expect("sends");
     socket.write_all(&good.bytes[..good.bytes.len() - 1]).await.expect("sends");
     socket.shutdown().await.expect("half-closes");

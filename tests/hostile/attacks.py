@@ -47,7 +47,7 @@ def status(answer):
 def request(method, path, headers="", body=b"", auth=AUTH):
     if isinstance(path, str):
         path = path.encode()
-    head = method.encode() + b" " + path + b" HTTP/1.1\r\nhost: x\r\nconnection: close\r\n" + (auth + headers).encode()
+    head = method.encode() + b" " + path + b" HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n" + (auth + headers).encode()
     return raw(head + b"\r\n" + body, shut=False)
 
 
@@ -92,7 +92,7 @@ def slowloris():
     for n in range(open_ones):
         s = connect()
         if n % 2:
-            s.sendall(b"GET /v1/config HTTP/1.1\r\nhost: x\r\nx-slow: ")
+            s.sendall(b"GET /v1/config HTTP/1.1\r\nhost: localhost\r\nx-slow: ")
         trickling[s] = n % 2
         slow.append(s)
     begun, closed = time.monotonic(), 0
@@ -121,7 +121,7 @@ def slow_bodies():
 
     def one(trickles):
         s = connect(SECONDS)
-        s.sendall(f"POST /v1/lookup HTTP/1.1\r\nhost: x\r\n{AUTH}content-length: 1000000\r\n\r\n".encode())
+        s.sendall(f"POST /v1/lookup HTTP/1.1\r\nhost: localhost\r\n{AUTH}content-length: 1000000\r\n\r\n".encode())
         begun = time.monotonic()
         s.settimeout(1.0)
         while time.monotonic() - begun < SECONDS:
@@ -198,13 +198,13 @@ def paths():
 
 
 def smuggling():
-    inner = b"GET /v1/admin/jobs HTTP/1.1\r\nhost: x\r\n\r\n"
+    inner = b"GET /v1/admin/jobs HTTP/1.1\r\nhost: localhost\r\n\r\n"
     heads = [b"content-length: 3\r\ntransfer-encoding: chunked\r\n", b"content-length: 3\r\ncontent-length: 4\r\n", b"transfer-encoding: xchunked\r\n",
              b"transfer-encoding: chunked, identity\r\n", b"content-length: +3\r\n", b"content-length: 0x3\r\n", b"content-length: -1\r\n",
              b"content-length : 3\r\n", b" folded: x\r\n", b"x: a\r\n b\r\n", b"x\r\n", b"x: \0\r\n", b"x: a\nb\r\n", b"content-length: 18446744073709551616\r\n"]
     found = []
     for head in heads:
-        answer = raw(b"POST /v1/lookup HTTP/1.1\r\nhost: x\r\n" + AUTH.encode() + head + b"\r\n0\r\n\r\n" + inner)
+        answer = raw(b"POST /v1/lookup HTTP/1.1\r\nhost: localhost\r\n" + AUTH.encode() + head + b"\r\n0\r\n\r\n" + inner)
         found.append((head[:40], 200 if b"HTTP/1.1 2" in answer else status(answer)))
     return expect(found, (0, 400, 401, 411, 413, 431, 501))
 
@@ -220,7 +220,7 @@ def noise():
                 random.randrange(2000).to_bytes(3, "big") + bytes([random.randrange(12), random.randrange(256)]) + random.randbytes(4 + random.randrange(60))
                 for _ in range(20))
         elif n % 3 == 2:
-            whole = f"PUT {CHUNK} HTTP/1.1\r\nhost: x\r\n{AUTH}content-length: 50\r\n\r\n".encode() + b"x" * 50
+            whole = f"PUT {CHUNK} HTTP/1.1\r\nhost: localhost\r\n{AUTH}content-length: 50\r\n\r\n".encode() + b"x" * 50
             data = whole[: random.randrange(len(whole))]
         answer = raw(data, timeout=5.0)
         found.append((data[:20], 200 if b"HTTP/1.1 2" in answer else min(status(answer), 599)))

@@ -15,7 +15,7 @@ use crate::{SERVER, file_store};
 async fn half_an_upload(address: std::net::SocketAddr, path: &str, bytes: &[u8]) -> TcpStream {
     let mut socket = TcpStream::connect(address).await.expect("connects");
     let length = bytes.len();
-    let head = format!("PUT {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n");
+    let head = format!("PUT {path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}\r\n\r\n");
     socket.write_all(head.as_bytes()).await.expect("sends");
     socket.write_all(&bytes[..length / 2]).await.expect("sends");
     socket.flush().await.expect("sends");

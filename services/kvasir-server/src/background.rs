@@ -279,7 +279,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_task_that_panics_runs_again_later_and_later_and_is_missed_where_it_is_needed() {
-        let authenticator = Authenticator::open(&Config::default().auth).expect("no files");
+        let authenticator = Authenticator::open(&Config::default()).expect("no files");
         let journal = JournalSync::new(Duration::ZERO);
         let state = AppState::new(
             Arc::new(Metrics::new()),

@@ -176,7 +176,7 @@ mod tests {
     use crate::{
         auth::Authenticator,
         cluster::{Cluster, ClusterConfig, MemberSource},
-        config::AuthConfig,
+        config::{AuthConfig, Config},
         metrics::Metrics,
     };
 
@@ -194,7 +194,7 @@ mod tests {
         let members = Some(MemberSource::parse(&list).expect("a list"));
         AppState::new(
             Arc::new(Metrics::new()),
-            Authenticator::open(&auth).expect("a file"),
+            Authenticator::open(&Config { auth, ..Config::default() }).expect("a file"),
             None,
             None,
             None,

@@ -64,7 +64,7 @@ mod tests {
 
     async fn status(address: std::net::SocketAddr, path: &str) -> String {
         let mut stream = tokio::net::TcpStream::connect(address).await.expect("connects");
-        let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
         stream.write_all(request.as_bytes()).await.expect("writes");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.expect("answers");
@@ -73,7 +73,7 @@ mod tests {
 
     #[tokio::test]
     async fn probes_and_metrics_and_nothing_else_through_a_drain_too() {
-        let authenticator = Authenticator::open(&Config::default().auth).expect("no files");
+        let authenticator = Authenticator::open(&Config::default()).expect("no files");
         let state = AppState::new(
             Arc::new(Metrics::new()),
             authenticator,

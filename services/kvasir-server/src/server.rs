@@ -120,7 +120,7 @@ pub async fn run(
     let metrics = Arc::new(Metrics::new());
     metrics.capacity(config.gc.policy.capacity_bytes);
     metrics.gc_interval(config.gc.interval);
-    let authenticator = Authenticator::open(&config.auth)?;
+    let authenticator = Authenticator::open(&config)?;
     let tls = config.tls.as_ref().map(Tls::open).transpose()?;
     let keys = EncryptionKeys::open(&config)?;
     if let Some(keys) = &keys {

@@ -1,6 +1,9 @@
 //! Authenticates requests against the configured credentials.
 
-use std::{net::IpAddr, path::Path};
+use std::{
+    net::{IpAddr, Ipv6Addr},
+    path::Path,
+};
 
 use axum::http::{HeaderMap, HeaderValue, header};
 use kvasir_api::Role;
@@ -13,7 +16,7 @@ use super::{
     principal::Principal,
     tenants::{Quota, Tenants},
 };
-use crate::{config::AuthConfig, limits, reload::ReloadableFiles};
+use crate::{config::Config, limits, reload::ReloadableFiles};
 
 /// Why authentication failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,6 +29,8 @@ pub(crate) enum AuthFailure {
     RateLimited,
     /// A browser sends it for a page of another address, to a service that needs no credential.
     OtherPage,
+    /// `Host` does not name loopback, although nothing else can reach the service.
+    OtherHost,
 }
 
 impl AuthFailure {
@@ -36,6 +41,21 @@ impl AuthFailure {
             Self::Invalid => "invalid",
             Self::RateLimited => "rate_limited",
             Self::OtherPage => "other_page",
+            Self::OtherHost => "other_host",
+        }
+    }
+
+    /// What the caller can do about it.
+    pub(crate) const fn detail(self) -> &'static str {
+        match self {
+            Self::Missing => "send the credential as `Authorization: Bearer …`",
+            Self::Invalid => "the credential is unknown to this service or not valid now",
+            Self::RateLimited => "too many refused credentials from this address; wait a minute",
+            Self::OtherPage => "pages of other addresses may not use this service",
+            Self::OtherHost => {
+                "this service needs no credential and answers only to localhost and loopback addresses; for \
+                 other names configure credentials, or set server.allow_unauthenticated = true"
+            }
         }
     }
 }
@@ -46,6 +66,8 @@ pub(crate) struct Authenticator {
     tenants: Option<ReloadableFiles<Tenants>>,
     jwt: Option<Verifier>,
     failure_limiter: FailureLimiter,
+    /// `server.allow_unauthenticated`: more than loopback may reach a service that needs no credential.
+    allow_unauthenticated: bool,
 }
 
 /// Credentials that cannot be read at start.
@@ -69,7 +91,9 @@ impl Authenticator {
     ///
     /// # Errors
     /// [`AuthError`]: at start an unusable file is fatal; later the last good one stays in force.
-    pub(crate) fn open(config: &AuthConfig) -> Result<Self, AuthError> {
+    pub(crate) fn open(config: &Config) -> Result<Self, AuthError> {
+        let allow_unauthenticated = config.server.allow_unauthenticated;
+        let config = &config.auth;
         let tenants = config.tenants_file.as_deref().map(|path| {
             ReloadableFiles::open(&[path], |files| Tenants::parse(&files[0]))
                 .map_err(AuthError::at("auth.tenants_file", path))
@@ -79,7 +103,12 @@ impl Authenticator {
             .as_ref()
             .map(|jwt| Verifier::open(jwt).map_err(AuthError::at("auth.jwks_file", &jwt.jwks_file)));
         let failure_limiter = FailureLimiter::new(config.failures_per_minute);
-        Ok(Self { tenants: tenants.transpose()?, jwt: jwt.transpose()?, failure_limiter })
+        Ok(Self {
+            tenants: tenants.transpose()?,
+            jwt: jwt.transpose()?,
+            failure_limiter,
+            allow_unauthenticated,
+        })
     }
 
     /// Whether requests need no credential.
@@ -118,9 +147,30 @@ impl Authenticator {
         }
     }
 
-    /// The principal of a request without a credential, if none is required and no page of another address sent it.
-    pub(crate) fn anonymous(&self, headers: &HeaderMap) -> Option<Principal> {
-        (self.allows_anonymous() && !is_from_another_page(headers)).then(anonymous_principal)
+    /// Refuses what a browser sends for a page of another address, where requests need no credential. A page
+    /// whose name is made to resolve to this machine (DNS rebinding) is known by that name in `Host`.
+    ///
+    /// # Errors
+    /// [`AuthFailure::OtherPage`] and [`AuthFailure::OtherHost`].
+    pub(crate) fn check_page(&self, headers: &HeaderMap) -> Result<(), AuthFailure> {
+        if !self.allows_anonymous() {
+            return Ok(());
+        }
+        // HTTP/2 has no `Host`; browsers speak it to named hosts only with a certificate for the name.
+        let Some(host) = headers.get(header::HOST) else { return Ok(()) };
+        if !self.allow_unauthenticated && !is_loopback(host) {
+            return Err(AuthFailure::OtherHost);
+        }
+        let page = headers.get(header::ORIGIN).map(HeaderValue::as_bytes);
+        let is_other = |page: &[u8]| {
+            page.strip_prefix(b"http://").or(page.strip_prefix(b"https://")) != Some(host.as_bytes())
+        };
+        if page.is_some_and(is_other) { Err(AuthFailure::OtherPage) } else { Ok(()) }
+    }
+
+    /// The principal of a request without a credential, if none is required.
+    pub(crate) fn anonymous(&self) -> Option<Principal> {
+        self.allows_anonymous().then(anonymous_principal)
     }
 
     /// The principal of a request with `headers` from `peer`.
@@ -129,8 +179,9 @@ impl Authenticator {
         headers: &HeaderMap,
         peer: Option<IpAddr>,
     ) -> Result<Principal, AuthFailure> {
-        if self.allows_anonymous() {
-            return self.anonymous(headers).ok_or(AuthFailure::OtherPage);
+        self.check_page(headers)?;
+        if let Some(anyone) = self.anonymous() {
+            return Ok(anyone);
         }
         let Some(credential) = bearer(headers) else { return Err(AuthFailure::Missing) };
         if let Some(principal) = self.token(credential) {
@@ -177,15 +228,16 @@ impl Authenticator {
     }
 }
 
-/// Whether a browser says that a page of another address made the request.
-fn is_from_another_page(headers: &HeaderMap) -> bool {
-    let text = |name| headers.get(name).map(HeaderValue::as_bytes);
-    match (text(header::ORIGIN), text(header::HOST)) {
-        (Some(origin), Some(host)) => {
-            origin.strip_prefix(b"http://").or(origin.strip_prefix(b"https://")) != Some(host)
-        }
-        _ => false,
+/// Whether `host`, with or without a port, names loopback: a literal address, `localhost` or a name under it
+/// (RFC 6761 §6.3).
+fn is_loopback(host: &HeaderValue) -> bool {
+    let Ok(host) = host.to_str() else { return false };
+    if let Some((literal, _)) = host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        return literal.parse::<Ipv6Addr>().is_ok_and(|address| address.is_loopback());
     }
+    let name = host.split_once(':').map_or(host, |(name, _)| name).to_ascii_lowercase();
+    let is_address = name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+    is_address || name == "localhost" || name.ends_with(".localhost")
 }
 
 /// The credential of requests to a service without authentication; also its access key and secret, for S3

@@ -7,7 +7,7 @@ use kvasir_api::Role;
 use serde_json::{Value, json};
 
 use super::{AuthError, AuthFailure, Authenticator, NewToken, Principal, tenants::Tenants};
-use crate::config::{AuthConfig, JwtConfig};
+use crate::config::{AuthConfig, Config, JwtConfig};
 
 struct Files(tempfile::TempDir);
 
@@ -31,7 +31,8 @@ fn authenticator(tenants: Option<PathBuf>, jwks: Option<PathBuf>) -> Result<Auth
         tenant_claim: "tenant".to_owned(),
         role_claim: "role".to_owned(),
     });
-    Authenticator::open(&AuthConfig { tenants_file: tenants, jwt, failures_per_minute: 3 })
+    let auth = AuthConfig { tenants_file: tenants, jwt, failures_per_minute: 3 };
+    Authenticator::open(&Config { auth, ..Config::default() })
 }
 
 fn ask(authenticator: &Authenticator, credential: &str) -> Result<(String, Role), AuthFailure> {
@@ -273,6 +274,37 @@ fn a_page_of_another_address_uses_no_service_without_credentials() {
     for origin in ["http://evil.example", "null", "http://127.0.0.1:1", "https://127.0.0.1:7480.evil.example"]
     {
         assert_eq!(send(&[host.clone(), (header::ORIGIN, origin)]), Some(AuthFailure::OtherPage), "{origin}");
+    }
+}
+
+#[test]
+fn a_service_without_credentials_answers_to_loopback_alone_unless_more_may_reach_it() {
+    let mut config = Config::default();
+    let closed = Authenticator::open(&config).expect("opens");
+    config.server.allow_unauthenticated = true;
+    let open = Authenticator::open(&config).expect("opens");
+    let send = |authenticator: &Authenticator, host: &str| {
+        let headers = HeaderMap::from_iter([(header::HOST, host.parse().expect("a value"))]);
+        authenticator.authenticate(&headers, None).err()
+    };
+    for host in
+        ["localhost", "LOCALHOST:7480", "bucket.localhost:1", "127.0.0.1", "127.3.2.1:7480", "[::1]:7480"]
+    {
+        assert_eq!(send(&closed, host), None, "{host}");
+    }
+    let rebound = [
+        "evil.example",
+        "evil.example:7480",
+        "localhost.evil.example",
+        "10.0.0.1",
+        "[::2]:1",
+        "[::1",
+        "",
+        "::1",
+    ];
+    for host in rebound {
+        assert_eq!(send(&closed, host), Some(AuthFailure::OtherHost), "{host}");
+        assert_eq!(send(&open, host), None, "{host}");
     }
 }
 

@@ -75,7 +75,7 @@ async fn new_service() -> AppState {
     let mut config = Config::default();
     config.store.url = "memory://".parse().expect("a URL");
     config.storage.spool_directory = std::env::temp_dir().join("kvasir-fuzz");
-    let authenticator = Authenticator::open(&config.auth).expect("there are no files");
+    let authenticator = Authenticator::open(&config).expect("there are no files");
     let journal = JournalSync::new(config.journal.interval);
     let state =
         AppState::new(Arc::clone(&METRICS), authenticator, None, None, None, journal, Cluster::default());
@@ -112,7 +112,7 @@ impl<'a> SentRequest<'a> {
 
     fn request(&self) -> Option<Request<Body>> {
         let mut request =
-            Request::builder().method(&self.method).uri(&self.uri).header(header::HOST, "kvasir");
+            Request::builder().method(&self.method).uri(&self.uri).header(header::HOST, "localhost");
         if !self.body.is_empty() {
             request = request.header(header::CONTENT_LENGTH, self.body.len());
         }

@@ -100,21 +100,16 @@ fn watch(state: &AppState, request: &Request, principal: &Principal) -> Option<C
 }
 
 fn unauthenticated(failure: AuthFailure) -> Response {
-    let (code, detail) = match failure {
-        AuthFailure::Missing => (ErrorCode::Unauthorized, "send the credential as `Authorization: Bearer …`"),
-        AuthFailure::Invalid => {
-            (ErrorCode::Unauthorized, "the credential is unknown to this service or not valid now")
-        }
-        AuthFailure::RateLimited => {
-            (ErrorCode::Throttled, "too many refused credentials from this address; wait a minute")
-        }
-        AuthFailure::OtherPage => (ErrorCode::Forbidden, "pages of other addresses may not use this service"),
+    let code = match failure {
+        AuthFailure::Missing | AuthFailure::Invalid => ErrorCode::Unauthorized,
+        AuthFailure::RateLimited => ErrorCode::Throttled,
+        AuthFailure::OtherPage | AuthFailure::OtherHost => ErrorCode::Forbidden,
     };
-    let mut response = ApiError::from(Problem::new(code, detail)).into_response();
+    let mut response = ApiError::from(Problem::new(code, failure.detail())).into_response();
     let headers = response.headers_mut();
     match failure {
         AuthFailure::RateLimited => headers.insert(header::RETRY_AFTER, 60.into()),
-        AuthFailure::OtherPage => None,
+        AuthFailure::OtherPage | AuthFailure::OtherHost => None,
         _ => headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"kvasir\"")),
     };
     response

@@ -114,9 +114,14 @@ impl S3Access for AccessCheck {
     async fn check(&self, request: &mut S3AccessContext<'_>) -> S3Result<()> {
         let known = OPERATIONS.iter().find(|(name, ..)| *name == request.s3_op().name());
         let authenticator = self.state.authenticator();
+        // Before signatures: a page can sign with the key of a service that needs none.
+        if let Err(failure) = authenticator.check_page(request.headers()) {
+            self.state.metrics().auth_refused(failure.as_str());
+            return Err(s3_error!(AccessDenied, "{}", failure.detail()));
+        }
         let principal = match request.credentials() {
             Some(signed) => authenticator.access_key(&signed.access_key).map(|(principal, _)| principal),
-            None => authenticator.anonymous(request.headers()),
+            None => authenticator.anonymous(),
         };
         let Some(principal) = principal else {
             self.state.metrics().auth_refused("missing");
