@@ -52,6 +52,8 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         settings = Settings.of(self._kv_transfer_config.kv_connector_extra_config)
         self._scheduler = self._worker = None
+        self._unsaved: StepPlan | None = None
+        self._is_without_forward = False
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = Scheduler(settings, vllm_config, kv_cache_config)
         else:
@@ -105,6 +107,9 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         plan = self._get_connector_metadata()
         assert isinstance(plan, StepPlan)
         self._mover.load(plan)
+        self._unsaved = plan
+        # vLLM runs no forward, or has not set its context yet.
+        self._is_without_forward = forward_context.attn_metadata is None
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Do nothing: a request is scheduled once all its layers are loaded."""
@@ -113,13 +118,16 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         """Do nothing: blocks are copied at the end of a step."""
 
     def wait_for_save(self) -> None:
-        """Copy the blocks that the step's plan saves."""
-        plan = self._get_connector_metadata()
-        assert isinstance(plan, StepPlan)
-        self._mover.save(plan)
+        """Copy the blocks that the step's plan saves, once."""
+        plan, self._unsaved = self._unsaved, None
+        if plan is not None:
+            self._mover.save(plan)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Return requests whose blocks were copied, and requests whose loads have ended."""
+        if self._is_without_forward:
+            # vLLM does not call `wait_for_save` then (vllm#57775). With a forward it may call it later, after drafting.
+            self.wait_for_save()
         return self._mover.finished(finished_req_ids, time.monotonic())
 
     def get_block_ids_with_load_errors(self) -> set[int]:
