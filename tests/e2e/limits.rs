@@ -4,6 +4,7 @@ use std::{fmt::Write as _, net::SocketAddr, time::Duration};
 
 use kvasir_api::{CONTEXT_CHUNKS_MAX, LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, MEDIA_TOKENS, Role, routes};
 use kvasir_tests::{chunks, service::expect_problem};
+use kvasir_types::{ModelSpec, Pairing, Rope};
 use reqwest::{Method, RequestBuilder, StatusCode};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -80,6 +81,11 @@ async fn each_limit_has_its_error() {
         let text = format!("{}{}", open.repeat(depth), close.repeat(depth));
         bench.request(Method::POST, routes::MODELS).body(text)
     };
+    let spec = |change: fn(&mut ModelSpec)| {
+        let mut spec = chunks::spec();
+        change(&mut spec);
+        bench.post(routes::MODELS, &serde_json::to_value(spec).expect("serialises"))
+    };
     let table: Vec<(&str, RequestBuilder, &str)> = vec![
         ("65 headers", many(bench.get(routes::CONFIG), 65, 1), "headers_too_large"),
         ("33 KiB of headers", many(bench.get(routes::CONFIG), 11, 3 << 10), "headers_too_large"),
@@ -117,6 +123,9 @@ async fn each_limit_has_its_error() {
         ("two ranges", bench.get(&bench.chunk).header("range", "bytes=0-1,4-5"), "range_not_satisfiable"),
         ("a range behind the end", bench.get(&bench.chunk).header("range", "bytes=99999999-"), "range_not_satisfiable"),
         ("a range of no bytes", bench.get(&bench.chunk).header("range", "bytes=-0"), "range_not_satisfiable"),
+        ("names of a model of 5 KiB", spec(|s| s.weights = "x".repeat(5 << 10)), "invalid_model_spec"),
+        ("33 ropes", spec(|s| s.ropes = vec![Rope::plain(Pairing::Half, 64, 1e4); 33]), "invalid_model_spec"),
+        ("a rope of 513 frequencies", spec(|s| s.ropes = vec![Rope { freqs: vec![1; 513], ..Rope::plain(Pairing::Half, 64, 1e4) }]), "invalid_model_spec"),
         ("a hash of 63 digits", bench.get(&format!("/v1/models/{}", "0".repeat(63))), "bad_request"),
         ("a hash in upper case, which is the same hash", bench.get(&format!("/v1/models/{}", "A".repeat(64))), "unknown_model"),
         ("a hash of other digits", bench.get(&format!("/v1/models/{}", "g".repeat(64))), "bad_request"),

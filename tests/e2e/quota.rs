@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use kvasir_api::{Role, UploadTicket, UsageResponse, routes};
+use kvasir_api::{Context, Role, UploadTicket, UsageResponse, routes};
+use kvasir_server::NewAccessKey;
 use kvasir_store::StoreConfig;
 use kvasir_tests::{
     chunks::{self, Chunk},
@@ -10,11 +11,14 @@ use kvasir_tests::{
     service::expect_problem,
 };
 use kvasir_types::{ModelId, ModelSpec, RootHash};
+use object_store::{Error, ObjectStoreExt, PutPayload, multipart::MultipartStore, path::Path};
 use reqwest::{Method, Response, StatusCode, header};
+use serde_json::{Value, json};
 
 use crate::{
     direct::announced,
     guarded::{Guarded, token},
+    s3_front,
 };
 
 async fn put(guarded: &Guarded, token: &str, model_id: &ModelId, chunk: &Chunk) -> Response {
@@ -209,4 +213,73 @@ async fn a_direct_upload_needs_room_where_it_is_committed() {
     for replica in replicas {
         replica.service.stop().await;
     }
+}
+
+/// Parts count until they are deleted, so the object that is made of them needs room beside them.
+#[tokio::test]
+async fn an_object_of_parts_needs_room_beside_its_parts() {
+    let server = S3Server::start(Lacks::default()).await;
+    let a = token("a", Role::Write);
+    let key = NewAccessKey::generate("s3", &"a".parse().expect("a name"), Role::Write);
+    let entries = format!("{}{}[tenant.a]\nstored_bytes = 1500\n", a.entry, key.entry);
+    let guarded = Guarded::start_with(&entries, Some(server.config("s")), |config| {
+        config.server.s3_listen = Some(([127, 0, 0, 1], 0).into());
+    })
+    .await;
+    let store = s3_front::client(guarded.service.s3().expect("it listens"), &key.id, &key.secret);
+    let path = Path::from("large");
+    let id = store.create_multipart(&path).await.expect("begins");
+    let bytes = PutPayload::from(vec![7u8; 1_000]);
+    let part = store.put_part(&path, &id, 0, bytes).await.expect("there is room for the part");
+    let refused = store.complete_multipart(&path, &id, vec![part]).await.expect_err("no room for both");
+    let refused = format!("{refused:?}");
+    assert!(refused.contains("status: 507") && refused.contains("<Code>QuotaExceeded</Code>"), "{refused}");
+    assert!(matches!(store.get(&path).await, Err(Error::NotFound { .. })), "nothing is visible");
+    let usage = guarded.send(&a.token, Method::GET, routes::USAGE, "").await;
+    let usage: UsageResponse = usage.json().await.expect("its JSON");
+    assert_eq!((usage.objects, usage.waiting_uploads, usage.other_bytes), (0, 1, 1_000));
+    // The part waits for its object until its client gives up.
+    assert_eq!(server.keys("/u/").len(), 1);
+    store.abort_multipart(&path, &id).await.expect("needs no room");
+    assert_eq!(server.keys("/u/"), Vec::<String>::new());
+    guarded.service.stop().await;
+}
+
+/// Each change of a context stores a version. A full tenant can still let go of it.
+#[tokio::test]
+async fn a_full_tenant_changes_no_context_but_unpins_and_deletes_it() {
+    let a = token("a", Role::Write);
+    // The profile, a chunk, and the first version.
+    let guarded = Guarded::start(&format!("{}[tenant.a]\nstored_objects = 3\n", a.entry)).await;
+    let (model_id, root) = guarded.prepare(&a.token).await;
+    let chunk = chunk(root, 0);
+    assert_eq!(put(&guarded, &a.token, &model_id, &chunk).await.status(), StatusCode::CREATED);
+    let ids = [chunk.seq_hash];
+    let new = json!({"model_id": model_id, "namespace": "n", "chunks": ids, "pinned": true}).to_string();
+    let created = guarded.send(&a.token, Method::POST, routes::CONTEXTS, new).await;
+    assert_eq!(created.status(), StatusCode::CREATED);
+    let context: Context = created.json().await.expect("its JSON");
+    let path = routes::context(&context.context_id);
+    let change =
+        async |change: &Value| guarded.send(&a.token, Method::PATCH, &path, change.to_string()).await;
+    for more in [
+        json!({"labels": {"app": "x"}}),
+        json!({"chunks": ids}),
+        json!({"ttl_s": 600}),
+        json!({"pinned": true}),
+        json!({"pinned": false, "labels": {"app": "x"}}),
+        json!({"pinned": false, "chunks": ids}),
+    ] {
+        let refused = change(&more).await;
+        assert_eq!(refused.status().as_u16(), 507, "{more}");
+        expect_problem(refused, "storage_quota").await;
+    }
+    let newest = guarded.send(&a.token, Method::GET, &path, "").await;
+    assert_eq!(newest.json::<Context>().await.expect("its JSON"), context);
+    let unpinned = change(&json!({"pinned": false})).await;
+    assert_eq!(unpinned.status(), StatusCode::OK);
+    assert!(!unpinned.json::<Context>().await.expect("its JSON").pinned);
+    let deleted = guarded.send(&a.token, Method::DELETE, &path, "").await;
+    assert_eq!(deleted.status(), StatusCode::NO_CONTENT);
+    guarded.service.stop().await;
 }

@@ -127,3 +127,29 @@ async fn forms_and_old_signatures_are_refused() {
     assert_eq!(outside.status(), StatusCode::OK, "a bucket of this name, and no probe");
     service.stop().await;
 }
+
+/// Browsers say for which page they send a request.
+#[tokio::test]
+async fn a_page_of_another_address_uses_no_front_without_credentials() {
+    let directory = TempDir::new().expect("a directory");
+    let server = S3Server::start(Lacks::default()).await;
+    let (service, address) = front(&directory, &server).await;
+    let url = format!("http://{address}/n/a");
+    let put = async |origin: &str| {
+        let request = service.http.put(&url).header("origin", origin).body("x");
+        let answer = request.send().await.expect("answers");
+        (answer.status(), answer.text().await.expect("text"))
+    };
+    for origin in ["http://evil.example", "http://127.0.0.1:1", "null"] {
+        let (status, text) = put(origin).await;
+        assert!(
+            status == StatusCode::FORBIDDEN && text.contains("<Code>AccessDenied</Code>"),
+            "{origin}: {status} {text}"
+        );
+    }
+    let missing = service.http.get(&url).send().await.expect("answers");
+    assert_eq!(missing.status(), StatusCode::NOT_FOUND, "nothing was stored");
+    let own = put(&format!("http://{address}")).await;
+    assert_eq!(own.0, StatusCode::OK, "{}", own.1);
+    service.stop().await;
+}

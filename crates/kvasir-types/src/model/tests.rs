@@ -98,6 +98,47 @@ fn a_rope_is_checked_whether_a_layer_names_it_or_not() {
     assert_eq!(empty.validate(), Err(SpecError::Rope { rope: 1 }));
 }
 
+#[test]
+fn names_are_bounded_together() {
+    type Change = fn(&mut ModelSpec, String);
+    let changes: [Change; 5] = [
+        |s, text| s.weights = text,
+        |s, text| s.revision = text,
+        |s, text| s.adapter = Some(text),
+        |s, text| s.thinning = Some(Thinning { method: text, parameters: String::new() }),
+        |s, text| s.thinning = Some(Thinning { method: String::new(), parameters: text }),
+    ];
+    // Beside the changed name there is one byte of another.
+    for (n, change) in changes.into_iter().enumerate() {
+        let checked = |bytes: usize| {
+            let (weights, revision) = if n == 0 { ("", "r") } else { ("w", "") };
+            let mut changed = ModelSpec { weights: weights.into(), revision: revision.into(), ..spec() };
+            change(&mut changed, "x".repeat(bytes));
+            changed.validate()
+        };
+        assert_eq!(checked(SPEC_TEXT_BYTES_MAX - 1), Ok(()), "change {n}");
+        let bytes = SPEC_TEXT_BYTES_MAX + 1;
+        assert_eq!(checked(SPEC_TEXT_BYTES_MAX), Err(SpecError::Text { bytes }), "change {n}");
+    }
+}
+
+#[test]
+fn ropes_and_their_frequencies_are_bounded() {
+    let checked = |count: usize, pairs: usize| {
+        let rope = Rope { freqs: vec![1; pairs], ..Rope::plain(Pairing::Half, 64, 1e4) };
+        let mut changed = spec();
+        changed.ropes.resize(count, rope);
+        changed.validate()
+    };
+    assert_eq!(checked(ROPES_MAX, ROTARY_DIMS_MAX as usize / 2), Ok(()));
+    let ropes = ROPES_MAX + 1;
+    assert_eq!(checked(ropes, 32), Err(SpecError::Ropes { ropes }));
+    // No layer names it.
+    let refused = checked(2, ROTARY_DIMS_MAX as usize / 2 + 1).expect_err("too many frequencies");
+    assert_eq!(refused, SpecError::Rope { rope: 1 });
+    assert!(refused.to_string().contains("1 to 512 frequencies"), "{refused}");
+}
+
 /// However a spec is written, it is one model, and what is written is short.
 #[test]
 fn spellings_of_json_are_one_model() {
