@@ -119,6 +119,22 @@ def test_a_service_that_is_away_is_a_miss():
     pages.close()
 
 
+def test_what_is_asked_for_after_the_end_is_a_miss(server):
+    pages, memory = connect(server.url, namespace="closed"), Memory(1, seed=5)
+    assert pages.store(["k"], memory.pages).result() == ["stored"]
+    pages.close()
+    asked = [
+        pages.find([["k", "l"], []]),
+        pages.load(["k"], memory.pages),
+        pages.store(["k"], memory.pages),
+        pages.delete(["k"]),
+    ]
+    # Nothing runs any more that could end them later.
+    assert all(future.done() for future in asked)
+    assert [future.result() for future in asked] == [[[False, False], []], [False], ["internal"], [False]]
+    pages.drain()
+
+
 def test_too_many_stores_are_dropped(pages, monkeypatch):
     monkeypatch.setattr(_pages, "_STORES_MAX", 0)
     assert pages.store(["k"], Memory(1).pages).result() == ["dropped"]
@@ -232,6 +248,22 @@ def test_pages_of_a_known_layout_are_encoded(server, request):
 def test_a_quality_that_is_none_is_refused():
     with pytest.raises(kvasir.errors.InputError, match="one of exact, transparent, balanced, small"):
         read_settings(Settings, {"url": "http://x", "quality": "lossless"}, "here")
+
+
+def test_pages_are_asked_for_from_the_engines_zone(monkeypatch):
+    zones = []
+
+    async def connect(url, token, namespace, zone, is_async):
+        zones.append(zone)
+        raise kvasir.InputError("enough is known", "test", "")
+
+    monkeypatch.setattr(_pages._kvasir, "connect", connect)
+    monkeypatch.setenv("KVASIR_ZONE", "eu-1a")
+    for given in ({}, {"zone": "eu-1b"}):
+        pages = PageStore(read_settings(Settings, {"url": "http://x", **given}, "here"), logging.getLogger("test"))
+        pages._connecting.result()
+        pages.close()
+    assert zones == ["eu-1a", "eu-1b"]
 
 
 def test_counts_are_taken_once(pages):

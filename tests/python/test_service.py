@@ -1,12 +1,14 @@
 """A real service: stored data is loaded unchanged, and failures are reported to the user."""
 
 import asyncio
+import itertools
 import json
 import subprocess
 import threading
 import time
 
 import pytest
+from proxy import FaultProxy
 
 import kvasir
 from kvasir import aio
@@ -237,6 +239,37 @@ def test_a_zone_is_a_name_or_not_given(server):
     assert kvasir.connect(server.url, zone="eu-1a").usage() == kvasir.connect(server.url, zone="").usage()
     with pytest.raises(kvasir.InputError, match="zone"):
         kvasir.connect(server.url, zone="a zone")
+
+
+class Member(FaultProxy):
+    """A way to a service that is listed as its replica. Counts answers to requests of prompts: they name the list of members."""
+
+    answers = 0
+
+    def _answer(self, sink, data):
+        self.answers += data.count(b"\r\nkvasir-members: ")
+        super()._answer(sink, data)
+
+
+def test_models_ask_the_replica_of_their_stores_zone(spec, profile):
+    members = {zone: Member("http://127.0.0.1:1") for zone in ("eu-1a", "eu-1b")}
+    listed = ",".join(f"{member.url}?zone={zone}" for zone, member in members.items())
+    with kvasir.testing.server("--cluster.members", listed) as running:
+        for member in members.values():
+            member.target = running.url
+        for zone, member in members.items():
+            model = kvasir.connect(running.url, zone=zone).model(spec, profile)
+            # Before it has answered a probe, it is passed over.
+            seeds, before, until = itertools.count(100), member.answers, time.monotonic() + 60
+            while member.answers == before:
+                assert time.monotonic() < until
+                model.session(make_tokens(seed=next(seeds)))
+            before = member.answers
+            # Without zones, one of the two is asked for some of these prompts, and the other one for the rest: not both for most.
+            # A lookup that is late is hedged, and may be answered by the other one: of these, at most 6 are.
+            for seed in range(48):
+                model.session(make_tokens(seed=seed))
+            assert member.answers - before >= 36, zone
 
 
 def test_a_service_that_does_not_start_says_why():

@@ -1,0 +1,205 @@
+"""Parts of the engines' back ends that need no engine: plain objects stand in for what they import of its packages."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import logging
+import sys
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from queue import Queue
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+import kvasir
+
+PACKAGE = Path(kvasir.__file__).parent
+
+
+@pytest.fixture
+def import_over(monkeypatch):
+    """Imports a module of the package; `stand_ins` have the contents of the engine's modules, by their names."""
+    before = set(sys.modules)
+
+    def load(name: str, stand_ins: dict[str, dict]) -> ModuleType:
+        for theirs, contents in stand_ins.items():
+            made = ModuleType(theirs)
+            made.__dict__.update(contents)
+            monkeypatch.setitem(sys.modules, theirs, made)
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return importlib.import_module(name)
+
+    yield load
+    for name in set(sys.modules) - before:
+        if name.startswith("kvasir."):
+            del sys.modules[name]
+
+
+class Cls:
+    """Any class of an engine's: a base that does nothing."""
+
+    def __init__(self, *_) -> None:
+        pass
+
+
+class Tensor(list):
+    """torch's."""
+
+
+def test_transformers_leaves_alone_what_token_ids_do_not_tell_apart(import_over):
+    stand_ins = {"torch": {"Tensor": Tensor}, "transformers": {"__version__": "5.0.0", "DynamicCache": Cls}}
+    module = import_over("kvasir.transformers", stand_ins)
+    done = []
+
+    class Cache(module.KvasirCache):
+        def __init__(self) -> None:
+            pass
+
+        def load(self, *given):
+            done.append(("load", *given))
+            return "cache"
+
+        def store(self, *given):
+            done.append(("store", *given))
+
+    class Model:
+        generation_config = SimpleNamespace(num_beams=1)
+
+        def generate(self, ids, **options):
+            done.append((ids, options))
+            return "output"
+
+    model, one, two, mask = Model(), Tensor([[1, 2]]), Tensor([[1, 2], [3, 4]]), Tensor([[1, 1]])
+    left_alone = [
+        (one, {"pixel_values": Tensor()}),
+        (one, {"attention_mask": mask, "image_grid_thw": Tensor()}),
+        (one, {"inputs_embeds": Tensor()}),
+        (one, {"position_ids": Tensor()}),
+        (two, {}),
+    ]
+    with Cache().reuse(model):
+        for ids, options in left_alone:
+            done.clear()
+            assert model.generate(input_ids=ids, **options) == "output" and done == [(ids, options)], options
+        for ids, options in [(one, {"max_new_tokens": 1}), (one, {"attention_mask": mask}), (two, {"attention_mask": mask})]:
+            done.clear()
+            assert model.generate(ids, **options) == "output"
+            hidden = options.get("attention_mask")
+            used = {"past_key_values": "cache", **options}
+            assert done == [("load", ids, hidden), (ids, used), ("store", "output", "cache", hidden)], options
+
+
+def import_vllm(import_over, name: str) -> ModuleType:
+    base = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+    stand_ins = {
+        # Without its `__init__`, which imports all of vLLM.
+        "kvasir.vllm": {"__path__": [str(PACKAGE / "vllm")]},
+        base: {"KVConnectorMetadata": Cls, "KVConnectorWorkerMetadata": Cls},
+        "vllm.logger": {"init_logger": logging.getLogger},
+    }
+    return import_over(f"kvasir.vllm.{name}", stand_ins)
+
+
+def test_a_lossy_prefix_that_is_in_use_is_not_forgotten(import_over, monkeypatch):
+    lossy = import_vllm(import_over, "_lossy")
+    monkeypatch.setattr(lossy, "_PREFIXES_MAX", 2)
+    loss = kvasir.Loss(0.1, 3, 1)
+    used, unused, newer = (lossy.Prompt([first] * 32) for first in range(3))
+    known = lossy.LossyPrefixes()
+    for prompt in (used, unused):
+        known.note(prompt, [(range(16), loss)])
+    assert known.beneath(used) == loss
+    known.note(newer, [(range(16), loss)])
+    assert [known.beneath(prompt) for prompt in (used, unused, newer)] == [loss, None, loss]
+
+
+def test_an_adapters_scale_is_part_of_its_identity(import_over, tmp_path):
+    adapters, found = import_vllm(import_over, "_identity").Adapters(), []
+    for number, alpha in enumerate((16, 32, 16)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "adapter_model.safetensors").write_bytes(b"weights")
+        (folder / "adapter_config.json").write_text(json.dumps({"r": 8, "lora_alpha": alpha}))
+        lora = SimpleNamespace(lora_name="helper", lora_path=str(folder), lora_int_id=number)
+        while (identity := adapters.identity(lora)) is None:
+            time.sleep(0.01)
+        found.append(identity)
+    adapters.close()
+    # Engines may have the same adapter in different folders.
+    assert found[0] == found[2] != found[1] and all(identity.startswith("helper@") for identity in found)
+
+
+def test_vllm_connects_from_its_zone(import_over, monkeypatch):
+    service, asked = import_vllm(import_over, "_service"), Queue()
+
+    def connect(url, token, namespace, zone):
+        asked.put(zone)
+        raise kvasir.InputError("enough is known", "test", "")
+
+    monkeypatch.setattr(service, "connect", connect)
+    monkeypatch.setattr(service, "model_spec", lambda *_: None)
+    monkeypatch.setenv("KVASIR_ZONE", "eu-1a")
+    for given, zone in [({}, "eu-1a"), ({"zone": "eu-1b"}, "eu-1b")]:
+        service.Service(service.Settings.of({"url": "http://x", **given}), None)
+        assert asked.get(timeout=30) == zone
+
+
+class Chunk:
+    """A part of LMCache's memory."""
+
+    data_ptr, references = 0, 1
+
+    def get_size(self) -> int:
+        return 8
+
+    def ref_count_up(self) -> None:
+        self.references += 1
+
+    def ref_count_down(self) -> None:
+        self.references -= 1
+
+
+def test_a_store_that_lmcache_abandons_holds_its_memory(import_over, monkeypatch):
+    connector = "lmcache.v1.storage_backend.connector"
+    stand_ins = {
+        "lmcache.logging": {"init_logger": logging.getLogger},
+        "lmcache.utils": {"CacheEngineKey": Cls},
+        "lmcache.v1.exceptions": {"IrrecoverableException": Exception},
+        "lmcache.v1.memory_management": {"MemoryObj": Cls},
+        connector: {"ConnectorAdapter": Cls, "ConnectorContext": Cls},
+        f"{connector}.base_connector": {"RemoteConnector": type("RemoteConnector", (Cls,), {"full_chunk_size_bytes": 8})},
+    }
+    module = import_over("kvasir.lmcache_remote", stand_ins)
+    stores: list[Future] = []
+
+    def store(keys, pages):
+        stores.append(Future())
+        return stores[-1]
+
+    monkeypatch.setattr(module, "PageStore", lambda *_: SimpleNamespace(names=lambda _, hashes, salt: hashes, store=store))
+    config = SimpleNamespace(extra_config={"remote_storage_plugin.kvasir.url": "http://x"}, use_layerwise=False)
+    metadata = SimpleNamespace(chunk_size=64)
+    context = SimpleNamespace(config=config, metadata=metadata, plugin_name="kvasir", local_cpu_backend=None)
+    made = module.KvasirAdapter().create_connector(context)
+    key = SimpleNamespace(model_name="m", dtype="bf16", world_size=1, worker_id=0, tags=None, chunk_hash_hex="a")
+
+    async def main() -> None:
+        waited, abandoned = Chunk(), Chunk()
+        putting = [asyncio.create_task(made.batched_put([key], [chunk])) for chunk in (waited, abandoned)]
+        await asyncio.sleep(0)
+        putting[1].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await putting[1]
+        # What LMCache held itself.
+        abandoned.ref_count_down()
+        assert not stores[1].done() and abandoned.references == 1
+        for storing in stores:
+            storing.set_result(["stored"])
+        await putting[0]
+        assert (waited.references, abandoned.references) == (1, 0)
+
+    asyncio.run(main())
