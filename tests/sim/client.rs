@@ -55,15 +55,17 @@ pub(crate) async fn join(storage: &Arc<Storage>, tenant: &Name) -> Result<RootHa
 
 /// Stores one chunk.
 pub(crate) async fn store(storage: &Arc<Storage>, chunk: &Chunk) -> Result<ObjectDigest, PutError> {
-    send(storage, chunk, None).await
+    send(storage, &RequestHint::default(), chunk, None).await
 }
 
 async fn send(
     storage: &Arc<Storage>,
+    hint: &RequestHint,
     chunk: &Chunk,
     announced: Option<AnnouncedBody>,
 ) -> Result<ObjectDigest, PutError> {
-    let put = PutChunk { announced, ..PutChunk::new(&tenant(), &model_id(), &chunk.seq_hash) };
+    let hint = hint.clone();
+    let put = PutChunk { announced, hint, ..PutChunk::new(&tenant(), &model_id(), &chunk.seq_hash) };
     Ok(storage.ingest().put_chunk(put, body(&chunk.bytes)).await?.object_digest)
 }
 
@@ -173,6 +175,11 @@ impl Book {
 
     /// Stores chunks one after the other, until the replica dies.
     pub(crate) async fn store(&self, node: &Node, chunks: &[Chunk]) {
+        self.store_as(node, &RequestHint::default(), chunks).await;
+    }
+
+    /// The same, as the replica takes the requests for.
+    pub(crate) async fn store_as(&self, node: &Node, hint: &RequestHint, chunks: &[Chunk]) {
         for chunk in chunks {
             let put = self.model().put_begins(node.id, self.now(), chunk);
             // One writer in two says what it sends, and one of four of these sends less and stores nothing.
@@ -180,7 +187,7 @@ impl Book {
             let (object_digest, bytes) =
                 (chunk.object_digest, chunk.bytes.len() as u64 + u64::from(writes % 8 == 7));
             let announced = (writes % 2 == 1).then_some(AnnouncedBody { object_digest, bytes });
-            let answer = node.run(send(&node.storage, chunk, announced)).await;
+            let answer = node.run(send(&node.storage, hint, chunk, announced)).await;
             let object = answer.as_ref().and_then(|answer| answer.as_ref().ok()).copied();
             let outcome = object.map_or(Outcome::Unknown, |_| Outcome::Acknowledged);
             self.judge(self.model().put_ends(put, self.now(), outcome, object));
@@ -230,11 +237,24 @@ impl Book {
 
     /// Looks up, reads heads and pieces, and has all that passes a client's checks judged.
     pub(crate) async fn load(&self, node: &Node, root: RootHash, tokens: &[u32], fresh: bool) {
+        self.load_as(node, &RequestHint::default(), root, tokens, fresh).await;
+    }
+
+    /// The same, as the replica takes the requests for.
+    pub(crate) async fn load_as(
+        &self,
+        node: &Node,
+        hint: &RequestHint,
+        root: RootHash,
+        tokens: &[u32],
+        fresh: bool,
+    ) {
         let chain = TokenChain::new(root, tokens);
         let query = Query::Tokens(tokens.to_vec());
         let (begun, asked, faults) = (self.now(), Instant::now(), node.life.faults());
         let (tenant, namespace, model_id) = (tenant(), namespace(), model_id());
         let asking = kvasir_storage::Lookup::new(&tenant, &namespace, &model_id, query).fresh(fresh);
+        let asking = kvasir_storage::Lookup { hint: hint.clone(), ..asking };
         let found = node.run(node.storage.lookup(&asking)).await;
         let reached = node.life.has_reached_the_store(asked, faults);
         let answer = match found {
@@ -249,16 +269,22 @@ impl Book {
         let lookup = Lookup { by, at, fresh, reached, chain, tokens, answer };
         self.judge(self.model().lookup(lookup));
         for hit in &answer.chunks {
-            let delivered = node.run(self.load_chunk(node, hit, chain, tokens)).await;
+            let delivered = node.run(self.load_chunk((node, hint), hit, chain, tokens)).await;
             self.delivered.set(self.delivered.get() + usize::from(delivered == Some(true)));
         }
     }
 
     /// Reads every piece by its range. Unverifiable data is a miss.
-    async fn load_chunk(&self, node: &Node, hit: &ChunkMatch, chain: &TokenChain, tokens: &[u32]) -> bool {
+    async fn load_chunk(
+        &self,
+        (node, hint): (&Node, &RequestHint),
+        hit: &ChunkMatch,
+        chain: &TokenChain,
+        tokens: &[u32],
+    ) -> bool {
         let (storage, tenant, model_id) = (&node.storage, tenant(), model_id());
         let key = ChunkKey { tenant, model_id, seq_hash: hit.seq_hash, object_digest: hit.object_digest };
-        let Ok(head) = whole(storage, &key, ByteRange::Bounded(0, hit.head_bytes - 1)).await else {
+        let Ok(head) = read(storage, &key, ByteRange::Bounded(0, hit.head_bytes - 1), hint).await else {
             return false;
         };
         let Ok(head) = Head::parse(&head) else { return false };
@@ -269,7 +295,7 @@ impl Book {
         for (section, span, entry) in head.pieces() {
             let range = ByteRange::Bounded(entry.range.start, entry.range.end - 1);
             let begun = self.now();
-            let Ok(bytes) = whole(storage, &key, range).await else { return false };
+            let Ok(bytes) = read(storage, &key, range, hint).await else { return false };
             if head.check_piece(section, span, &bytes).is_err() {
                 return false;
             }
@@ -286,8 +312,16 @@ pub(crate) async fn whole(
     key: &ChunkKey,
     range: ByteRange,
 ) -> Result<Bytes, ChunkError> {
-    let parts: Vec<Bytes> =
-        storage.reads().read(key, range, &RequestHint::default()).await?.bytes.try_collect().await?;
+    read(storage, key, range, &RequestHint::default()).await
+}
+
+async fn read(
+    storage: &Arc<Storage>,
+    key: &ChunkKey,
+    range: ByteRange,
+    hint: &RequestHint,
+) -> Result<Bytes, ChunkError> {
+    let parts: Vec<Bytes> = storage.reads().read(key, range, hint).await?.bytes.try_collect().await?;
     Ok(parts.concat().into())
 }
 

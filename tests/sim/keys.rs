@@ -4,7 +4,7 @@ use bytes::Bytes;
 use futures::TryStreamExt;
 use kvasir_storage::{ByteRange, KeyListing, ObjectError, PutObject, Storage, hot::RequestHint};
 use kvasir_tests::model::Outcome;
-use kvasir_types::ObjectKey;
+use kvasir_types::{ObjectKey, RouteKey};
 use std::sync::Arc;
 
 use crate::{
@@ -18,6 +18,11 @@ pub(crate) const VALUES: u8 = 3;
 
 fn key(number: u8) -> ObjectKey {
     format!("key-{number}").parse().expect("a key")
+}
+
+/// The route of a key.
+pub(crate) fn route(number: u8) -> RouteKey {
+    RouteKey::of_object(&namespace(), &key(number))
 }
 
 /// The bytes of a value say which key and value they are of.

@@ -5,6 +5,7 @@
 #![allow(clippy::print_stdout, reason = "the figures of a run; --nocapture shows them")]
 
 mod client;
+mod cluster;
 mod disk;
 mod keys;
 mod late;
@@ -25,12 +26,17 @@ use kvasir_server::Layers;
 use kvasir_storage::transitions::Transition;
 use kvasir_tests::faulty::Fault;
 
-use crate::world::{Outcome, REPLICAS, World};
+use crate::{
+    cluster::{BY_ANOTHER_LIST, BY_LIST, SITUATIONS, SLOW_DNS, SPLIT_EPOCHS},
+    world::{Outcome, REPLICAS, World},
+};
 
 /// Seeds of every run.
 const SEEDS: u64 = 80;
 /// Maximum number of seeds, if a transition was not cut often enough.
 const SEEDS_MAX: u64 = 200;
+/// Seeds of every run in which clients follow routes.
+const SEEDS_BY_ROUTES: u64 = 16;
 const ROUNDS: usize = 40;
 /// Rounds of the simulations with many replicas.
 const ROUNDS_OF_MANY: usize = 15;
@@ -54,9 +60,10 @@ pub(crate) fn on_simulated_time<T>(simulation: impl Future<Output = T>) -> T {
     runtime.expect("a runtime").block_on(simulation)
 }
 
-fn simulate(seed: u64, replicas: usize, rounds: usize) -> Outcome {
+/// `by_routes`: clients follow lists of members; otherwise they ask anybody.
+fn simulate(seed: u64, replicas: usize, rounds: usize, by_routes: bool) -> Outcome {
     on_simulated_time(async {
-        let mut world = World::new(seed, replicas).await;
+        let mut world = World::new(seed, replicas, by_routes).await;
         for _ in 0..rounds {
             Box::pin(world.round()).await;
         }
@@ -75,6 +82,7 @@ struct Sums {
     injected: [u64; Fault::ALL.len()],
     cuts: BTreeMap<Transition, u64>,
     restarts: [u64; 2],
+    situations: BTreeMap<&'static str, u64>,
 }
 
 impl Sums {
@@ -88,6 +96,7 @@ impl Sums {
         self.injected.iter_mut().zip(outcome.injected).for_each(|(sum, n)| *sum += n);
         outcome.cuts.into_iter().for_each(|(transition, n)| *self.cuts.entry(transition).or_default() += n);
         self.restarts.iter_mut().zip(outcome.restarts).for_each(|(sum, n)| *sum += n);
+        outcome.situations.into_iter().for_each(|(what, n)| *self.situations.entry(what).or_default() += n);
     }
 
     /// A transition that was not cut often enough: rare ones may need a few seeds more.
@@ -134,9 +143,9 @@ fn the_promises_hold() {
     let wanted = wanted("KVASIR_TEST_SIM_SEEDS", SEEDS);
     let first = self::wanted("KVASIR_TEST_SIM_FROM", 0);
     let (sums, failed) =
-        all_seeds(first, wanted, wanted.max(SEEDS_MAX), |seed| simulate(seed, REPLICAS, ROUNDS));
+        all_seeds(first, wanted, wanted.max(SEEDS_MAX), |seed| simulate(seed, REPLICAS, ROUNDS, false));
     assert!(failed.is_empty(), "{failed:#?}");
-    let Sums { seeds, kept, delivered, judged, corruptions, injected, cuts, restarts } = &sums;
+    let Sums { seeds, kept, delivered, judged, corruptions, injected, cuts, restarts, .. } = &sums;
     println!(
         "{seeds} seeds: {} corrupt bodies, of them {} misdirected; {delivered} chunks delivered; {kept} owed at the \
          end\njudged: {judged:?}\nreplicas on a disk of another, on an empty one: {restarts:?}\nfaults: {:?}\ncuts: \
@@ -159,13 +168,32 @@ fn the_promises_hold() {
     assert_eq!(sums.missing(), None, "it was cut less than {CUTS} times: {cuts:?}");
 }
 
-/// Clients ask any replica for anything, as if each had another list of members: routes decide who is fast, never who is right.
+/// Clients follow lists of members that are late and differ, while replicas come, go and are cut off: routes decide who is fast,
+/// never who is right.
+#[test]
+fn the_promises_hold_where_clients_follow_routes() {
+    let wanted = wanted("KVASIR_TEST_SIM_SEEDS", SEEDS_BY_ROUTES);
+    let first = self::wanted("KVASIR_TEST_SIM_FROM", 0);
+    let (sums, failed) = all_seeds(first, wanted, wanted, |seed| simulate(seed, REPLICAS, ROUNDS, true));
+    assert!(failed.is_empty(), "{failed:#?}");
+    println!("{} seeds by routes: {:?}\njudged: {:?}", sums.seeds, sums.situations, sums.judged);
+    if wanted < SEEDS_BY_ROUTES {
+        return;
+    }
+    // Without these it would be the simulation of clients that ask anybody.
+    for situation in SITUATIONS {
+        assert!(sums.situations.contains_key(situation), "there was no {situation}: {:?}", sums.situations);
+    }
+}
+
+/// The same in clusters of up to a hundred.
 #[test]
 fn the_promises_hold_in_large_clusters() {
     let first = wanted("KVASIR_TEST_SIM_FROM", 0);
+    let mut sums = Sums::default();
     for (seed, replicas) in (first..).zip([12, 30, 100]) {
         let begun = std::time::Instant::now();
-        let outcome = simulate(seed, replicas, ROUNDS_OF_MANY);
+        let outcome = simulate(seed, replicas, ROUNDS_OF_MANY, true);
         println!(
             "{replicas} replicas: {:?}, {} delivered, {:?}",
             begun.elapsed(),
@@ -177,12 +205,16 @@ fn the_promises_hold_in_large_clusters() {
             outcome.delivered > 0 && outcome.restarts.iter().sum::<u64>() > replicas as u64,
             "{outcome:?}"
         );
+        sums.add(outcome);
+    }
+    for situation in [BY_LIST, BY_ANOTHER_LIST, SPLIT_EPOCHS, SLOW_DNS] {
+        assert!(sums.situations.contains_key(situation), "there was no {situation}: {:?}", sums.situations);
     }
 }
 
 #[test]
 fn one_seed_one_trace() {
-    let simulate = |seed| simulate(seed, REPLICAS, ROUNDS);
+    let simulate = |seed| simulate(seed, REPLICAS, ROUNDS, true);
     let (a, b, other) = (simulate(9), simulate(9), simulate(78));
     assert_eq!(a.trace, b.trace);
     assert_ne!(a.trace, other.trace);

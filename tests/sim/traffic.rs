@@ -4,14 +4,14 @@ use std::{rc::Rc, sync::Arc, time::Duration};
 
 use futures::future::join_all;
 use kvasir_api::ContextRequest;
-use kvasir_storage::{WorkShare, gc::GcPolicy};
+use kvasir_storage::{WorkShare, gc::GcPolicy, hot::RequestHint};
 use kvasir_tests::chunks::{self, Chunk};
 use kvasir_types::Name;
 use tokio::time::{Instant, sleep};
 
 use crate::{
     client::{self, Book, tenant},
-    keys::{KEYS, VALUES},
+    keys::{self, KEYS, VALUES},
     node::Node,
     world::{CONTEXTS, REPLICAS, World},
 };
@@ -49,6 +49,7 @@ impl World {
             13 => self.unpin().await,
             _ => {}
         }
+        self.part();
         Box::pin(self.traffic()).await;
         if self.dice.chance(300) {
             self.hold().await;
@@ -64,7 +65,10 @@ impl World {
     }
 
     /// What a replica takes for its part of the work: its list of members need not be that of any other.
-    fn work_share(&mut self) -> WorkShare {
+    fn work_share(&mut self, node: &Node) -> WorkShare {
+        if let Some(share) = self.listed_share(node) {
+            return share;
+        }
         if !self.dice.chance(if self.nodes.len() > REPLICAS { 800 } else { 200 }) {
             return WorkShare::WHOLE;
         }
@@ -74,28 +78,45 @@ impl World {
         WorkShare::of(members, this, self.dice.chance(500))
     }
 
+    /// A context, and who is asked for it.
+    fn ask_for_a_context(&mut self) -> ((Node, RequestHint), usize) {
+        let (given, at) = (self.any(), self.dice.below(CONTEXTS));
+        let route = self.routes[at];
+        (self.ask(given, &route), at)
+    }
+
     async fn traffic(&mut self) {
         let book = Rc::clone(&self.book);
-        let puts: Vec<_> = (0..3).map(|_| (self.any(), self.dice.below(CONTEXTS))).collect();
-        let loads: Vec<_> =
-            (0..4).map(|_| (self.any(), self.dice.below(CONTEXTS), self.dice.chance(500))).collect();
+        let puts: Vec<_> = (0..3).map(|_| self.ask_for_a_context()).collect();
+        let loads: Vec<_> = (0..4).map(|_| (self.ask_for_a_context(), self.dice.chance(500))).collect();
         let removals = self.dice.below(12).saturating_sub(9);
         let removals: Vec<_> = (0..removals).map(|_| (self.any(), self.any_chunk())).collect();
         let (namer, named) = (self.any(), self.any_chunk());
         let collectors = self.dice.below(3).saturating_sub(usize::from(self.dice.chance(600)));
-        let collectors: Vec<_> = (0..collectors).map(|_| (self.any(), self.work_share())).collect();
+        let collectors: Vec<_> = (0..collectors)
+            .map(|_| {
+                let node = self.any();
+                let share = self.work_share(&node);
+                (node, share)
+            })
+            .collect();
         let keepers: Vec<_> = self.nodes.iter().map(|(node, _)| node.clone()).collect();
-        let key = |world: &mut Self| world.dice.below(usize::from(KEYS)) as u8;
+        let asked = |world: &mut Self| {
+            let (given, key) = (world.any(), world.dice.below(usize::from(KEYS)) as u8);
+            (world.ask(given, &keys::route(key)).0, key)
+        };
         let key_puts: Vec<_> =
-            (0..3).map(|_| (self.any(), key(self), self.dice.below(usize::from(VALUES)) as u8)).collect();
-        let key_gets: Vec<_> = (0..3).map(|_| (self.any(), key(self))).collect();
-        let key_removal = self.dice.chance(150).then(|| (self.any(), key(self)));
+            (0..3).map(|_| (asked(self), self.dice.below(usize::from(VALUES)) as u8)).collect();
+        let key_gets: Vec<_> = (0..3).map(|_| asked(self)).collect();
+        let key_removal = self.dice.chance(150).then(|| asked(self));
         let (pinner, pins) = (self.any(), self.dice.chance(350));
         let (pinned, delay) = (self.dice.below(CONTEXTS), self.dice.below(4_000));
         let policy = self.policy();
         let (root, contexts) = (self.root, &self.contexts);
-        let puts = puts.iter().map(|(node, at)| book.store(node, &contexts[*at].1));
-        let loads = loads.iter().map(|(node, at, fresh)| book.load(node, root, &contexts[*at].0, *fresh));
+        let puts = puts.iter().map(|((node, hint), at)| book.store_as(node, hint, &contexts[*at].1));
+        let loads = loads
+            .iter()
+            .map(|(((node, hint), at), fresh)| book.load_as(node, hint, root, &contexts[*at].0, *fresh));
         let removals = removals.iter().map(|(node, chunk)| book.remove(node, chunk));
         let collecting = collectors.iter().map(|(node, share)| book.collect(node, &policy, share));
         let keeping = keepers.iter().map(|node| book.sync(node));
@@ -107,7 +128,7 @@ impl World {
             }
             None
         };
-        let key_puts = key_puts.iter().map(|(node, key, value)| book.put_key(node, *key, *value));
+        let key_puts = key_puts.iter().map(|((node, key), value)| book.put_key(node, *key, *value));
         let key_gets = key_gets.iter().map(|(node, key)| book.get_key(node, *key));
         let key_removal = key_removal.iter().map(|(node, key)| book.remove_key(node, *key));
         let (.., pin) = tokio::join!(
@@ -203,7 +224,7 @@ impl World {
         }
         let at = self.dice.below(self.nodes.len());
         let (node, _) = self.nodes.swap_remove(at);
-        let (collector, policy, share) = (node.clone(), self.policy(), self.work_share());
+        let (collector, policy, share) = (node.clone(), self.policy(), self.work_share(&node));
         tokio::spawn(async move {
             let storage = Arc::clone(&collector.storage);
             let _ = collector.run(storage.lifecycle().collect_garbage(&policy, &share, |_| {})).await;

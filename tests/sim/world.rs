@@ -11,13 +11,14 @@ use kvasir_tests::{
     faulty::{Dice, Fault, FaultyStore, ZOMBIE_MAX},
     model::{Bounds, Keys, Model},
 };
-use kvasir_types::{Name, ObjectDigest, RootHash, SeqHash};
+use kvasir_types::{Name, ObjectDigest, RootHash, RouteKey, SeqHash, TokenChain};
 use object_store::{ObjectStore, ObjectStoreExt};
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
 
 use crate::{
     client::{self, Book, tenant},
+    cluster::Cluster,
     node::{Cuts, Disk, JOURNAL_RETENTION, Node, Start, least_cut},
 };
 
@@ -48,6 +49,8 @@ pub(crate) struct Outcome {
     pub trace: (u64, String),
     /// Replicas that began with a disk of another, and with an empty one.
     pub restarts: [u64; 2],
+    /// Situations of clients that follow routes.
+    pub situations: BTreeMap<&'static str, u64>,
 }
 
 /// The data that the collector may remove.
@@ -74,6 +77,10 @@ pub(crate) struct World {
     disks: Vec<Disk>,
     pub(crate) root: RootHash,
     pub(crate) contexts: Vec<(Vec<u32>, Vec<Chunk>)>,
+    /// Of the contexts.
+    pub(crate) routes: Vec<RouteKey>,
+    /// Without it clients ask anybody.
+    pub(crate) cluster: Option<Cluster>,
     pub(crate) pins: Vec<(u64, Uuid)>,
     pub(crate) pinned: u64,
     pub(crate) paused: Vec<(Node, Instant)>,
@@ -85,7 +92,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) async fn new(seed: u64, replicas: usize) -> Self {
+    pub(crate) async fn new(seed: u64, replicas: usize, by_routes: bool) -> Self {
         let store = FaultyStore::new(seed, FAULTS, seed % 2 == 1);
         if seed.is_multiple_of(3) {
             store.be_honest();
@@ -118,7 +125,11 @@ impl World {
             let chunks = chunks::context(root, &tokens, chunk_tokens, 20 + dice.below(200));
             (tokens, chunks)
         });
-        let contexts = contexts.collect();
+        let contexts: Vec<(Vec<u32>, Vec<Chunk>)> = contexts.collect();
+        let routes = contexts.iter().map(|(tokens, _)| {
+            RouteKey::of(TokenChain::new(root, tokens).blocks(), |_| false).expect("it is not empty")
+        });
+        let routes = routes.collect();
         let keeps = match seed / 2 % 4 {
             0 | 1 => Keeps::Everything,
             2 => Keeps::Until(Duration::from_secs(120)),
@@ -150,6 +161,8 @@ impl World {
             disks: Vec::new(),
             root,
             contexts,
+            routes,
+            cluster: by_routes.then(|| Cluster::new(seed)),
             pins: Vec::new(),
             pinned: 0,
             paused: Vec::new(),
@@ -225,6 +238,9 @@ impl World {
         while self.nodes.len() < wanted {
             self.add().await;
         }
+        if let Some(cluster) = &mut self.cluster {
+            cluster.renew(&self.nodes);
+        }
     }
 
     /// Ends all faults; every replica must then find the promised data, and the store must hold it byte for
@@ -235,6 +251,9 @@ impl World {
             self.nodes.push((node, None));
         }
         self.nodes.iter().for_each(|(node, _)| node.life.cut_off_from_journal(false));
+        if let Some(cluster) = &mut self.cluster {
+            cluster.heal();
+        }
         self.store.heal();
         sleep(UNKNOWN * 2).await;
         let cold = self.cold().await;
@@ -271,6 +290,7 @@ impl World {
             cuts: self.cuts.lock().expect("not poisoned").clone(),
             trace: self.store.trace(),
             restarts: self.restarts,
+            situations: self.cluster.map(|cluster| cluster.seen).unwrap_or_default(),
         }
     }
 

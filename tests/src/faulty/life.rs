@@ -25,6 +25,7 @@ struct State {
     over: watch::Sender<bool>,
     paused: watch::Sender<bool>,
     without_journal: AtomicBool,
+    without_store: AtomicBool,
     faults: AtomicU64,
     misled: Mutex<Option<Instant>>,
 }
@@ -35,6 +36,7 @@ impl Life {
             over: watch::Sender::new(false),
             paused: watch::Sender::new(false),
             without_journal: AtomicBool::new(false),
+            without_store: AtomicBool::new(false),
             faults: AtomicU64::new(0),
             misled: Mutex::new(None),
         }))
@@ -70,8 +72,15 @@ impl Life {
         self.0.without_journal.store(is_cut_off, Ordering::Relaxed);
     }
 
+    /// Lets none of its requests reach the store, or again.
+    pub fn cut_off_from_store(&self, is_cut_off: bool) {
+        self.0.without_store.store(is_cut_off, Ordering::Relaxed);
+    }
+
     pub(super) fn is_cut_off_from(&self, path: &Path) -> bool {
-        self.0.without_journal.load(Ordering::Relaxed) && path.parts().any(|part| part.as_ref() == "j")
+        let is_of_journal = || path.parts().any(|part| part.as_ref() == "j");
+        self.0.without_store.load(Ordering::Relaxed)
+            || (self.0.without_journal.load(Ordering::Relaxed) && is_of_journal())
     }
 
     pub(super) async fn alive(&self) {

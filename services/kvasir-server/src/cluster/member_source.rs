@@ -233,5 +233,7 @@ mod tests {
         *targets.lock() = vec![("kvasir-1.headless.", 0)];
         cluster.resolve(&resolver).await.expect("an answer");
         assert_eq!(cluster.len(), 1);
+        // One of weight 1 joined weights of 4, then two of 4 in 5 left; the first list moved nothing.
+        assert!((cluster.routes_moved() - (0.2 + 0.8)).abs() < 1e-9, "{}", cluster.routes_moved());
     }
 }

@@ -15,7 +15,7 @@ use hickory_resolver::TokioResolver;
 use kvasir_api::{Member, MembersResponse, ROUTE_REPLICAS};
 use kvasir_storage::WorkShare;
 use kvasir_types::{Name, RouteKey, SeqHash};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
 pub use self::member_source::MemberSource;
@@ -77,6 +77,7 @@ pub(crate) struct Cluster {
     scheme: &'static str,
     current: RwLock<Arc<MemberList>>,
     splits: Splits,
+    moved: Mutex<f64>,
     begun: Instant,
     was_large: AtomicBool,
 }
@@ -93,6 +94,18 @@ impl MemberList {
         members.dedup_by(|a, b| a.url == b.url);
         members.truncate(limits::MEMBERS_MAX);
         Self { epoch: MembersResponse::epoch_of(&members), members }
+    }
+
+    /// The share of all routes whose first replica is another one in `next`: those of members that left, and those that new ones
+    /// take over. By rendezvous hashing a route stays if neither kind of member ranks before all others.
+    fn moved(&self, next: &Self) -> f64 {
+        let is_in = |list: &Self, member: &Member| list.members.iter().any(|other| other.url == member.url);
+        let left: f64 =
+            self.members.iter().filter(|member| !is_in(next, member)).map(|member| member.weight).sum();
+        let stayed: f64 =
+            next.members.iter().filter(|member| is_in(self, member)).map(|member| member.weight).sum();
+        let all = left + next.members.iter().map(|member| member.weight).sum::<f64>();
+        if all > 0.0 { 1.0 - stayed / all } else { 0.0 }
     }
 }
 
@@ -115,6 +128,7 @@ impl Cluster {
             scheme,
             current: RwLock::new(current),
             splits: Splits::default(),
+            moved: Mutex::default(),
             begun: Instant::now(),
             was_large: AtomicBool::new(false),
         }
@@ -210,6 +224,11 @@ impl Cluster {
         self.splits.made()
     }
 
+    /// The share of all routes that moved with changes of the list so far: 1 for as many as there are.
+    pub(crate) fn routes_moved(&self) -> f64 {
+        *self.moved.lock()
+    }
+
     /// Whether the list has to be asked for again and again.
     pub(crate) fn is_resolved(&self) -> bool {
         matches!(self.config.members, Some(MemberSource::Srv { .. }))
@@ -226,6 +245,10 @@ impl Cluster {
                 epoch = list.epoch,
                 "the members of the cluster changed"
             );
+            // The first list moves nothing.
+            if !before.members.is_empty() {
+                *self.moved.lock() += before.moved(&list);
+            }
             *self.current.write() = Arc::new(list);
         }
         Ok(())
@@ -292,6 +315,35 @@ mod tests {
             replica.is_large()
         };
         assert_eq!([8, 9, 8, 5, 4, 8, 9].map(becomes), [false, true, true, true, false, false, true]);
+    }
+
+    /// Compared with the first replicas of routes.
+    #[test]
+    fn what_moves_is_what_members_that_left_had_and_new_ones_take() {
+        let list = |text: &str| MemberList::new(cluster(text, None).current().members.clone());
+        let (abc, bcd) =
+            ("http://a:1,http://b:1,http://c:1?weight=2", "http://b:1,http://c:1?weight=2,http://d:1");
+        for (before, after, share) in [
+            (abc, abc, 0.0),
+            (abc, "http://a:1,http://b:1", 0.5),
+            ("http://a:1,http://b:1", abc, 0.5),
+            (abc, bcd, 0.4),
+            (abc, "http://d:1", 1.0),
+        ] {
+            let (before, after) = (list(before), list(after));
+            let first = |list: &MemberList, route: RouteKey| {
+                let members = list.members.iter().map(|member| (member.url.as_str(), member.weight));
+                list.members[route.rank(members)[0]].url.clone()
+            };
+            let moved = (0..10_000).filter(|n| first(&before, key(*n)) != first(&after, key(*n))).count();
+            assert!(
+                (before.moved(&after) - share).abs() < 1e-9,
+                "{} instead of {share}",
+                before.moved(&after)
+            );
+            // Five standard deviations are 0.025.
+            assert!((moved as f64 / 10_000.0 - share).abs() < 0.025, "{moved} of 10,000, {share} expected");
+        }
     }
 
     #[tokio::test(start_paused = true)]

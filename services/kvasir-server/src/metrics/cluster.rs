@@ -1,6 +1,6 @@
 //! Metrics of the cluster of replicas.
 
-use prometheus::{IntCounter, IntCounterVec, IntGauge, Registry};
+use prometheus::{Counter, IntCounter, IntCounterVec, IntGauge, Registry};
 
 use super::{counter, counters, gauge};
 use crate::cluster::{Cluster, RoutePlace};
@@ -11,6 +11,7 @@ pub(crate) struct ClusterMetrics {
     members: IntGauge,
     route_requests: IntCounterVec,
     route_splits: IntCounter,
+    route_moves: Counter,
     resolve_failures: IntCounter,
 }
 
@@ -27,6 +28,11 @@ impl ClusterMetrics {
                 "kvasir_route_splits_total",
                 "Routes that this replica has split because too many prompts shared them.",
             ),
+            route_moves: Counter::new(
+                "kvasir_route_moves_total",
+                "Share of all routes that other replicas keep since the list of members changed, added up.",
+            )
+            .expect("a constant name"),
             resolve_failures: counter(
                 "kvasir_cluster_resolve_failures_total",
                 "Times that DNS gave no list of members, and the former list stayed.",
@@ -38,6 +44,7 @@ impl ClusterMetrics {
         registry.register(Box::new(this.members.clone())).expect("names are distinct");
         registry.register(Box::new(this.route_requests.clone())).expect("names are distinct");
         registry.register(Box::new(this.route_splits.clone())).expect("names are distinct");
+        registry.register(Box::new(this.route_moves.clone())).expect("names are distinct");
         registry.register(Box::new(this.resolve_failures.clone())).expect("names are distinct");
         this
     }
@@ -54,5 +61,6 @@ impl ClusterMetrics {
     pub(crate) fn refresh(&self, cluster: &Cluster) {
         self.members.set(i64::try_from(cluster.len()).unwrap_or(i64::MAX));
         self.route_splits.inc_by(cluster.splits_made().saturating_sub(self.route_splits.get()));
+        self.route_moves.inc_by((cluster.routes_moved() - self.route_moves.get()).max(0.0));
     }
 }
