@@ -85,6 +85,35 @@ fn inspect_shows_the_tree_and_the_rates() {
     }
     let profile = bench.ok("profile inspect p.kvp");
     assert!(profile.contains("bits/element") && profile.contains("identity"), "{profile}");
+    assert!(profile.contains("decoding 1,000 tokens") && profile.contains("cores at 100 Gb/s"), "{profile}");
+}
+
+/// The direct profile, and the shipped one with its basis and its prediction from the text.
+#[test]
+fn decoding_is_measured_at_every_level() {
+    let bench = bench();
+    let json = |line: &str| serde_json::from_str::<serde_json::Value>(&bench.ok(line)).expect("JSON");
+    let lines = ["profile inspect p.kvp --json", "profile inspect --json", "plan --model kvasir-tiny --json"];
+    for line in lines {
+        let printed = json(line);
+        let decoding = printed["decoding"].as_array().expect("levels");
+        assert!(decoding.len() >= 2, "{line}: {printed}");
+        for level in decoding {
+            let number = |of: &serde_json::Value| of.as_f64().expect("a number");
+            let seconds = number(&level["seconds_per_1000_tokens"]);
+            let encoded = number(&level["bytes_per_1000_tokens"]);
+            assert!(seconds > 0.0 && encoded > 0.0, "{level}");
+            for link in level["cores"].as_array().expect("links") {
+                let expected = number(&link["gbit_per_s"]) * 1.25e8 / encoded * seconds;
+                assert!((number(&link["cores"]) / expected - 1.0).abs() < 1e-9, "{level}");
+            }
+        }
+    }
+    let assumed = "plan --model llama-3.1-8b";
+    assert!(json(&format!("{assumed} --json"))["decoding"].is_null());
+    assert!(bench.ok(assumed).contains("measured on this machine with --profile"));
+    let given = bench.ok(&format!("{assumed} --profile p.kvp"));
+    assert!(given.contains("decoding 1,000 tokens") && given.contains("cores at 10 Gb/s"), "{given}");
 }
 
 #[test]

@@ -7,6 +7,7 @@
 mod args;
 mod browser;
 mod commands;
+mod decode_speed;
 #[cfg(feature = "demo")]
 pub mod demo;
 pub mod error;

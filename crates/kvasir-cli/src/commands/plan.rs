@@ -1,14 +1,20 @@
 //! `kvasir plan`: the size of a KV cache, the cost of keeping it, and the level that fits a link and an SLO.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use clap::Args;
+use kvasir_codec::Profile;
 use kvasir_model::plan::{
     Deployment, GPUS, LevelRate, LinkPlan, ModelPreset, Plan, Rate, Request, gpu, plan, preset, presets,
 };
 use kvasir_types::{CHUNK_TOKENS_DEFAULT, ModelSpec};
+use serde::Serialize;
 
 use crate::{
+    decode_speed::{self, LevelSpeed},
     error::{CliError, CliResult, Exit, read_file},
     inputs,
     output::{bytes, columns, print, print_json},
@@ -45,8 +51,8 @@ pub(crate) struct PlanArguments {
     /// Active parameters per token, in 10⁹. Needed with a model spec, which does not contain them.
     #[arg(long, value_name = "BILLIONS")]
     parameters: Option<f64>,
-    /// A profile whose measured levels are used. Default: the shipped profile for kvasir-tiny, assumed levels
-    /// for other models.
+    /// A profile whose measured levels are used, and whose decoding is measured on this machine. Default: the
+    /// shipped profile for kvasir-tiny, assumed levels for other models.
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
     /// Print as JSON.
@@ -65,8 +71,11 @@ pub(crate) fn run(arguments: &PlanArguments) -> CliResult {
     let model = model(arguments)?;
     let card = gpu(&arguments.gpu)
         .ok_or_else(|| usage(format!("no known GPU is named {}; see `kvasir plan --list`", arguments.gpu)))?;
-    let answer = plan(Request {
-        levels: levels(&model, arguments.profile.as_deref())?,
+    let profile = profile(&model, arguments.profile.as_deref())?;
+    let levels = profile.as_ref().map_or_else(|| LevelRate::ASSUMED.to_vec(), |profile| levels(profile));
+    let decoding = profile.as_deref().map(decode_speed::measure).transpose()?;
+    let plan = plan(Request {
+        levels,
         model,
         tokens: arguments.tokens,
         chunk_tokens: CHUNK_TOKENS_DEFAULT as u64,
@@ -74,7 +83,18 @@ pub(crate) fn run(arguments: &PlanArguments) -> CliResult {
         slo: arguments.slo,
         deployment: Deployment { gpus: arguments.gpus.max(1), ..Deployment::on(*card) },
     });
+    let answer = Answer { plan, decoding };
     if arguments.json { print_json(&answer) } else { print(&text(&answer)) }
+}
+
+/// A plan, and the decoding on this machine.
+#[derive(Debug, Serialize)]
+struct Answer {
+    #[serde(flatten)]
+    plan: Plan,
+    /// `None` without a profile.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    decoding: Option<Vec<LevelSpeed>>,
 }
 
 fn usage(message: impl std::fmt::Display) -> CliError {
@@ -111,23 +131,27 @@ fn with_parameters(model: ModelPreset, given: Option<f64>) -> ModelPreset {
     ModelPreset { active_parameters: given.unwrap_or(model.active_parameters), ..model }
 }
 
-/// Levels of a profile are measured; without a profile they are assumed.
+/// The given profile, or that of the shipped model.
 #[cfg_attr(
     not(feature = "demo"),
     allow(unused_variables, reason = "only the shipped model has a profile of its own")
 )]
-fn levels(model: &ModelPreset, profile: Option<&Path>) -> CliResult<Vec<LevelRate>> {
-    let profile = match profile {
-        Some(path) => inputs::profile(Some(path))?,
+fn profile(model: &ModelPreset, file: Option<&Path>) -> CliResult<Option<Arc<Profile>>> {
+    match file {
+        Some(path) => inputs::profile(Some(path)).map(Some),
         #[cfg(feature = "demo")]
-        None if model.name == "kvasir-tiny" => inputs::profile(None)?,
-        None => return Ok(LevelRate::ASSUMED.to_vec()),
-    };
+        None if model.name == "kvasir-tiny" => inputs::profile(None).map(Some),
+        None => Ok(None),
+    }
+}
+
+/// The levels of a profile as training measured them.
+fn levels(profile: &Profile) -> Vec<LevelRate> {
     let measured = profile.levels().iter().map(|level| LevelRate {
         bits_per_element: Rate::measured(f64::from(level.bits_per_element)),
         kl: level.kl.map(|kl| Rate::measured(f64::from(kl))),
     });
-    Ok(measured.collect())
+    measured.collect()
 }
 
 fn list(json: bool) -> CliResult {
@@ -192,19 +216,24 @@ fn warnings(plan: &Plan) -> String {
     text
 }
 
-fn text(plan: &Plan) -> String {
+fn text(Answer { plan, decoding }: &Answer) -> String {
     let r = &plan.request;
     let d = &r.deployment;
     let size = |kv: &kvasir_model::plan::KvBytes| {
         format!("{} fp16, {} fp8, {} int4", bytes(kv.fp16), bytes(kv.fp8), bytes(kv.int4))
     };
     let rows: Vec<_> = plan.links.iter().map(|link| columns(&link_rows(r, link))).collect();
+    let decoding = decoding.as_deref().map_or_else(
+        || "decoding     depends on the profile: measured on this machine with --profile".to_owned(),
+        decode_speed::table,
+    );
     let reuses = plan.break_even_reuses.map_or_else(
         || "never: loading costs as much as recomputing".to_owned(),
         |n| format!("above {n:.4} reuses per month"),
     );
     format!(
         "{} ({}), {} tokens\n{}KV per token {}\nKV           {}\nstored       {} in all levels\n\n{}\n\n\
+         {decoding}\n\n\
          recompute    {:.3e} FLOP, {:.4} s, ${:.6} on {} {} ({} % of {:.0} TFLOP/s, the share {})\n\
          a month      ${:.6} to keep, ${:.8} a load\nkeeping pays {reuses}\n\
          Rates: bandwidth as given; GPU-hour ${} {}; GB-month ${} {}; round trip {} s {}; decoding {:.0e} B/s {}.",

@@ -351,7 +351,7 @@ def inspect(object: bytes) -> Inspection:
 
 
 class Plan(dict[str, Any]):
-    """The result of `plan`: the document that ``kvasir plan --json`` prints, shown in notebooks with a table of the links."""
+    """The result of `plan`: what ``kvasir plan --json`` prints, but no decoding times; notebooks show a table of its links."""
 
     def _repr_html_(self) -> str:
         from . import _html

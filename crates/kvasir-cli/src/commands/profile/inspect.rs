@@ -10,13 +10,11 @@ use serde::Serialize;
 
 use super::levels::levels_table;
 use crate::{
+    decode_speed::{self, LevelSpeed},
     error::CliResult,
     inputs,
     output::{bytes, columns, print, print_json},
 };
-
-/// Multiply-adds per second of one CPU core with AVX2 in f32, for the estimate of the decoding time.
-const CORE_MACS: f64 = 5e10;
 
 /// Arguments of `kvasir profile inspect`.
 #[derive(Debug, Args)]
@@ -34,7 +32,20 @@ pub(crate) fn run(arguments: &InspectArguments) -> CliResult {
 }
 
 fn show(profile: &Profile, json: bool) -> CliResult {
-    if json { print_json(&view(profile)) } else { print(&text(profile)) }
+    let decoding = decode_speed::measure(profile)?;
+    if json {
+        print_json(&Inspection { profile: view(profile), decoding })
+    } else {
+        print(&text(profile, &decoding))
+    }
+}
+
+/// A profile, and its decoding on this machine.
+#[derive(Debug, Serialize)]
+struct Inspection {
+    #[serde(flatten)]
+    profile: ProfileView,
+    decoding: Vec<LevelSpeed>,
 }
 
 /// A profile in numbers.
@@ -126,7 +137,7 @@ fn scope_view(scope: ScopeSummary) -> ScopeView {
     }
 }
 
-fn text(profile: &Profile) -> String {
+fn text(profile: &Profile, decoding: &[LevelSpeed]) -> String {
     let view = view(profile);
     let header = [
         "scope",
@@ -160,9 +171,8 @@ fn text(profile: &Profile) -> String {
             scope.decode_macs.to_string(),
         ]);
     }
-    let product = view.decode_macs_per_token as f64 / CORE_MACS;
     format!(
-        "profile    {}\nmodel      {}\nsize       {}\nrecipe     {}, {} tokens, {} held out {}\ntables     {} stage, {} trit\nexact      first {} tokens of a context\nproduct    {} multiply-adds per token: about {:.2} ms for 256 tokens on one core\n\n{}\n\n{}",
+        "profile    {}\nmodel      {}\nsize       {}\nrecipe     {}, {} tokens, {} held out {}\ntables     {} stage, {} trit\nexact      first {} tokens of a context\nproduct    {} multiply-adds per token\n\n{}\n\n{}\n\n{}",
         view.profile_hash,
         view.model_id,
         bytes(view.bytes),
@@ -174,8 +184,8 @@ fn text(profile: &Profile) -> String {
         view.trit_tables,
         view.exact_tokens,
         view.decode_macs_per_token,
-        product * 256.0 * 1e3,
         levels_table(profile),
+        decode_speed::table(decoding),
         columns(&rows),
     )
 }
