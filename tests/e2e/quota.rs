@@ -31,11 +31,11 @@ fn chunk(root: RootHash, n: u64) -> Chunk {
 
 async fn job(guarded: &Guarded, token: &str) {
     let started = guarded.send(token, Method::POST, routes::JOBS, r#"{"kind": "gc"}"#).await;
-    let job: serde_json::Value = started.json().await.expect("its JSON");
+    let job: Value = started.json().await.expect("its JSON");
     let id = job["job_id"].as_str().expect("an id").parse().expect("a UUID");
     loop {
         let job = guarded.send(token, Method::GET, &routes::job(&id), "").await;
-        let job: serde_json::Value = job.json().await.expect("its JSON");
+        let job: Value = job.json().await.expect("its JSON");
         match job["state"].as_str() {
             Some("running") => tokio::time::sleep(Duration::from_millis(10)).await,
             state => return assert_eq!(state, Some("done"), "{job}"),

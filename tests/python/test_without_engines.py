@@ -203,3 +203,55 @@ def test_a_store_that_lmcache_abandons_holds_its_memory(import_over, monkeypatch
         assert (waited.references, abandoned.references) == (1, 0)
 
     asyncio.run(main())
+
+
+def test_vllm_saves_in_steps_that_compute_nothing(import_over):
+    base, done = "vllm.distributed.kv_transfer.kv_connector.v1.base", []
+    plan = type("StepPlan", (), {})()
+
+    class Connector(Cls):
+        """vLLM's base class."""
+
+        def __init__(self, **_) -> None:
+            self._kv_transfer_config = SimpleNamespace(kv_connector_extra_config={})
+
+        def _get_connector_metadata(self):
+            return plan
+
+    class Worker(Cls):
+        def load(self, plan) -> None:
+            done.append("load")
+
+        def save(self, plan) -> None:
+            done.append("save")
+
+        def finished(self, *_) -> None:
+            done.append("finished")
+
+    stand_ins = {
+        "vllm": {"__version__": "0.32.0"},
+        base: dict.fromkeys(["KVConnectorTransferResults", "SupportsHMA"], type("Other", (), {}))
+        | {"KVConnectorBase_V1": Connector, "KVConnectorRole": SimpleNamespace(SCHEDULER=0)},
+        "kvasir.vllm._metrics": {"PromMetrics": Cls, "Stats": Cls},
+        "kvasir.vllm._plan": {"StepPlan": type(plan), "WorkerReport": Cls},
+        "kvasir.vllm._scheduler": {"Scheduler": Cls},
+        "kvasir.vllm._settings": {"Settings": SimpleNamespace(of=lambda _: None)},
+        "kvasir.vllm._worker": {"Worker": Worker},
+    }
+    connector = import_over("kvasir.vllm", stand_ins).KvasirConnector(None, 1, None)
+    with_forward, without = (SimpleNamespace(attn_metadata=metadata) for metadata in ({}, None))
+
+    def step(context, *calls) -> list[str]:
+        done.clear()
+        connector.start_load_kv(context)
+        for call in calls:
+            call()
+        return done[1:]
+
+    save, finish = connector.wait_for_save, lambda: connector.get_transfer_results(set())
+    assert step(without, finish) == ["save", "finished"]
+    # As vLLM is to be, and before it has set a context.
+    assert step(without, save, finish) == ["save", "finished"]
+    assert step(with_forward, save, finish) == ["save", "finished"]
+    # A draft model still writes to the blocks.
+    assert step(with_forward, finish, save) == ["finished", "save"]

@@ -172,11 +172,16 @@ impl<'a> Client<'a> {
             judged = judged_as(false);
         }
         if let Err(wrong) = judged {
-            let stored = self.group.stored(chunks).await;
+            let offered = answer.chunks.iter().map(|hit| hit.seq_hash);
+            let of: Vec<SeqHash> = chunks.iter().map(|chunk| chunk.seq_hash).chain(offered).collect();
+            let stored = self.group.stored(&of).await;
+            let told: String = of.iter().map(|hash| history.model.borrow().record_of(hash)).collect();
             let again = api.try_send(Method::POST, routes::LOOKUP, body).await;
             let again = self.expect::<LookupResponse>(life, again).await;
             let log = self.group.log(life);
-            panic!("{wrong}\nin the bucket:\n{stored}asked again, it answers {again:?}\n{log}");
+            panic!(
+                "{wrong}\nof these chunks:\n{told}in the bucket:\n{stored}asked again, it answers {again:?}\n{log}"
+            );
         }
         for hit in &answer.chunks {
             let path = routes::chunk_object(&history.model_id, &hit.seq_hash, &hit.object_digest);

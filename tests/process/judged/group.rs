@@ -169,16 +169,16 @@ impl<'a> Group<'a> {
     }
 
     /// Objects and tombstones of chunks in the bucket, for the report of a failure.
-    pub(super) async fn stored(&self, chunks: &[Chunk]) -> String {
+    pub(super) async fn stored(&self, chunks: &[SeqHash]) -> String {
         let store = self.open();
-        let listed: Vec<_> = store.objects().list(None).try_collect().await.expect("lists");
+        let listed = self.listed(&store).await;
         let mut found = String::new();
         for meta in listed {
             let of = match store.layout().parse(&meta.location) {
                 Some(Key::Chunk(key) | Key::Tombstone(key)) => key.seq_hash,
                 _ => continue,
             };
-            if chunks.iter().any(|chunk| chunk.seq_hash == of) {
+            if chunks.contains(&of) {
                 writeln!(found, "{} of {} bytes, {}", meta.location, meta.size, meta.last_modified)
                     .expect("a text");
             }
@@ -195,10 +195,22 @@ impl<'a> Group<'a> {
         }
     }
 
+    /// All objects. A real server on a busy machine may need longer than one listing waits.
+    async fn listed(&self, store: &OpenStore) -> Vec<ObjectMeta> {
+        let mut last = None;
+        for _ in 0..LISTINGS_MAX {
+            match store.objects().list(None).try_collect().await {
+                Ok(listed) => return listed,
+                Err(error) => last = Some(error),
+            }
+        }
+        panic!("the store cannot be listed: {last:?}");
+    }
+
     /// The objects in the store whose bytes are those of their name.
     pub(super) async fn sound_objects(&self) -> Vec<(SeqHash, ObjectDigest)> {
         let store = self.open();
-        let listed: Vec<_> = store.objects().list(None).try_collect().await.expect("lists");
+        let listed = self.listed(&store).await;
         let mut sound = Vec::new();
         for meta in listed {
             let Some(Key::Chunk(key)) = store.layout().parse(&meta.location) else { continue };

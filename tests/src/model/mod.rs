@@ -227,6 +227,15 @@ impl Model {
         removal
     }
 
+    /// What was asked about a chunk, for the report of a failure.
+    pub fn record_of(&self, seq_hash: &SeqHash) -> String {
+        let puts = self.puts_of(seq_hash).map(|put| (put.at.begun, format!("{put:?}")));
+        let removals = self.removals_of(seq_hash).map(|removal| (removal.at.begun, format!("{removal:?}")));
+        let mut all: Vec<_> = puts.chain(removals).collect();
+        all.sort();
+        all.into_iter().map(|(_, what)| what + "\n").collect()
+    }
+
     fn puts_of(&self, seq_hash: &SeqHash) -> impl Iterator<Item = &Put> {
         self.of_chunk.get(seq_hash).into_iter().flat_map(|of| &of.puts).map(|n| &self.puts[*n])
     }
