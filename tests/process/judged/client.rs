@@ -12,7 +12,7 @@ use kvasir_tests::{
     model::{Lookup, Outcome, Replica},
     service::Api,
 };
-use kvasir_types::{ObjectDigest, TokenChain};
+use kvasir_types::{ObjectDigest, SeqHash, TokenChain};
 use reqwest::{Method, Response, StatusCode};
 use serde::de::DeserializeOwned;
 use tokio::time::sleep;

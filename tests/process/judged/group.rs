@@ -13,18 +13,20 @@ use std::{
 use futures::TryStreamExt;
 use kvasir_store::{OpenStore, StoreConfig, layout::Key, observe::NoObserver, seal::FileKeys};
 use kvasir_tests::{
-    chunks::Chunk,
     model::Replica,
     process::{Process, Start},
     proxy::FaultProxy,
     service::Api,
 };
 use kvasir_types::{ObjectDigest, SeqHash};
+use object_store::ObjectMeta;
 
 use super::settings::Settings;
 use crate::SERVER;
 
 pub(super) const REPLICAS: usize = 3;
+/// Listings of the store before the judge gives up; each waits for 30 s.
+const LISTINGS_MAX: usize = 10;
 const FLAGS: [&str; 5] = [
     // URLs must not outlive what they name.
     "--direct.enabled=false",
