@@ -79,8 +79,8 @@ pub(crate) fn table(levels: &[LevelSpeed]) -> String {
     let mut rows = vec![header.collect::<Vec<_>>()];
     for level in levels {
         let size = level.bytes_per_1000_tokens.map_or_else(|| "–".to_owned(), |size| bytes(size as u64));
-        let cells = [level.level.to_string(), format!("{:.2e}", level.seconds_per_1000_tokens), size];
-        let cores = level.cores.iter().map(|link| format!("{:.2}", link.cores));
+        let cells = [level.level.to_string(), format!("{:.4}", level.seconds_per_1000_tokens), size];
+        let cores = level.cores.iter().map(|link| format!("{:.*}", usize::from(link.cores < 10.0), link.cores));
         rows.push(cells.into_iter().chain(cores).collect());
     }
     format!("decoding 1,000 tokens on one core of this machine, measured now\n{}", columns(&rows))
@@ -345,7 +345,7 @@ mod tests {
         let cores: Vec<_> = speed.cores.iter().map(|link| link.cores.round()).collect();
         assert_eq!(cores, [2.0, 20.0, 200.0]);
         let text = table(&[speed]);
-        assert!(text.contains("cores at 100 Gb/s") && text.contains("200.00"), "{text}");
+        assert!(text.contains("cores at 100 Gb/s") && text.contains("200"), "{text}");
     }
 
     #[test]
