@@ -80,7 +80,8 @@ pub(crate) fn table(levels: &[LevelSpeed]) -> String {
     for level in levels {
         let size = level.bytes_per_1000_tokens.map_or_else(|| "–".to_owned(), |size| bytes(size as u64));
         let cells = [level.level.to_string(), format!("{:.4}", level.seconds_per_1000_tokens), size];
-        let cores = level.cores.iter().map(|link| format!("{:.*}", usize::from(link.cores < 10.0), link.cores));
+        let cores =
+            level.cores.iter().map(|link| format!("{:.*}", usize::from(link.cores < 10.0), link.cores));
         rows.push(cells.into_iter().chain(cores).collect());
     }
     format!("decoding 1,000 tokens on one core of this machine, measured now\n{}", columns(&rows))
