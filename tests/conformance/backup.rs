@@ -20,6 +20,7 @@ use object_store::{ObjectStore, ObjectStoreExt, memory::InMemory, path::Path};
 
 use crate::{
     Backend,
+    pins::stored_for,
     replicas::{at_once, collect, put_any},
     storage_core::{key, matched, model_id, name, prepare, put, read, tenant},
 };
@@ -27,6 +28,8 @@ use crate::{
 const KEYS: &str = "[[key]]\ntenant = \"default\"\nid = \"k1\"\nkey = \"0101010101010101010101010101010101010101010101010101010101010101\"\n";
 /// A key file that does not have the tenant's key.
 const OTHER_KEYS: &str = "[[key]]\ntenant = \"other\"\nid = \"k1\"\nkey = \"0202020202020202020202020202020202020202020202020202020202020202\"\n";
+/// A key file whose key of the tenant opens nothing that was sealed before.
+const LATER_KEYS: &str = "[[key]]\ntenant = \"default\"\nid = \"k2\"\nkey = \"0202020202020202020202020202020202020202020202020202020202020202\"\n";
 const CHUNKS: u64 = 12;
 
 /// The layer below sealing, as a backup sees it.
@@ -224,4 +227,23 @@ async fn without_its_key_a_sealed_tenant_is_an_error_that_names_the_key() {
     // With the key everything is there again.
     let restored = copy.replica(&backend, Some(KEYS)).await;
     assert!(is_served(&restored, &chunk).await);
+}
+
+/// Removals of a tenant whose key is lost cannot be announced. A pass that deletes its bytes announces those of the others.
+#[tokio::test]
+async fn a_lost_key_ends_no_pass() {
+    let (backend, bucket) = (Backend::memory(), Bucket::default());
+    let storage = bucket.replica(&backend, Some(KEYS)).await;
+    let (_, sealed) = a_chunk(prepare(&storage).await, 0);
+    put(&storage, &sealed).await;
+    let plain = stored_for(&storage, &name("other"), &chunks::tokens(720, 64)).await;
+    let removed = [key(&sealed), ChunkKey { tenant: name("other"), ..key(&plain) }];
+    for key in &removed {
+        storage.lifecycle().remove(key).await.expect("removes");
+    }
+    let without = bucket.replica(&backend, Some(LATER_KEYS)).await;
+    assert_eq!(collect(&without, &at_once()).await.deleted, 2);
+    let notes = removed.map(|key| storage.store().layout().path(&Key::Gone(key)));
+    let left = bucket.paths().await;
+    assert_eq!(notes.map(|note| left.contains(&note)), [false, true], "those announced are noted");
 }

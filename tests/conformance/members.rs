@@ -3,15 +3,17 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::FutureExt;
-use kvasir_storage::{Storage, WorkShare, gc::GcPolicy};
+use kvasir_storage::{Storage, WorkShare, gc::GcPolicy, limits};
+use kvasir_store::layout::Key;
 use kvasir_tests::{
     chunks,
     hooked::{Hook, Hooked},
 };
+use object_store::ObjectStoreExt;
 
 use crate::{
     Backend,
-    replicas::at_once,
+    replicas::{at_once, collect},
     storage_core::{model_id, prepare, put, tenant},
 };
 
@@ -46,6 +48,19 @@ async fn a_member_stands_in_for_the_one_that_lists_everything() {
         assert!(passes > 0, "it waits");
         assert!(!lists_all(&member, share).await, "once, until nobody has for as long again");
     }
+}
+
+/// Somebody wrote epochs with numbers that nobody counts to: passes go on from the last one of ours.
+#[tokio::test]
+async fn an_absurd_epoch_ends_no_pass() {
+    let backend = Backend::memory();
+    let storage = backend.replica().await;
+    let path = |n| storage.store().layout().path(&Key::GcEpoch { n });
+    for n in [limits::EPOCH_MAX, u64::MAX] {
+        storage.store().objects().put(&path(n), "lists the whole store\n".into()).await.expect("writes");
+    }
+    assert!(collect(&storage, &at_once()).await.led);
+    assert_eq!(backend.paths("/gc/epoch/").await, [path(0).to_string()]);
 }
 
 /// A pass that ends in the middle of its listing leaves no count that never ends, for which all stored objects are remembered.

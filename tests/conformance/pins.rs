@@ -6,11 +6,11 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use futures::FutureExt;
-use kvasir_api::{Context, ContextRequest};
+use kvasir_api::{Context, ContextChange, ContextRequest};
 use kvasir_storage::{ByteRange, ChunkError, ContextError, PutChunk, Storage, WorkShare, gc::GcPolicy};
 use kvasir_store::layout::Key;
 use kvasir_tests::{
@@ -303,7 +303,7 @@ async fn a_pin_beside_a_removal_is_withdrawn() {
     assert_eq!(pinned(&other).await, []);
 }
 
-async fn stored_for(storage: &Arc<Storage>, tenant: &Name, tokens: &[u32]) -> Chunk {
+pub(crate) async fn stored_for(storage: &Arc<Storage>, tenant: &Name, tokens: &[u32]) -> Chunk {
     storage.catalog().register_model(tenant, chunks::spec()).await.expect("registers");
     let hash = ProfileHash::of(chunks::PROFILE);
     storage.ingest().put_profile(tenant, &model_id(), &hash, body(chunks::PROFILE)).await.expect("stores");
@@ -315,6 +315,27 @@ async fn stored_for(storage: &Arc<Storage>, tenant: &Name, tokens: &[u32]) -> Ch
         .await;
     stored.expect("stores");
     chunk
+}
+
+/// A collector passes between the change of an old pin and its refusal: the version before, which is in force again, is there.
+#[tokio::test]
+async fn a_pin_outlives_a_change_that_is_refused_after_a_pass() {
+    let backend = Backend::file();
+    let storage = backend.replica().await;
+    let contexts = expired_chunks(&storage, 180).await;
+    let context_id = pin(&storage, contexts[0].1.seq_hash).await.expect("pins").context_id;
+    let version =
+        |version| storage.store().layout().path(&Key::Context { tenant: tenant(), context_id, version });
+    let file = backend.directory.path().join("store").join(version(1).to_string());
+    let long_ago = SystemTime::now() - Duration::from_secs(3600);
+    std::fs::File::open(file).expect("is there").set_modified(long_ago).expect("is ours");
+    let change = ContextChange { pinned: Some(true), ..ContextChange::default() };
+    storage.contexts().update(&tenant(), context_id, change).await.expect("changes");
+    collect(&storage, &GcPolicy { grace: Duration::from_secs(900), ..at_once() }).await;
+    // As a writer does whose change is refused.
+    storage.store().objects().delete(&version(2)).await.expect("withdraws");
+    assert_eq!(pinned(&storage).await, [contexts[0].1.seq_hash]);
+    assert_eq!(collect(&storage, &all_expired()).await.expired, 3, "of four chunks");
 }
 
 #[tokio::test]

@@ -14,7 +14,7 @@ use object_store::ObjectStoreExt;
 
 use crate::{
     Backend,
-    storage_core::{body, key, matched, model_id, prepare, put, read, tenant},
+    storage_core::{body, key, matched, model_id, name, prepare, put, read, tenant},
 };
 
 /// Everything at once, so that tests need no clock.
@@ -111,6 +111,20 @@ pub(crate) async fn duplicates_and_expired_chunks_go(backend: &Backend) {
     assert_eq!(collect(&storage, &old).await.expired, 1);
     assert_eq!(matched(&storage, &tokens).await, 0);
     assert_eq!(collect(&storage, &old).await.deleted, 1);
+}
+
+/// A tenant that has another one's chunk takes nothing from it, although nothing is listed between the two.
+#[tokio::test]
+async fn the_same_chunk_of_two_tenants_is_no_duplicate() {
+    let backend = Backend::memory();
+    let storage = backend.replica().await;
+    let chunk = chunks::chunk(prepare(&storage).await, &chunks::tokens(108, 64), 0, 64, 50);
+    put(&storage, &chunk).await;
+    let copy = ChunkKey { tenant: name("other"), ..key(&chunk) };
+    let path = storage.store().layout().path(&Key::Chunk(copy));
+    storage.store().objects().put(&path, chunk.bytes.clone().into()).await.expect("writes");
+    let report = collect(&storage, &at_once()).await;
+    assert_eq!((report.objects, report.duplicates), (2, 0), "{report:?}");
 }
 
 /// Each chunk is the work of one member, and together they do what one pass over everything does.

@@ -121,6 +121,22 @@ async fn batches_of_removals_hide_no_batch_of_what_was_stored() {
     assert!(reserve().await.is_err(), "what the other replica stored counts");
 }
 
+/// A job of the collector beside its background pass neither ends the pass's count nor publishes one.
+#[tokio::test]
+async fn a_job_beside_the_background_pass_counts_nothing() {
+    let storage = storage().await;
+    let (changes, now) = (storage.changes(), storage.store().now_ms().expect("was probed"));
+    let pass = changes.begin_count(now);
+    changes.publish(stored(1, Some(now)));
+    drop(changes.begin_count(now));
+    changes.begin_count(now).publish(Count::default());
+    assert!(changes.is_counting(), "the pass still lists");
+    pass.publish(Count::default());
+    assert!(!changes.is_counting());
+    let reserved = changes.reserve(&tenant(), AN_OBJECT, Stored::one(1000)).await;
+    assert!(reserved.is_err(), "what was stored during the pass counts");
+}
+
 /// More than a count can name.
 const ENDED: u64 = limits::LEDGER_REPLICAS_MAX as u64 + 50;
 const AN_OBJECT: StoredQuota = StoredQuota { objects: Some(1), bytes: Some(1000) };

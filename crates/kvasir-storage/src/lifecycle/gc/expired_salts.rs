@@ -102,3 +102,83 @@ impl Lifecycle {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use kvasir_store::{OpenStore, StoreConfig, observe::NoObserver};
+    use object_store::{ObjectStoreExt, PutPayload};
+
+    use super::{
+        super::{GcPolicy, StoreTime},
+        *,
+    };
+    use crate::{
+        Settings, Storage, WorkShare,
+        index::{Index, IndexEntry, IndexRow, Scope},
+        limits,
+    };
+
+    async fn storage() -> Arc<Storage> {
+        let config = StoreConfig::new("memory://".parse().expect("a url"));
+        let store = OpenStore::open(&config, Arc::new(NoObserver)).expect("opens");
+        let abilities = store.probe().await.expect("answers");
+        Storage::new(store, abilities, Index::memory(), Settings::new(std::env::temp_dir()), None)
+    }
+
+    /// Stores a chunk of which the index alone is asked.
+    async fn put(storage: &Storage, key: &ChunkKey, parent_hash: [u8; 32]) {
+        let row = Arc::new(IndexRow {
+            seq_hash: key.seq_hash,
+            object_digest: key.object_digest,
+            profile_hash: [0; 32].into(),
+            first_position: 0,
+            token_count: 16,
+            kl_beneath: 0.0,
+            head_bytes: 300,
+            object_bytes: 1000,
+            level_bytes: vec![1000],
+            errors: None,
+        });
+        let entry = IndexEntry { parent_hash, blocks: IndexEntry::short_blocks([&[7; 8][..]]), row };
+        let path = storage.store().layout().path(&Key::Chunk(key.clone()));
+        storage.store().objects().put(&path, PutPayload::new()).await.expect("writes");
+        storage.reads().index().insert_unless_gone(Scope::new(&key.tenant, &key.model_id), &Arc::new(entry));
+    }
+
+    #[tokio::test]
+    async fn a_salt_stays_while_its_tenant_has_no_action_left_for_its_chunks() {
+        let storage = storage().await;
+        let (tenant, namespace): (Name, Name) = ("t".parse().expect("a name"), "n".parse().expect("a name"));
+        let key = ChunkKey {
+            tenant: tenant.clone(),
+            model_id: [1; 32].into(),
+            seq_hash: [2; 32].into(),
+            object_digest: [3; 32].into(),
+        };
+        let salt = storage.catalog().salt(&tenant).await.expect("a salt");
+        let root = RootHash::derive(tenant.as_str(), namespace.as_str(), &salt, &key.model_id);
+        put(&storage, &key, root.first_parent()).await;
+        // The second one ends the first one and the tenant's first salt.
+        for _ in 0..2 {
+            let rotated =
+                storage.catalog().rotate_namespace(&tenant, &namespace, &ModelId::OPAQUE, Duration::ZERO);
+            rotated.await.expect("a salt");
+        }
+        let now = StoreTime(storage.store().now_ms().expect("was probed") + 60_000);
+        let (policy, share) = (GcPolicy::default(), WorkShare::WHOLE);
+        let mut found = Vec::new();
+        for taken in [limits::GC_TENANT_ACTIONS_MAX, 0] {
+            let mut pass = GcPass::new(&policy, &share, true, now);
+            assert!((0..taken).all(|_| pass.tenant_budget.try_take(&tenant, &policy)));
+            pass.rotated.insert((tenant.clone(), namespace.clone()));
+            storage.lifecycle().collect_expired_salts(&mut pass).await;
+            let folder = storage.store().layout().salt_rotations_prefix(&tenant, &namespace);
+            let salts: Vec<_> =
+                storage.store().objects().list(Some(&folder)).try_collect().await.expect("lists");
+            found.push((storage.reads().tombstones().has(&key).await.expect("asks"), salts.len()));
+        }
+        assert_eq!(found, [(false, 2), (true, 1)], "whether the chunk is marked, and the salts left");
+    }
+}

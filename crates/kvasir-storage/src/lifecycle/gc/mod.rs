@@ -207,24 +207,7 @@ impl Lifecycle {
         let begun = self.begin_epoch(share, policy.dry_run).await?;
         let Some(Epoch { n, begun, lists_all }) = begun else { return Ok(GcReport::default()) };
         let share = &share.at_epoch(n);
-        let mut pass = GcPass {
-            policy,
-            share,
-            lists_all,
-            units: None,
-            now: begun,
-            started: Instant::now(),
-            report: GcReport { led: true, listed_all: lists_all, ..GcReport::default() },
-            actions: 0,
-            contexts: Contexts::default(),
-            decided: Decided::default(),
-            gone: Vec::new(),
-            capacity_plan: CapacityPlan::default(),
-            removed_opaque: HashSet::new(),
-            rotated: BTreeSet::new(),
-            count: Count::default(),
-            tenant_budget: TenantActionBudget::default(),
-        };
+        let mut pass = GcPass::new(policy, share, lists_all, begun);
         let StoreTime(begun_ms) = begun;
         let needs_models = !lists_all || share.has_rows_by_route();
         let models = if needs_models { self.models().await? } else { Vec::new() };
@@ -354,7 +337,29 @@ impl Lifecycle {
     }
 }
 
-impl GcPass<'_> {
+impl<'a> GcPass<'a> {
+    /// A pass that begins at `now`.
+    fn new(policy: &'a GcPolicy, share: &'a WorkShare, lists_all: bool, now: StoreTime) -> Self {
+        Self {
+            policy,
+            share,
+            lists_all,
+            units: None,
+            now,
+            started: Instant::now(),
+            report: GcReport { led: true, listed_all: lists_all, ..GcReport::default() },
+            actions: 0,
+            contexts: Contexts::default(),
+            decided: Decided::default(),
+            gone: Vec::new(),
+            capacity_plan: CapacityPlan::default(),
+            removed_opaque: HashSet::new(),
+            rotated: BTreeSet::new(),
+            count: Count::default(),
+            tenant_budget: TenantActionBudget::default(),
+        }
+    }
+
     /// Whether a chunk is in one of this pass's units.
     fn owns(&mut self, key: &ChunkKey) -> bool {
         match &self.units {
