@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, time::Duration};
 
 use kvasir_replay::link::{BandwidthSeries, LinkOptions, ShapedLink};
+use kvasir_server::Config;
 use kvasir_tests::{
     s3::{Lacks, S3Server},
     service::Service,
@@ -20,7 +21,9 @@ pub(crate) fn run(listen: &str) -> anyhow::Result<()> {
     tokio::runtime::Runtime::new()?.block_on(async {
         let s3 = S3Server::start(Lacks::default()).await;
         let cache = tempfile::tempdir()?;
-        let service = Service::start(s3.config("network"), cache.path()).await;
+        // The client names the address of the link.
+        let open = |config: &mut Config| config.server.allow_unauthenticated = true;
+        let service = Service::start_with(s3.config("network"), cache.path(), open).await;
         // Bandwidth is the kernel's affair.
         let unlimited = BandwidthSeries::constant(1e6).ok_or_else(|| anyhow::anyhow!("a series"))?;
         let options =
