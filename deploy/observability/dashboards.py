@@ -142,7 +142,7 @@ SPREADS = [
           [Query("", "max(sum by (instance) (rate(kvasir_http_requests_total{@}" + R + "))) / avg(sum by (instance) (rate(kvasir_http_requests_total{@}" + R + ")))")], width=6),
     Panel("Splits in the last hour", "Routes that too many prompts share, such as one system prompt: their prompts are spread by what follows.",
           [Query("{{instance}}", "increase(kvasir_route_splits_total{@}[1h])")], width=6),
-    Panel("Routes moved in the last hour", "Share of all routes that other replicas keep since the members changed, as each replica saw it. Two of ten that restart, leave the list and come back: 0.4. What moved is read from the store once.",
+    Panel("Routes moved in the last hour", "Share of all routes that other replicas keep since the members changed, as each replica saw it. Two of ten that restart, leave the list and come back: 40 %. What moved is read from the store once.",
           [Query("{{instance}}", "increase(kvasir_route_moves_total{@}[1h])")], unit="percentunit", width=6),
 ]
 

@@ -111,9 +111,10 @@ fn decoding_is_measured_at_every_level() {
     }
     let assumed = "plan --model llama-3.1-8b";
     assert!(json(&format!("{assumed} --json"))["decoding"].is_null());
-    assert!(bench.ok(assumed).contains("measured on this machine with --profile"));
+    assert!(bench.ok(assumed).contains("measured on this machine with a --profile of this model"));
+    // Another model's seconds are not this one's.
     let given = bench.ok(&format!("{assumed} --profile p.kvp"));
-    assert!(given.contains("decoding 1,000 tokens") && given.contains("cores at 10 Gb/s"), "{given}");
+    assert!(given.contains("a --profile of this model") && !given.contains("cores at"), "{given}");
 }
 
 #[test]

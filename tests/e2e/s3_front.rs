@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use futures::TryStreamExt;
+use kvasir_api::routes;
 use kvasir_server::NewAccessKey;
 use kvasir_tests::{
     s3::{Lacks, S3Server},
@@ -146,6 +147,12 @@ async fn a_page_of_another_address_uses_no_front_without_credentials() {
             status == StatusCode::FORBIDDEN && text.contains("<Code>AccessDenied</Code>"),
             "{origin}: {status} {text}"
         );
+    }
+    // A page whose name was made to resolve to this machine.
+    let config = format!("http://{}{}", service.address, routes::CONFIG);
+    for url in [&url, &config] {
+        let request = service.http.get(url).header("host", "evil.example").send();
+        assert_eq!(request.await.expect("answers").status(), StatusCode::FORBIDDEN, "{url}");
     }
     let missing = service.http.get(&url).send().await.expect("answers");
     assert_eq!(missing.status(), StatusCode::NOT_FOUND, "nothing was stored");

@@ -125,7 +125,9 @@ def test_an_adapters_scale_is_part_of_its_identity(import_over, tmp_path):
         (folder / "adapter_model.safetensors").write_bytes(b"weights")
         (folder / "adapter_config.json").write_text(json.dumps({"r": 8, "lora_alpha": alpha}))
         lora = SimpleNamespace(lora_name="helper", lora_path=str(folder), lora_int_id=number)
+        until = time.monotonic() + 30
         while (identity := adapters.identity(lora)) is None:
+            assert time.monotonic() < until
             time.sleep(0.01)
         found.append(identity)
     adapters.close()
@@ -250,7 +252,7 @@ def test_vllm_saves_in_steps_that_compute_nothing(import_over):
 
     save, finish = connector.wait_for_save, lambda: connector.get_transfer_results(set())
     assert step(without, finish) == ["save", "finished"]
-    # As vLLM is to be, and before it has set a context.
+    # As vLLM is to be, and as it is where it calls this outside its context.
     assert step(without, save, finish) == ["save", "finished"]
     assert step(with_forward, save, finish) == ["save", "finished"]
     # A draft model still writes to the blocks.

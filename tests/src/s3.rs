@@ -322,19 +322,28 @@ impl S3 for Objects {
         let prefix = input.prefix.clone().unwrap_or_default();
         let after = input.continuation_token.clone().or(input.start_after).unwrap_or_default();
         let state = self.state();
-        let mut keys = state.objects.range(prefix.clone()..).filter(|(key, _)| **key > after);
+        // A token that is a folder: the next page begins behind all of it.
+        let delimiter = input.delimiter.as_deref().filter(|delimiter| !delimiter.is_empty());
+        let is_in_last = |key: &str| delimiter.is_some_and(|d| after.ends_with(d)) && key.starts_with(&after);
+        let keys = state.objects.range(prefix.clone()..).filter(|(key, _)| **key > after && !is_in_last(key));
         let mut contents = Vec::new();
         let mut folders = std::collections::BTreeSet::new();
-        let mut truncated = None;
-        for (key, stored) in keys.by_ref().take_while(|(key, _)| key.starts_with(&prefix)) {
+        let (mut truncated, mut last) = (None, None);
+        for (key, stored) in keys.take_while(|(key, _)| key.starts_with(&prefix)) {
+            let rest = &key[prefix.len()..];
+            let end = delimiter.and_then(|d| rest.find(d).map(|at| at + d.len()));
+            let folder = end.map(|end| format!("{prefix}{}", &rest[..end]));
+            if folder.as_ref().is_some_and(|folder| folders.contains(folder)) {
+                continue;
+            }
             if contents.len() + folders.len() == PAGE {
                 truncated = Some(());
                 break;
             }
-            let rest = &key[prefix.len()..];
-            match input.delimiter.as_deref().and_then(|d| rest.find(d).map(|at| at + d.len())) {
-                Some(end) => {
-                    folders.insert(format!("{prefix}{}", &rest[..end]));
+            last = Some(folder.clone().unwrap_or_else(|| key.clone()));
+            match folder {
+                Some(folder) => {
+                    folders.insert(folder);
                 }
                 None => contents.push(Object {
                     key: Some(key.clone()),
@@ -345,7 +354,6 @@ impl S3 for Objects {
                 }),
             }
         }
-        let last = contents.last().and_then(|o| o.key.clone());
         let folders = folders.into_iter().map(|prefix| CommonPrefix { prefix: Some(prefix) });
         Ok(S3Response::new(ListObjectsV2Output {
             is_truncated: Some(truncated.is_some()),
@@ -441,5 +449,28 @@ impl S3 for Objects {
     ) -> S3Result<S3Response<AbortMultipartUploadOutput>> {
         self.state().uploads.remove(&req.input.upload_id);
         Ok(S3Response::new(AbortMultipartUploadOutput::default()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvasir_store::{OpenStore, observe::NoObserver};
+    use object_store::{ObjectStore as _, ObjectStoreExt as _, path::Path};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn folders_are_listed_over_pages() {
+        let server = S3Server::start(Lacks::default()).await;
+        let store = OpenStore::open(&server.config("p"), Arc::new(NoObserver)).expect("opens");
+        for n in 0..2 * PAGE + 1 {
+            for file in ["a", "b"] {
+                let path = Path::from(format!("p/f/{n:03}/{file}"));
+                store.objects().put(&path, "x".into()).await.expect("writes");
+            }
+            store.objects().put(&Path::from(format!("p/f/{n:03}.x")), "x".into()).await.expect("writes");
+        }
+        let listed = store.objects().list_with_delimiter(Some(&Path::from("p/f"))).await.expect("lists");
+        assert_eq!((listed.common_prefixes.len(), listed.objects.len()), (2 * PAGE + 1, 2 * PAGE + 1));
     }
 }

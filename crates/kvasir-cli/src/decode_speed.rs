@@ -12,7 +12,9 @@ use kvasir_codec::{
     PlanView, PredictorView, Profile, ProfileError,
     authoring::{Basis, ProfileParts, Scope},
     container::Head,
-    rans::{AliasTable, Coding, ESCAPE, PieceEncoder, PieceError, PiecePlan, TableBank, TritTable},
+    rans::{
+        AliasTable, Coding, ESCAPE, PieceEncoder, PieceError, PiecePlan, TableBank, TritTable, VALUE_MAX,
+    },
 };
 use kvasir_types::{
     ChainLink, KvDtype, KvLayout, LayerKv, Level, Loss, ModelSpec, Pairing, Reuse, Rope, RopeFormula,
@@ -74,29 +76,43 @@ fn cores(seconds: f64, encoded_bytes: f64, gbit_per_s: u32) -> f64 {
 
 /// A table of the levels, with its title.
 pub(crate) fn table(levels: &[LevelSpeed]) -> String {
+    if levels.is_empty() {
+        return "decoding     the profile has an exact level alone, which is not measured".to_owned();
+    }
     let links = LINKS.map(|link| format!("cores at {link} Gb/s"));
     let header = ["level", "seconds", "bytes"].map(str::to_owned).into_iter().chain(links);
     let mut rows = vec![header.collect::<Vec<_>>()];
     for level in levels {
         let size = level.bytes_per_1000_tokens.map_or_else(|| "–".to_owned(), |size| bytes(size as u64));
         let cells = [level.level.to_string(), format!("{:.4}", level.seconds_per_1000_tokens), size];
-        let cores =
-            level.cores.iter().map(|link| format!("{:.*}", usize::from(link.cores < 10.0), link.cores));
+        let cores = level
+            .cores
+            .iter()
+            .map(|link| format!("{:.*}", if link.cores < 10.0 { 2 } else { 0 }, link.cores));
         rows.push(cells.into_iter().chain(cores).collect());
     }
     format!("decoding 1,000 tokens on one core of this machine, measured now\n{}", columns(&rows))
 }
 
-/// Measures every level but the exact one, which no table predicts; takes about a second.
+/// Elements of a token's KV.
+pub(crate) fn elements(profile: &Profile) -> usize {
+    elements_of(&profile.parts().scopes)
+}
+
+fn elements_of(scopes: &[Scope]) -> usize {
+    scopes.iter().map(Scope::elements).sum()
+}
+
+/// Measures every level but the exact one, which no table predicts; takes about a second, longer where a scope spans
+/// many layers.
 ///
 /// # Errors
 /// If the profile's members are not the heads of any model.
 pub(crate) fn measure(profile: &Profile) -> CliResult<Vec<LevelSpeed>> {
     let parts = profile.parts();
-    let elements = |scopes: &[Scope]| scopes.iter().map(Scope::elements).sum::<usize>();
-    let all = elements(&parts.scopes);
+    let all = elements_of(&parts.scopes);
     let (spec, sample) = sample(parts);
-    let share = elements(&sample.scopes) as f64 / all as f64;
+    let share = elements_of(&sample.scopes) as f64 / all as f64;
     if sample.scopes.is_empty() || profile.lossy_levels() == 0 {
         return Ok(Vec::new());
     }
@@ -277,7 +293,8 @@ impl Draws<'_> {
     fn refined(&mut self, table: u8, coarse: i32) -> i32 {
         let bank = self.bank;
         let table = &bank.trit_tables()[usize::from(table)];
-        3 * coarse + digit(table, coarse, self.slot())
+        // Tables of many trits may draw more than a piece can hold.
+        (3 * coarse + digit(table, coarse, self.slot())).clamp(-VALUE_MAX, VALUE_MAX)
     }
 
     /// 12 even bits.

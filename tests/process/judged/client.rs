@@ -2,6 +2,7 @@
 
 use std::{
     cell::RefCell,
+    collections::BTreeSet,
     time::{Duration, Instant},
 };
 
@@ -173,7 +174,7 @@ impl<'a> Client<'a> {
         }
         if let Err(wrong) = judged {
             let offered = answer.chunks.iter().map(|hit| hit.seq_hash);
-            let of: Vec<SeqHash> = chunks.iter().map(|chunk| chunk.seq_hash).chain(offered).collect();
+            let of: BTreeSet<SeqHash> = chunks.iter().map(|chunk| chunk.seq_hash).chain(offered).collect();
             let stored = self.group.stored(&of).await;
             let told: String = of.iter().map(|hash| history.model.borrow().record_of(hash)).collect();
             let again = api.try_send(Method::POST, routes::LOOKUP, body).await;

@@ -2,7 +2,7 @@
 
 use std::{
     cell::{Cell, RefCell},
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -171,19 +171,29 @@ impl<'a> Group<'a> {
     }
 
     /// Objects and tombstones of chunks in the bucket, for the report of a failure.
-    pub(super) async fn stored(&self, chunks: &[SeqHash]) -> String {
+    pub(super) async fn stored(&self, chunks: &BTreeSet<SeqHash>) -> String {
         let store = self.open();
         let listed = self.listed(&store).await;
-        let mut found = String::new();
+        let (mut found, mut logs) = (String::new(), BTreeMap::new());
         for meta in listed {
             let of = match store.layout().parse(&meta.location) {
                 Some(Key::Chunk(key) | Key::Tombstone(key)) => key.seq_hash,
+                Some(Key::Journal { log, replica, .. }) => {
+                    let (batches, replicas) = logs.entry(log).or_insert((0, BTreeSet::new()));
+                    *batches += 1;
+                    replicas.insert(replica);
+                    continue;
+                }
                 _ => continue,
             };
             if chunks.contains(&of) {
                 writeln!(found, "{} of {} bytes, {}", meta.location, meta.size, meta.last_modified)
                     .expect("a text");
             }
+        }
+        for (log, (batches, replicas)) in logs {
+            let replicas = replicas.len();
+            writeln!(found, "{batches} batches of {replicas} replicas in {log:?}").expect("a text");
         }
         found
     }

@@ -8,7 +8,8 @@ use std::{
 use clap::Args;
 use kvasir_codec::Profile;
 use kvasir_model::plan::{
-    Deployment, GPUS, LevelRate, LinkPlan, ModelPreset, Plan, Rate, Request, gpu, plan, preset, presets,
+    Deployment, GPUS, LevelRate, LinkPlan, ModelPreset, Plan, Rate, Request, bytes_at, gpu, plan, preset,
+    presets,
 };
 use kvasir_types::{CHUNK_TOKENS_DEFAULT, ModelSpec};
 use serde::Serialize;
@@ -73,7 +74,9 @@ pub(crate) fn run(arguments: &PlanArguments) -> CliResult {
         .ok_or_else(|| usage(format!("no known GPU is named {}; see `kvasir plan --list`", arguments.gpu)))?;
     let profile = profile(&model, arguments.profile.as_deref())?;
     let levels = profile.as_ref().map_or_else(|| LevelRate::ASSUMED.to_vec(), |profile| levels(profile));
-    let decoding = profile.as_deref().map(decode_speed::measure).transpose()?;
+    // Levels are bits an element; seconds are those of the model that the profile is of.
+    let is_of_model = |profile: &&Profile| decode_speed::elements(profile) as u64 == bytes_at(&model, 1).fp8;
+    let decoding = profile.as_deref().filter(is_of_model).map(decode_speed::measure).transpose()?;
     let plan = plan(Request {
         levels,
         model,
@@ -92,7 +95,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> CliResult {
 struct Answer {
     #[serde(flatten)]
     plan: Plan,
-    /// `None` without a profile.
+    /// `None` without a profile of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     decoding: Option<Vec<LevelSpeed>>,
 }
@@ -224,7 +227,10 @@ fn text(Answer { plan, decoding }: &Answer) -> String {
     };
     let rows: Vec<_> = plan.links.iter().map(|link| columns(&link_rows(r, link))).collect();
     let decoding = decoding.as_deref().map_or_else(
-        || "decoding     depends on the profile: measured on this machine with --profile".to_owned(),
+        || {
+            "decoding     depends on the profile: measured on this machine with a --profile of this model"
+                .to_owned()
+        },
         decode_speed::table,
     );
     let reuses = plan.break_even_reuses.map_or_else(

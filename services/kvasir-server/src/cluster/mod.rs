@@ -6,9 +6,12 @@
 mod member_source;
 mod splits;
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use hickory_resolver::TokioResolver;
@@ -96,16 +99,23 @@ impl MemberList {
         Self { epoch: MembersResponse::epoch_of(&members), members }
     }
 
-    /// The share of all routes whose first replica is another one in `next`: those of members that left, and those that new ones
-    /// take over. By rendezvous hashing a route stays if neither kind of member ranks before all others.
+    /// The share of all routes whose first replica is another one in `next`. By rendezvous hashing a member is the first of a
+    /// route in both lists with the probability 1 / Σ over all members of the larger of two ratios of weights: the other's over
+    /// the member's in this list, and in `next`.
     fn moved(&self, next: &Self) -> f64 {
-        let is_in = |list: &Self, member: &Member| list.members.iter().any(|other| other.url == member.url);
-        let left: f64 =
-            self.members.iter().filter(|member| !is_in(next, member)).map(|member| member.weight).sum();
-        let stayed: f64 =
-            next.members.iter().filter(|member| is_in(self, member)).map(|member| member.weight).sum();
-        let all = left + next.members.iter().map(|member| member.weight).sum::<f64>();
-        if all > 0.0 { 1.0 - stayed / all } else { 0.0 }
+        let mut weights = BTreeMap::<&str, [f64; 2]>::new();
+        for (at, list) in [self, next].into_iter().enumerate() {
+            for member in &list.members {
+                weights.entry(&member.url).or_default()[at] = member.weight;
+            }
+        }
+        if weights.is_empty() {
+            return 0.0;
+        }
+        let ratios =
+            |before: f64, after: f64| weights.values().map(move |[b, a]| (b / before).max(a / after));
+        let in_both = weights.values().filter(|[before, after]| *before > 0.0 && *after > 0.0);
+        1.0 - in_both.map(|[before, after]| 1.0 / ratios(*before, *after).sum::<f64>()).sum::<f64>()
     }
 }
 
@@ -329,6 +339,7 @@ mod tests {
             ("http://a:1,http://b:1", abc, 0.5),
             (abc, bcd, 0.4),
             (abc, "http://d:1", 1.0),
+            ("http://a:1,http://b:1", "http://a:1,http://b:1?weight=3", 0.25),
         ] {
             let (before, after) = (list(before), list(after));
             let first = |list: &MemberList, route: RouteKey| {

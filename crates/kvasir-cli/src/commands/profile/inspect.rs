@@ -32,10 +32,12 @@ pub(crate) fn run(arguments: &InspectArguments) -> CliResult {
 }
 
 fn show(profile: &Profile, json: bool) -> CliResult {
-    let decoding = decode_speed::measure(profile)?;
+    // What cannot be decoded is shown all the same.
+    let decoding = decode_speed::measure(profile);
     if json {
-        print_json(&Inspection { profile: view(profile), decoding })
+        print_json(&Inspection { profile: view(profile), decoding: decoding.ok() })
     } else {
+        let decoding = decoding.map_or_else(|error| error.to_string(), |levels| decode_speed::table(&levels));
         print(&text(profile, &decoding))
     }
 }
@@ -45,7 +47,9 @@ fn show(profile: &Profile, json: bool) -> CliResult {
 struct Inspection {
     #[serde(flatten)]
     profile: ProfileView,
-    decoding: Vec<LevelSpeed>,
+    /// `None` if it cannot be measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    decoding: Option<Vec<LevelSpeed>>,
 }
 
 /// A profile in numbers.
@@ -137,7 +141,7 @@ fn scope_view(scope: ScopeSummary) -> ScopeView {
     }
 }
 
-fn text(profile: &Profile, decoding: &[LevelSpeed]) -> String {
+fn text(profile: &Profile, decoding: &str) -> String {
     let view = view(profile);
     let header = [
         "scope",
@@ -185,7 +189,7 @@ fn text(profile: &Profile, decoding: &[LevelSpeed]) -> String {
         view.exact_tokens,
         view.decode_macs_per_token,
         levels_table(profile),
-        decode_speed::table(decoding),
+        decoding,
         columns(&rows),
     )
 }

@@ -108,7 +108,7 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         assert isinstance(plan, StepPlan)
         self._mover.load(plan)
         self._unsaved = plan
-        # vLLM runs no forward, or has not set its context yet.
+        # vLLM runs no forward; or it calls this outside its context, and then `wait_for_save` before it asks for results.
         self._is_without_forward = forward_context.attn_metadata is None
 
     def wait_for_layer_load(self, layer_name: str) -> None:
