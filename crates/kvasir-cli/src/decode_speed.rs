@@ -136,7 +136,7 @@ pub(crate) fn measure(profile: &Profile) -> CliResult<Vec<LevelSpeed>> {
 
 /// Some of a profile's layers, as a profile of a model that has only those.
 fn sample(mut parts: ProfileParts) -> (ModelSpec, ProfileParts) {
-    let all: usize = parts.scopes.iter().map(Scope::elements).sum();
+    let all = elements_of(&parts.scopes);
     let groups = layer_groups(parts.scopes);
     let step = all.div_ceil(SAMPLE_ELEMENTS).max(1);
     let first = (step / 2).min(groups.len().saturating_sub(1));

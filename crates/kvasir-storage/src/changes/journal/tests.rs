@@ -36,18 +36,8 @@ fn tenant() -> Name {
 
 /// An entry about an object of 1,000 bytes.
 fn stored(object: u64, since_ms: Option<i64>) -> JournalEntry {
-    let row = IndexRow {
-        seq_hash: [2; 32].into(),
-        object_digest: (*blake3::hash(&object.to_le_bytes()).as_bytes()).into(),
-        profile_hash: [0; 32].into(),
-        first_position: 0,
-        token_count: 16,
-        kl_beneath: 0.0,
-        head_bytes: 300,
-        object_bytes: 1000,
-        level_bytes: vec![1000],
-        errors: None,
-    };
+    let digest = *blake3::hash(&object.to_le_bytes()).as_bytes();
+    let row = IndexRow::example([2; 32].into(), digest.into());
     let blocks = IndexEntry::short_blocks([&[7; 8][..]]);
     let entry = Arc::new(IndexEntry { parent_hash: [3; 32], blocks, row: Arc::new(row) });
     let (tenant, model_id, block_hashes) = (tenant(), [1; 32].into(), vec![[7; 8]]);

@@ -111,6 +111,23 @@ impl IndexEntry {
 }
 
 impl IndexRow {
+    /// The row of a chunk of 16 tokens and 1,000 bytes, for tests.
+    #[cfg(test)]
+    pub(crate) fn example(seq_hash: SeqHash, object_digest: ObjectDigest) -> Self {
+        Self {
+            seq_hash,
+            object_digest,
+            profile_hash: [0; 32].into(),
+            first_position: 0,
+            token_count: 16,
+            kl_beneath: 0.0,
+            head_bytes: 300,
+            object_bytes: 1000,
+            level_bytes: vec![1000],
+            errors: None,
+        }
+    }
+
     /// Number of the chunk's blocks. An opaque object has no tokens, and counts as one block.
     pub fn block_count(&self) -> usize {
         (self.token_count as usize).div_ceil(BLOCK_TOKENS).max(1)

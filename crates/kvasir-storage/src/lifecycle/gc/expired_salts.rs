@@ -129,18 +129,7 @@ mod tests {
 
     /// Stores a chunk of which the index alone is asked.
     async fn put(storage: &Storage, key: &ChunkKey, parent_hash: [u8; 32]) {
-        let row = Arc::new(IndexRow {
-            seq_hash: key.seq_hash,
-            object_digest: key.object_digest,
-            profile_hash: [0; 32].into(),
-            first_position: 0,
-            token_count: 16,
-            kl_beneath: 0.0,
-            head_bytes: 300,
-            object_bytes: 1000,
-            level_bytes: vec![1000],
-            errors: None,
-        });
+        let row = Arc::new(IndexRow::example(key.seq_hash, key.object_digest));
         let entry = IndexEntry { parent_hash, blocks: IndexEntry::short_blocks([&[7; 8][..]]), row };
         let path = storage.store().layout().path(&Key::Chunk(key.clone()));
         storage.store().objects().put(&path, PutPayload::new()).await.expect("writes");
