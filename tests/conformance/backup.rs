@@ -25,9 +25,9 @@ use crate::{
     storage_core::{key, matched, model_id, name, prepare, put, read, tenant},
 };
 
-const KEYS: &str = "[[key]]\ntenant = \"default\"\nid = \"k1\"\nkey = \"0101010101010101010101010101010101010101010101010101010101010101\"\n";
+pub(crate) const KEYS: &str = "[[key]]\ntenant = \"default\"\nid = \"k1\"\nkey = \"0101010101010101010101010101010101010101010101010101010101010101\"\n";
 /// A key file that does not have the tenant's key.
-const OTHER_KEYS: &str = "[[key]]\ntenant = \"other\"\nid = \"k1\"\nkey = \"0202020202020202020202020202020202020202020202020202020202020202\"\n";
+pub(crate) const OTHER_KEYS: &str = "[[key]]\ntenant = \"other\"\nid = \"k1\"\nkey = \"0202020202020202020202020202020202020202020202020202020202020202\"\n";
 /// A key file whose key of the tenant opens nothing that was sealed before.
 const LATER_KEYS: &str = "[[key]]\ntenant = \"default\"\nid = \"k2\"\nkey = \"0202020202020202020202020202020202020202020202020202020202020202\"\n";
 const CHUNKS: u64 = 12;

@@ -8,6 +8,7 @@
 
 mod backup;
 mod listing;
+mod lost_removals;
 mod members;
 mod multipart;
 mod opaque;

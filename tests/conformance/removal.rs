@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -15,7 +15,7 @@ use kvasir_storage::{
     ByteRange, CatalogError, ChunkError, JournalReading, Lookup, PutChunk, Query, Selection, Storage,
     WorkShare, gc::GcPolicy, hot::RequestHint,
 };
-use kvasir_store::layout::{ChunkKey, JournalLog, Key};
+use kvasir_store::layout::{JournalLog, Key};
 use kvasir_tests::{
     chunks,
     hooked::{Hook, Hooked},
@@ -420,55 +420,6 @@ async fn what_says_that_a_chunk_was_stored_goes_before_what_says_that_it_was_rem
     let other = backend.replica().await;
     other.changes().journal_tail(JournalReading::Rows).await.expect("reads");
     assert_eq!(offered(&other, &tokens).await, 0);
-}
-
-/// A pass is slow: before it looks for the bytes of a tombstone that it listed, or for the note of their end, another one has ended
-/// the retention, and the name is in use again.
-#[tokio::test]
-async fn a_slow_pass_spares_a_name_that_is_in_use_again() {
-    spares_a_name_in_use(Key::Chunk).await;
-    spares_a_name_in_use(Key::Gone).await;
-}
-
-async fn spares_a_name_in_use(read_late: fn(ChunkKey) -> Key) {
-    let backend = Backend::memory();
-    let storage = backend.replica().await;
-    let root = prepare(&storage).await;
-    let chunk = chunks::chunk(root, &chunks::tokens(127, 64), 0, 64, 50);
-    put(&storage, &chunk).await;
-    storage.lifecycle().remove(&key(&chunk)).await.expect("removes");
-    assert_eq!(collect(&storage, &at_once()).await.deleted, 1);
-    let retention = Duration::from_secs(2);
-    let end = GcPolicy { tombstone_retention: retention, ..at_once() };
-    tokio::time::sleep(retention + Duration::from_millis(1_500)).await;
-    let path = storage.store().layout().path(&read_late(key(&chunk)));
-    let (is_first, other, again, policy) =
-        (Arc::new(AtomicBool::new(true)), Arc::clone(&storage), chunk.clone(), end.clone());
-    let hook: Hook = Arc::new(move |request, read| {
-        let meanwhile = request == Hooked::Reading && read == path && is_first.swap(false, Ordering::Relaxed);
-        let (other, again, policy) = (Arc::clone(&other), again.clone(), policy.clone());
-        async move {
-            if meanwhile {
-                let report = other
-                    .lifecycle()
-                    .collect_garbage(&policy, &WorkShare::WHOLE, |_| {})
-                    .await
-                    .expect("collects");
-                assert_eq!(report.tombstones_deleted, 1, "{report:?}");
-                assert_eq!(
-                    put_any(&other, &again).await.object_digest,
-                    again.object_digest,
-                    "the name is free"
-                );
-            }
-            Ok(())
-        }
-        .boxed()
-    });
-    let slow = backend.hooked_replica(hook).await;
-    let report = slow.lifecycle().collect_garbage(&end, &WorkShare::WHOLE, |_| {}).await.expect("collects");
-    assert_eq!(report.deleted, 0, "{report:?}");
-    assert_eq!(read(&storage, &chunk, ByteRange::Whole).await.expect("stays"), chunk.bytes);
 }
 
 /// Two collectors that end before their next append, one after its tombstone and one after the bytes: the note that the

@@ -28,7 +28,7 @@ use super::{
 
 const REMOVED: u8 = b'd';
 /// `u → ms of the store's clock 8`: until then removals may be missing from the rows, because a batch of them
-/// was damaged.
+/// was unreadable.
 const MISSED: u8 = b'u';
 /// Leading bits of a digest that name a bucket: with a million removals, a bucket has about 60.
 const BUCKET_BITS: u32 = 14;

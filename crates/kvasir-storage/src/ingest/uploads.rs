@@ -177,7 +177,7 @@ impl DirectUploads {
         let key = &upload.chunk;
         let (reads, ingest) = (&self.ingest.reads, &self.ingest);
         let failed = StoreError::request("reading an object's head");
-        let head = reads.head_at(&meta.location, key).await.map_err(&failed)??;
+        let (head, _) = reads.head_at(&meta.location, key).await.map_err(&failed)??;
         ingest.check_header(&key.tenant, &key.model_id, &key.seq_hash, &head.header).await?;
         same_length(upload, head.header.object_bytes())?;
         if reads.tombstones().has(key).await? {
@@ -188,7 +188,7 @@ impl DirectUploads {
         if let Some(there) = &there {
             let is_same = match reads.head_at(&path, key).await.map_err(&failed)? {
                 // The directory has the checksum of every piece.
-                Ok(stored) => there.size == meta.size && stored == head,
+                Ok((stored, _)) => there.size == meta.size && stored == head,
                 Err(_) => false,
             };
             if !is_same {

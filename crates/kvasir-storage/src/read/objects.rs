@@ -82,7 +82,9 @@ impl Reads {
             // Stores differ in their responses to suffixes and to ranges beyond the end: ask for the size
             // first.
             (None, ByteRange::Suffix(_) | ByteRange::From(_) | ByteRange::Bounded(..)) => {
-                Some(self.stored_bytes(key).await?)
+                let meta = self.stored_meta(key).await?;
+                self.refuse_forgotten(key, meta.last_modified.timestamp_millis()).await?;
+                Some(meta.size)
             }
             (None, ByteRange::Whole) => None,
         };
@@ -115,6 +117,9 @@ impl Reads {
             }
             result => result.map_err(|e| self.read_failed(key, "reading an object", e))?,
         };
+        if object_bytes.is_none() {
+            self.refuse_forgotten(key, result.meta.last_modified.timestamp_millis()).await?;
+        }
         let object_bytes = object_bytes.unwrap_or(result.meta.size);
         let wanted = wanted.unwrap_or(0..object_bytes);
         if result.meta.size != object_bytes || result.range != wanted {
@@ -137,7 +142,24 @@ impl Reads {
         Ok(())
     }
 
-    /// Whether the index may lack a removal, because a batch of removals was damaged: then the store is asked
+    /// Refuses an object without a row whose removal by a request may be forgotten: removals are remembered for
+    /// a limited time, and a late collector may not have deleted its bytes by then.
+    async fn refuse_forgotten(&self, key: &ChunkKey, stored_ms: i64) -> Result<(), ChunkError> {
+        let kept = i64::try_from(self.removals_kept.as_millis()).unwrap_or(i64::MAX);
+        if self.bucket.now_ms().is_some_and(|now| now.saturating_sub(stored_ms) < kept) {
+            return Ok(());
+        }
+        match self.tombstones.reason(key).await? {
+            Some(reason) if !reason.is_the_collectors() => {
+                self.forget_removed(Scope::new(&key.tenant, &key.model_id), key.object_digest, reason);
+                let (seq_hash, object_digest) = (key.seq_hash, Some(key.object_digest));
+                Err(ChunkError::Unknown { seq_hash, object_digest })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the index may lack a removal, because a batch of removals was unreadable: then the store is asked
     /// for tombstones.
     pub(crate) fn may_miss_removals(&self) -> bool {
         let until = self.index.index().missed_until();
@@ -218,28 +240,35 @@ impl Reads {
         let path = self.bucket.path(&Key::Chunk(key.clone()));
         let head = self.head_at(&path, key).await;
         let head = head.map_err(|error| self.read_failed(key, "reading an object's head", error))?;
-        head.map_err(|error| self.corrupt(key, error.to_string()))
+        let (head, stored_ms) = head.map_err(|error| self.corrupt(key, error.to_string()))?;
+        self.refuse_forgotten(key, stored_ms).await?;
+        Ok(head)
     }
 
-    /// Like [`read_head`](Self::read_head), for an object at another path: the store's failure, or what is
-    /// wrong with the head.
+    /// Like [`read_head`](Self::read_head), for an object at another path, with the store's time in ms at which it was written:
+    /// the store's failure, or what is wrong with the head.
     pub(crate) async fn head_at(
         &self,
         path: &Path,
         key: &ChunkKey,
-    ) -> object_store::Result<Result<Head, PutError>> {
-        let front =
-            async |bytes: u64| self.bucket.objects().get_range(path, 0..bytes.max(HEADER_BYTES as u64)).await;
-        let first = match front(limits::HEAD_GUESS_BYTES).await {
-            Err(error) if self.ends_at(path, 0, &error).await => Bytes::new(),
+    ) -> object_store::Result<Result<(Head, i64), PutError>> {
+        let front = async |bytes: u64| {
+            let range = Some(GetRange::Bounded(0..bytes.max(HEADER_BYTES as u64)));
+            let found =
+                self.bucket.objects().get_opts(path, GetOptions { range, ..GetOptions::default() }).await?;
+            let stored_ms = found.meta.last_modified.timestamp_millis();
+            Ok((found.bytes().await?, stored_ms))
+        };
+        let (first, stored_ms) = match front(limits::HEAD_GUESS_BYTES).await {
+            Err(error) if self.ends_at(path, 0, &error).await => (Bytes::new(), 0),
             first => first?,
         };
         let head_bytes = match ChunkHeader::parse(&first) {
             Ok(header) => header.head_bytes(),
             Err(error) => return Ok(Err(error.into())),
         };
-        let bytes = if head_bytes <= first.len() as u64 { first } else { front(head_bytes).await? };
-        Ok(verified_head(&bytes, key))
+        let bytes = if head_bytes <= first.len() as u64 { first } else { front(head_bytes).await?.0 };
+        Ok(verified_head(&bytes, key).map(|head| (head, stored_ms)))
     }
 
     /// Whether a read failed because there is no byte at `start`: stores report such a range in different

@@ -157,7 +157,10 @@ impl Keyring {
 
     /// Whether `tenant` has no key here. If it has one elsewhere, nothing may be written: it would be
     /// unencrypted, and replicas with the key would not find it.
-    pub(super) async fn is_plain(&self, tenant: &Name) -> Result<bool> {
+    ///
+    /// # Errors
+    /// [`SealError::Missing`], and the store's.
+    pub async fn is_plain(&self, tenant: &Name) -> Result<bool> {
         if self.seals(tenant) {
             return Ok(false);
         }

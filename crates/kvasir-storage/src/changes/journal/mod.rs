@@ -26,7 +26,7 @@ pub(crate) use self::entry::JournalEntry;
 #[cfg(any(test, fuzzing))]
 pub(crate) use self::entry::fuzz;
 pub use self::listing::JournalReading;
-use self::log::Log;
+use self::{log::Log, sealed::UnopenedTenants};
 use super::{
     Changes,
     ledger::{Reach, Stored},
@@ -52,6 +52,7 @@ pub(crate) struct Journal {
     last_reading: Mutex<Option<JournalReading>>,
     /// Skipped parts of other replicas' batches.
     skipped: AtomicU64,
+    unopened: Mutex<UnopenedTenants>,
 }
 
 impl Journal {
@@ -71,6 +72,7 @@ impl Journal {
             looks_by_log: AtomicU32::new(0),
             last_reading: Mutex::default(),
             skipped: AtomicU64::new(0),
+            unopened: Mutex::default(),
         }
     }
 
@@ -118,7 +120,8 @@ enum ReadBatch {
     Entries(Vec<JournalEntry>),
     /// Compacted since it was listed.
     Gone,
-    Damaged,
+    /// It was damaged, or a tenant's key is not available; the entries that were read.
+    Unreadable(Vec<JournalEntry>),
 }
 
 impl Changes {
@@ -251,15 +254,16 @@ impl Changes {
                         self.bucket.reached(Transition::JournalApplied);
                     }
                     ReadBatch::Gone => {}
-                    ReadBatch::Damaged if log != JournalLog::Removed => {}
+                    ReadBatch::Unreadable(_) if log != JournalLog::Removed => {}
                     // The batch may have removed anything: rows of the index, and chunks that other batches
                     // say were stored.
-                    ReadBatch::Damaged => {
-                        tracing::warn!(%replica, n, "the hot index was emptied: a batch of removals is damaged; it fills again from the store");
+                    ReadBatch::Unreadable(entries) => {
+                        tracing::warn!(%replica, n, "the hot index was emptied: a batch of removals cannot be read; it fills again from the store");
                         self.empty_index(begun.unwrap_or(0));
                         index.set_missed_until(
                             begun.map_or(i64::MAX, |now| now.saturating_add(self.removals_kept_ms())),
                         );
+                        applied += self.apply(&replica, n, entries, heard, reading, tells).await;
                     }
                 }
                 self.journal.log(log).note_seen(&replica, n);
@@ -284,13 +288,17 @@ impl Changes {
     ) -> Result<(u64, ReadBatch), StoreError> {
         let path = self.bucket.path(&Key::Journal { log, replica: replica.clone(), n });
         let Some(bytes) = self.bucket.get(&path, READING).await? else { return Ok((n, ReadBatch::Gone)) };
-        let Some((entries, skipped)) = self.decode_batch(&path, &bytes).await? else {
+        let Some(batch) = self.decode_batch(&path, &bytes).await? else {
             tracing::warn!(%path, "a damaged journal batch is skipped");
             self.journal.skipped.fetch_add(1, Ordering::Relaxed);
-            return Ok((n, ReadBatch::Damaged));
+            return Ok((n, ReadBatch::Unreadable(Vec::new())));
         };
-        self.journal.skipped.fetch_add(skipped, Ordering::Relaxed);
-        Ok((n, ReadBatch::Entries(entries)))
+        self.journal.skipped.fetch_add(batch.skipped, Ordering::Relaxed);
+        if log == JournalLog::Removed && self.journal.unopened.lock().begins_with(&batch) {
+            tracing::error!(tenants = ?batch.unopened, "removals of sealed tenants cannot be read, because their keys are not available; restore the keys, or check the key service");
+            return Ok((n, ReadBatch::Unreadable(batch.entries)));
+        }
+        Ok((n, ReadBatch::Entries(batch.entries)))
     }
 
     /// Applies a batch to index and ledger, and then informs readers of events.

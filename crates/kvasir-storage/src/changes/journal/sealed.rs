@@ -1,10 +1,14 @@
 //! Entries of sealed tenants: in a batch they are in boxes, one per tenant.
 
-use std::{collections::BTreeMap, sync::atomic::Ordering};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::atomic::Ordering,
+};
 
 use bytes::Bytes;
 use kvasir_store::{
     StoreError,
+    layout::JournalLog,
     seal::{Purpose, SealError},
 };
 use kvasir_types::Name;
@@ -15,6 +19,36 @@ use super::{
     JournalEntry, Log,
     entry::{Batch, decode, decode_entries, encode, encode_entries},
 };
+use crate::limits;
+
+/// A batch of another replica, as far as this one may use it.
+pub(super) struct OpenedBatch {
+    pub(super) entries: Vec<JournalEntry>,
+    /// Number of skipped parts: boxes of tenants whose key this replica does not have, unsealed entries of tenants with a key,
+    /// and entries of kinds that this version does not know.
+    pub(super) skipped: u64,
+    /// Tenants with a key here whose box did not open for want of that key.
+    pub(super) unopened: Vec<Name>,
+    pub(super) opened: Vec<Name>,
+}
+
+/// Tenants of whose removals this replica misses some since it last emptied its index, because their key was not available.
+#[derive(Debug, Default)]
+pub(super) struct UnopenedTenants(BTreeSet<Name>);
+
+impl UnopenedTenants {
+    /// Records a batch of removals. Returns whether it is the first of some tenant that does not open: until one opens, rows of
+    /// that tenant cannot come back.
+    pub(super) fn begins_with(&mut self, batch: &OpenedBatch) -> bool {
+        for tenant in &batch.opened {
+            self.0.remove(tenant);
+        }
+        if self.0.len() > limits::JOURNAL_UNOPENED_TENANTS_MAX {
+            self.0.clear();
+        }
+        batch.unopened.iter().fold(false, |begins, tenant| self.0.insert(tenant.clone()) || begins)
+    }
+}
 
 impl Changes {
     /// Encodes a batch. Entries of a tenant whose key is unavailable are left out and count as dropped, so
@@ -34,6 +68,12 @@ impl Changes {
         for entry in entries {
             match keyring.seals(entry.tenant()) {
                 true => to_seal.entry(entry.tenant()).or_default().push(entry),
+                // Replicas with the tenant's key would skip a plain removal.
+                false
+                    if log.log == JournalLog::Removed && self.is_sealed_elsewhere(entry.tenant()).await? =>
+                {
+                    log.dropped.fetch_add(1, Ordering::Relaxed);
+                }
                 false => batch.entries.push(entry.clone()),
             }
         }
@@ -51,9 +91,19 @@ impl Changes {
         Ok(encode(&batch))
     }
 
-    /// The entries of a batch that this replica may use, and the number of skipped parts: boxes of tenants
-    /// whose key it does not have, and unsealed entries of tenants with a key. `None` if the bytes are not a
-    /// valid batch, or a box of a tenant with a key was altered.
+    async fn is_sealed_elsewhere(&self, tenant: &Name) -> Result<bool, StoreError> {
+        match self.bucket.open().keyring().is_plain(tenant).await {
+            Ok(_) => Ok(false),
+            Err(error) if SealError::of(&error).is_some() => {
+                tracing::error!(%error, "a removal of a sealed tenant cannot be announced and is dropped");
+                Ok(true)
+            }
+            Err(error) => Err(StoreError::request("appending to the journal")(error)),
+        }
+    }
+
+    /// The entries of a batch that this replica may use. `None` if the bytes are not a valid batch, or a box of a tenant with a
+    /// key was altered.
     ///
     /// # Errors
     /// [`StoreError::Request`]: a key could not be fetched.
@@ -61,7 +111,7 @@ impl Changes {
         &self,
         path: &Path,
         bytes: &Bytes,
-    ) -> Result<Option<(Vec<JournalEntry>, u64)>, StoreError> {
+    ) -> Result<Option<OpenedBatch>, StoreError> {
         let keyring = self.bucket.open().keyring();
         let Some(Batch { mut entries, sealed, unknown: mut skipped }) = decode(bytes) else {
             return Ok(None);
@@ -69,6 +119,7 @@ impl Changes {
         let before = entries.len();
         entries.retain(|entry| !keyring.seals(entry.tenant()));
         skipped += (before - entries.len()) as u64;
+        let (mut opened_tenants, mut unopened) = (Vec::new(), Vec::new());
         for (tenant, sealed) in sealed {
             let place = self.place_of(path, &tenant);
             match keyring.open(&tenant, Purpose::Journal, &place, &sealed).await {
@@ -77,16 +128,20 @@ impl Changes {
                     let own = inner.entries.into_iter().filter(|entry| *entry.tenant() == tenant);
                     entries.extend(own);
                     skipped += inner.unknown;
+                    opened_tenants.push(tenant);
                 }
                 Err(error) if SealError::of(&error).is_some_and(SealError::is_lost_key) => {
                     tracing::debug!(%error, %path, %tenant, "skipping a sealed part of a journal batch");
                     skipped += 1;
+                    if keyring.seals(&tenant) {
+                        unopened.push(tenant);
+                    }
                 }
                 Err(error) if SealError::of(&error).is_some() => return Ok(None),
                 Err(error) => return Err(StoreError::request("reading the journal")(error)),
             }
         }
-        Ok(Some((entries, skipped)))
+        Ok(Some(OpenedBatch { entries, skipped, unopened, opened: opened_tenants }))
     }
 
     fn place_of(&self, batch: &Path, tenant: &Name) -> String {

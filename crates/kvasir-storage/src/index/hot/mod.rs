@@ -199,7 +199,7 @@ impl Index {
     }
 
     /// How often all rows were removed so far.
-    pub(crate) fn emptied(&self) -> u64 {
+    pub fn emptied(&self) -> u64 {
         self.emptied.load(Ordering::Acquire) + self.replaced()
     }
 

@@ -116,13 +116,16 @@ impl Lifecycle {
         if pass.now.age(&noted) < pass.policy.tombstone_retention {
             return Ok(());
         }
-        pass.report.tombstones_deleted += 1;
         if !pass.policy.dry_run {
             pass.pace().await;
+            if !self.stands(pass, tombstone).await? {
+                return Ok(());
+            }
             self.bucket.delete(&tombstone.location).await?;
             self.bucket.reached(Transition::TombstoneDeleted);
             self.bucket.delete(&note).await?;
         }
+        pass.report.tombstones_deleted += 1;
         Ok(())
     }
 
