@@ -431,3 +431,17 @@ async fn chunks_that_end_alike_and_begin_elsewhere_are_no_duplicates() {
         assert!(is_there, "nothing else holds the second half behind the first");
     }
 }
+
+/// A full tenant may unpin: it must not fill the store with versions by that.
+#[tokio::test]
+async fn unpinning_again_writes_no_version() {
+    let backend = Backend::memory();
+    let storage = backend.replica().await;
+    let contexts = expired_chunks(&storage, 470).await;
+    let Context { context_id, .. } = pin(&storage, contexts[0].1.seq_hash).await.expect("pins");
+    let unpin = ContextChange { pinned: Some(false), ..ContextChange::default() };
+    for _ in 0..3 {
+        let context = storage.contexts().update(&tenant(), context_id, unpin.clone()).await.expect("unpins");
+        assert_eq!((context.version, context.pinned), (2, false));
+    }
+}

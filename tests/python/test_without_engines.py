@@ -78,6 +78,8 @@ def test_transformers_leaves_alone_what_token_ids_do_not_tell_apart(import_over)
         (one, {"pixel_values": Tensor()}),
         (one, {"attention_mask": mask, "image_grid_thw": Tensor()}),
         (one, {"inputs_embeds": Tensor()}),
+        (one, {"images": [Tensor()]}),
+        (one, {"vision": {"patches": (Tensor(),)}}),
         (one, {"position_ids": Tensor()}),
         (two, {}),
     ]

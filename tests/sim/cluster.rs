@@ -220,6 +220,11 @@ impl Cluster {
             return;
         }
         let (node, _) = &nodes[self.dice.below(nodes.len())];
+        let is_cut_off = self.without_clients.iter().any(|(id, _)| *id == node.id)
+            || self.without_store.iter().any(|(id, ..)| *id == node.id);
+        if is_cut_off {
+            return;
+        }
         let until = Instant::now() + Duration::from_secs(5 + self.dice.below(120) as u64);
         if self.dice.chance(500) {
             node.life.cut_off_from_store(true);

@@ -60,6 +60,13 @@ pub struct ContextChange {
     pub pinned: Option<bool>,
 }
 
+impl ContextChange {
+    /// Whether it lets go of a pin and changes nothing else.
+    pub fn only_unpins(&self) -> bool {
+        *self == Self { pinned: Some(false), ..Self::default() }
+    }
+}
+
 /// One version of a context. Versions are immutable; the newest is current.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Context {

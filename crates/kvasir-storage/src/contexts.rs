@@ -111,7 +111,7 @@ impl Contexts {
         self.write_version(tenant, context).await
     }
 
-    /// Writes the next version of a context.
+    /// Writes the next version of a context. To unpin one that is not pinned changes nothing.
     ///
     /// # Errors
     /// [`ContextError::Unknown`], [`Conflict`](ContextError::Conflict), and as
@@ -123,6 +123,9 @@ impl Contexts {
         change: ContextChange,
     ) -> Result<Context, ContextError> {
         let mut context = self.get(tenant, context_id, None).await?;
+        if !context.pinned && change.only_unpins() {
+            return Ok(context);
+        }
         let unpins = context.pinned && change.pinned == Some(false);
         context.version = next_version(context.version, unpins)?;
         context.created_at_ms = self.now_ms();

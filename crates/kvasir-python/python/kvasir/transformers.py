@@ -261,10 +261,16 @@ class KvasirCache:
         return self._model.session(tokens)
 
 
+def _has_tensors(given: Any) -> bool:
+    if isinstance(given, dict):
+        return any(map(_has_tensors, given.values()))
+    return isinstance(given, torch.Tensor) or (isinstance(given, (list, tuple)) and any(map(_has_tensors, given)))
+
+
 def _is_usual(model: Any, options: dict[str, Any]) -> bool:
     """Whether a call of ``generate`` keeps the rows of the cache in place, by its options and the underlying configuration."""
     # Images, embeddings and positions change rows that token ids do not tell apart.
-    if any(isinstance(given, torch.Tensor) and name != "attention_mask" for name, given in options.items()):
+    if any(_has_tensors(given) and name != "attention_mask" for name, given in options.items()):
         return False
     config = options.get("generation_config") or model.generation_config
     return all(options.get(name, getattr(config, name, None)) in (None, usual) for name, usual in _UNKNOWN_WAYS.items())

@@ -9,7 +9,8 @@
 //! | `<!-- run in background: HOST:PORT -->` | start in that folder, wait until the address answers, end with the document |
 //! | `<!-- not run: REASON -->` | not run |
 //!
-//! A block without one is an error. In `console` blocks the lines that start with `$ ` are the commands.
+//! A block without one is an error. In `console` blocks the lines that start with `$ ` are the commands. `kvasir` and
+//! `kvasir-lab` are the unoptimised binaries that `cargo test --workspace` has built.
 
 mod block;
 
@@ -76,15 +77,11 @@ fn blocks(root: &Path) -> Result<Vec<(String, Block)>> {
     Ok(all)
 }
 
-/// Builds `kvasir` and `kvasir-lab`, the names that the documents use, as after an installation. The builds
-/// run in sequence, with the features of `cargo run`, so that the result is the same as a reader's first
-/// command.
+/// Builds `kvasir` and `kvasir-lab`, the names that the documents use, if the tests have not.
 fn build(root: &Path) -> Result<()> {
-    for package in ["kvasir-cli", "kvasir-lab"] {
-        let build = ["build", "--release", "--quiet", "--bins", "--package", package];
-        let status = Command::new("cargo").args(build).current_dir(root).status()?;
-        ensure!(status.success(), "cargo build --release --package {package} failed");
-    }
+    let build = ["build", "--quiet", "--workspace", "--bins"];
+    let status = Command::new("cargo").args(build).current_dir(root).status()?;
+    ensure!(status.success(), "cargo {} failed", build.join(" "));
     Ok(())
 }
 
@@ -113,7 +110,7 @@ fn reset_scratch(root: &Path, name: &str) -> Result<()> {
 }
 
 fn command(root: &Path, folder: &Path, script: &str) -> Command {
-    let mut path = target(root).join("release").into_os_string();
+    let mut path = target(root).join("debug").into_os_string();
     path.push(":");
     path.push(std::env::var_os("PATH").unwrap_or_default());
     let mut command = Command::new("bash");

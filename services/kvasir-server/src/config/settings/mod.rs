@@ -58,7 +58,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "server.allow_unauthenticated",
-        help: "Allow listening on non-loopback addresses without authentication.",
+        help: "Allow listening on non-loopback addresses without authentication, and requests whose Host is any name.",
         example: "",
         set: |c, t| parsed(&mut c.server.allow_unauthenticated, t, "true or false"),
         get: |c| Some(c.server.allow_unauthenticated.to_string()),

@@ -91,9 +91,8 @@ pub(in crate::handlers) async fn change(
 ) -> Result<Json<Context>, ApiError> {
     let context_id = id("context_id", &context_id)?;
     let change: ContextChange = body::json(request_body).await?;
-    // A tenant that is full must be able to let go.
-    let unpins = change.pinned == Some(false) && change.chunks.is_none() && change.labels.is_none();
-    let _reservation = match unpins {
+    // A tenant that is full must be able to let go. A context that is not pinned gets no new version by that.
+    let _reservation = match change.only_unpins() {
         true => None,
         false => quota_reservation::reserve(&state, &principal, 0).await?,
     };
