@@ -77,9 +77,10 @@ fn blocks(root: &Path) -> Result<Vec<(String, Block)>> {
     Ok(all)
 }
 
-/// Builds `kvasir` and `kvasir-lab`, the names that the documents use, if the tests have not.
+/// Builds `kvasir` and `kvasir-lab`, the names that the documents use, with the features of the tests: nothing
+/// is compiled again after them.
 fn build(root: &Path) -> Result<()> {
-    let build = ["build", "--quiet", "--workspace", "--bins"];
+    let build = ["test", "--quiet", "--workspace", "--no-run"];
     let status = Command::new("cargo").args(build).current_dir(root).status()?;
     ensure!(status.success(), "cargo {} failed", build.join(" "));
     Ok(())

@@ -46,7 +46,9 @@ impl UnopenedTenants {
         if self.0.len() > limits::JOURNAL_UNOPENED_TENANTS_MAX {
             self.0.clear();
         }
-        batch.unopened.iter().fold(false, |begins, tenant| self.0.insert(tenant.clone()) || begins)
+        let before = self.0.len();
+        self.0.extend(batch.unopened.iter().cloned());
+        self.0.len() > before
     }
 }
 
