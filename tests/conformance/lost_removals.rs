@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -15,15 +15,17 @@ use kvasir_storage::{
     index::Index,
 };
 use kvasir_store::{
+    OpenStore, StoreKind,
     layout::{ChunkKey, JournalLog, Key},
+    observe::NoObserver,
     seal::{FileKeys, KeyBytes, KeyService, KeyServiceError},
 };
 use kvasir_tests::{
     chunks,
-    hooked::{Hook, Hooked},
+    hooked::{Hook, Hooked, HookedStore},
 };
 use kvasir_types::Name;
-use object_store::ObjectStoreExt;
+use object_store::{ObjectStoreExt, path::Path};
 
 use crate::{
     Backend,
@@ -127,6 +129,84 @@ async fn a_removal_that_does_not_open_brings_nothing_back() {
     assert_eq!((offered(&reader, &tokens[0]).await, offered(&reader, &tokens[1]).await), (0, 64));
     let served = read(&reader, &removed, ByteRange::Whole).await;
     assert!(matches!(served, Err(ChunkError::Unknown { .. })), "{served:?}");
+}
+
+/// A tail that fails behind a batch that was read ahead, and does not open, has not applied it: the next one empties the index.
+#[tokio::test]
+async fn what_was_only_read_ahead_counts_again() {
+    let backend = Backend::memory();
+    let service = Interrupted::new(KEYS, true);
+    let writer = backend.replica_over(backend.open().sealed(Arc::clone(&service) as _), |_| {}).await;
+    let root = prepare(&writer).await;
+    let chunks = [126, 127].map(|seed| chunks::chunk(root, &chunks::tokens(seed, 64), 0, 64, 50));
+    for chunk in &chunks {
+        put(&writer, chunk).await;
+    }
+    let removals = writer.store().layout().log_prefix(JournalLog::Removed);
+    let (reads, removals_read) = (Arc::new(AtomicUsize::new(0)), removals.clone());
+    let hook: Hook = Arc::new(move |request, path| {
+        let is_batch = request == Hooked::Reading && path.prefix_matches(&removals_read);
+        let is_first = is_batch && reads.fetch_add(1, Ordering::Relaxed) == 0;
+        let reads = Arc::clone(&reads);
+        async move {
+            if !is_first {
+                return Ok(());
+            }
+            while reads.load(Ordering::Relaxed) < 2 {
+                tokio::task::yield_now().await;
+            }
+            // The second batch is opened meanwhile.
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            let source = "no answer".into();
+            Err(object_store::Error::PermissionDenied { path: path.to_string(), source })
+        }
+        .boxed()
+    });
+    let hooked = HookedStore::new(backend.open().objects().clone(), hook);
+    let open = OpenStore::with(
+        hooked,
+        &Path::default(),
+        StoreKind::Memory,
+        &crate::config("memory://"),
+        Arc::new(NoObserver),
+    );
+    let reader = backend.replica_over(open.sealed(Interrupted::new(KEYS, false)), |_| {}).await;
+    tail(&reader).await;
+    for chunk in &chunks {
+        writer.lifecycle().remove(&key(chunk)).await.expect("removes");
+    }
+    let before = reader.index().emptied();
+    assert!(reader.changes().journal_tail(JournalReading::Rows).await.is_err());
+    assert_eq!(reader.index().emptied(), before);
+    tail(&reader).await;
+    assert_eq!(reader.index().emptied(), before + 1);
+}
+
+/// Damaged batches of two replicas empty the index once each, and not with every tail until they are deleted.
+#[tokio::test]
+async fn damaged_batches_empty_the_index_once_each() {
+    let backend = Backend::memory();
+    let reader = backend.replica().await;
+    let root = prepare(&reader).await;
+    for seed in 0..2 {
+        let writer = backend.replica().await;
+        let chunk = chunks::chunk(root, &chunks::tokens(seed, 64), 0, 64, 50);
+        put(&writer, &chunk).await;
+        writer.lifecycle().remove(&key(&chunk)).await.expect("removes");
+    }
+    let (objects, layout) = (reader.store().objects(), reader.store().layout());
+    let batches: Vec<_> =
+        objects.list(Some(&layout.log_prefix(JournalLog::Removed))).try_collect().await.expect("lists");
+    assert_eq!(batches.len(), 2);
+    for batch in batches {
+        objects.put(&batch.location, "nothing of the kind".into()).await.expect("writes");
+    }
+    let mut emptied = Vec::new();
+    for _ in 0..5 {
+        tail(&reader).await;
+        emptied.push(reader.index().emptied());
+    }
+    assert_eq!(emptied[1..], [emptied[1]; 4], "{emptied:?}");
 }
 
 /// The index is emptied for the first batch of a tenant that does not open, not for each.

@@ -7,6 +7,7 @@ import importlib
 import json
 import logging
 import sys
+import threading
 import time
 from concurrent.futures import Future
 from pathlib import Path
@@ -259,3 +260,40 @@ def test_vllm_saves_in_steps_that_compute_nothing(import_over):
     assert step(with_forward, save, finish) == ["save", "finished"]
     # A draft model still writes to the blocks.
     assert step(with_forward, finish, save) == ["finished", "save"]
+
+
+def test_loads_that_waited_until_they_were_late_are_not_begun(import_over):
+    plans = ["CopyPlan", "LoadPlan", "Prompt", "SavePlan", "StepPlan"]
+    base = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+    stand_ins = {
+        "kvasir.vllm": {"__path__": [str(PACKAGE / "vllm")]},
+        base: {"KVConnectorTransferResults": lambda *given: given},
+        "vllm.logger": {"init_logger": logging.getLogger},
+        "kvasir.vllm._layout": {"BlockRows": Cls, "Blocks": Cls, "Rows": Cls, "Taken": Cls},
+        "kvasir.vllm._metrics": {"Collector": lambda: SimpleNamespace(count=lambda *given: None, took=lambda *given: None)},
+        "kvasir.vllm._plan": {**dict.fromkeys(plans, Cls), "WorkerReport": SimpleNamespace},
+        "kvasir.vllm._ranks": dict.fromkeys(["Gatherer", "Part", "Ranks", "Sender"], Cls),
+        "kvasir.vllm._service": {"Service": Cls, "service_of": None},
+        "kvasir.vllm._settings": {"Settings": Cls},
+        "kvasir.vllm._windows": {"CopiedRows": Cls},
+    }
+    worker = import_over("kvasir.vllm._worker", stand_ins).Worker(SimpleNamespace(save_queue_mb=1), None, None)
+    begun, free = [], threading.Event()
+
+    def fetched(plan, due_at):
+        begun.append(plan.request_id)
+        free.wait(30)
+        return None, 0
+
+    worker._fetched, worker._over = fetched, lambda plan, count: worker._received.add(plan.request_id)
+    plans = [SimpleNamespace(request_id=str(n), budget_s=0.2, start=0, end=16) for n in range(64)]
+    worker.load(SimpleNamespace(loads=plans))
+    while len(begun) < 16:
+        time.sleep(0.01)
+    _, received, _ = worker.finished(set(), time.monotonic() + 1)
+    assert received == {plan.request_id for plan in plans}
+    late = SimpleNamespace(request_id="late", budget_s=60.0, start=0, end=16)
+    worker.load(SimpleNamespace(loads=[late]))
+    free.set()
+    worker._pool.shutdown(wait=True)
+    assert len(begun) == 17 and begun[-1] == "late"

@@ -10,8 +10,8 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 pub const READ_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest control request (lookup, registration), excluding retries.
 pub const CONTROL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest upload of one object: 256 MiB at 10 Mb/s.
-pub const UPLOAD_TIMEOUT: Duration = Duration::from_secs(240);
+/// Slowest upload that is waited for: an upload may take the time of its bytes at this rate, 10 Mb/s, and [`READ_TIMEOUT`].
+pub const UPLOAD_BYTES_PER_SECOND_MIN: u64 = 1_250_000;
 /// Attempts of one idempotent request.
 pub const ATTEMPTS_MAX: u32 = 4;
 /// First backoff; doubles with every attempt, drawn uniformly from zero to it (full jitter).

@@ -4,13 +4,14 @@
 mod common;
 
 use kvasir_types::Loss;
-use std::{collections::BTreeSet, sync::Arc};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use common::{Fault, builder, connect, find, kv, save, start, tokens};
 use kvasir_client::{
     Kvasir, SaveTicket,
     report::{ChunkOutcome, SaveOutcome, SaveRefusal},
-    tuning::{AdmissionPolicy, DropPolicy, QueueConfig},
+    rest::ClientConfig,
+    tuning::{AdmissionPolicy, ByteRate, DropPolicy, QueueConfig},
 };
 
 async fn refusal(ticket: SaveTicket) -> SaveRefusal {
@@ -125,4 +126,20 @@ async fn dropping_the_connection_ends_what_waits() {
     let ticket = session.save(&kv(&text), 256);
     drop((session, kvasir));
     assert_eq!(refusal(ticket).await, SaveRefusal::Closed);
+}
+
+/// The time in which a body is sent is not the service's silence: a paced upload may take longer than that is borne.
+#[tokio::test]
+async fn a_slow_upload_is_sent_once() {
+    let server = start().await;
+    let rate = ByteRate::new(65_536.0);
+    let rest = ClientConfig { read_timeout: Duration::from_millis(200), ..ClientConfig::default() };
+    let config = QueueConfig { rate, ..QueueConfig::default() };
+    let kvasir = builder(&server).rest(rest).chunk_tokens(1024).save_queue(config).connect().await.unwrap();
+    let puts = server.puts();
+    let SaveOutcome::Saved(report) = offer(&kvasir, &tokens(1024, 9)).await.outcome().await else {
+        panic!("saved")
+    };
+    assert!(report.bytes() > 70_000, "more than a piece and the pause behind it: {}", report.bytes());
+    assert_eq!(server.puts(), puts + 1);
 }

@@ -105,8 +105,9 @@ pub const INDEX_POSITIONS_MAX: usize = 65_536;
 pub const JOURNAL_WAITING_MAX: usize = 8_192;
 /// Largest batch that is read.
 pub const JOURNAL_BATCH_BYTES_MAX: u64 = 16 << 20;
-/// Tenants whose removals could not be read for want of their key, remembered so that the index is emptied once for each.
-pub const JOURNAL_UNOPENED_TENANTS_MAX: usize = 4_096;
+/// Damaged batches of removals, and tenants whose removals could not be read for want of their key, that are remembered, so that
+/// the index is emptied once for each.
+pub const JOURNAL_UNREADABLE_MAX: usize = 4_096;
 /// Batches read ahead while one is being applied.
 pub const JOURNAL_BATCHES_AHEAD: usize = 4;
 /// Batches in a page of a listing.

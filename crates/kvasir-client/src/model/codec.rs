@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
+    time::SystemTime,
 };
 
 use kvasir_codec::{ChunkDecoder, CpuDecoder, Profile, authoring::ProfileParts};
@@ -226,8 +227,7 @@ impl Codec {
     /// Skips unusable ones.
     pub(crate) async fn preload(&self, client: &Client) -> Result<(), Error> {
         let listed = client.list_profiles(&self.model_id).await?.profiles;
-        for info in listed.into_iter().take(PROFILES_MAX) {
-            let profile = info.profile_hash;
+        for profile in writer::by_preference(listed, SystemTime::now()).into_iter().take(PROFILES_MAX) {
             if self.decoder(&profile).is_some() {
                 continue;
             }

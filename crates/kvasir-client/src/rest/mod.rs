@@ -45,6 +45,7 @@ pub(crate) use route::Routes;
 pub use service::{DirectStore, EventMessage, EventStream};
 pub(crate) use shared_reads::{SharedObject, SharedReads};
 pub(crate) use upload_pacer::UploadPacer;
+use upload_pacer::upload_time_max;
 
 pub use crate::error::ApiError;
 use crate::{Error, limits};
@@ -111,11 +112,34 @@ impl Default for ClientConfig {
     }
 }
 
+/// The connections to one kind of server.
+#[derive(Debug, Clone)]
+struct Connections {
+    reads: reqwest::Client,
+    /// Without a limit on the server's silence: reqwest counts the time in which a body is sent as such.
+    uploads: reqwest::Client,
+}
+
+impl Connections {
+    fn new(config: &ClientConfig, http2: bool) -> Result<Self, Error> {
+        let build = |read_timeout: Option<Duration>| {
+            let mut builder = connections(config)?;
+            if http2 {
+                builder = builder.http2_prior_knowledge();
+            }
+            if let Some(limit) = read_timeout {
+                builder = builder.read_timeout(limit);
+            }
+            builder.build().map_err(Error::Transport)
+        };
+        Ok(Self { reads: build(Some(config.read_timeout))?, uploads: build(None)? })
+    }
+}
+
 /// Connections are kept alive and, over HTTP/2, receive a whole part without waiting for credit.
 fn connections(config: &ClientConfig) -> Result<reqwest::ClientBuilder, Error> {
     let mut builder = reqwest::Client::builder()
         .connect_timeout(config.connect_timeout)
-        .read_timeout(config.read_timeout)
         .tcp_nodelay(true)
         .pool_max_idle_per_host(limits::IDLE_CONNECTIONS)
         .pool_idle_timeout(limits::IDLE_TIME_MAX)
@@ -134,9 +158,9 @@ fn connections(config: &ClientConfig) -> Result<reqwest::ClientBuilder, Error> {
 /// The service's REST API. Cheap to clone; clones share connections and the retry budget.
 #[derive(Debug, Clone)]
 pub struct Client {
-    http: reqwest::Client,
+    http: Connections,
     /// For presigned URLs: connections to the store, never with the service's credentials.
-    direct: reqwest::Client,
+    direct: Connections,
     members: Arc<Members>,
     /// Where its requests go.
     target: Target,
@@ -163,12 +187,8 @@ impl Client {
             let what = "the address has a user or a password: give the credential as a token".to_owned();
             return Err(Error::Config { what });
         }
-        let mut builder = connections(&config)?;
-        if config.http2_prior_knowledge {
-            builder = builder.http2_prior_knowledge();
-        }
-        let http = builder.build().map_err(Error::Transport)?;
-        let direct = connections(&config)?.build().map_err(Error::Transport)?;
+        let http = Connections::new(&config, config.http2_prior_knowledge)?;
+        let direct = Connections::new(&config, false)?;
         let members = Arc::new(Members::new(base.as_str().trim_end_matches('/'), config.zone.clone()));
         Ok(Self {
             http,
@@ -185,7 +205,8 @@ impl Client {
     }
 
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
-        let mut request = self.http.request(method, format!("{}{path}", self.members.named_in_requests()));
+        let mut request =
+            self.http.reads.request(method, format!("{}{path}", self.members.named_in_requests()));
         if let Some(route) = self.target.route {
             request = request.header(HEADER_ROUTE, route.to_string());
         }
@@ -287,7 +308,7 @@ impl Client {
         let hash = ProfileHash::of(&profile);
         let request = self.request(Method::PUT, &routes::profile(model_id, &hash));
         let request =
-            request.header(CONTENT_TYPE, MEDIA_PROFILE).timeout(limits::UPLOAD_TIMEOUT).body(profile);
+            request.header(CONTENT_TYPE, MEDIA_PROFILE).timeout(upload_time_max(profile.len())).body(profile);
         self.send(request).await?;
         Ok(hash)
     }
@@ -385,7 +406,7 @@ impl Client {
                 .header(CONTENT_TYPE, MEDIA_CHUNK)
                 .header(CONTENT_LENGTH, length)
                 .header(HEADER_OBJECT_DIGEST, &digest)
-                .timeout(limits::UPLOAD_TIMEOUT)
+                .timeout(pacer.map_or_else(|| upload_time_max(length), |pacer| pacer.time_max(length)))
                 .body(body)
         };
         let response = self.send_again(request).await?;

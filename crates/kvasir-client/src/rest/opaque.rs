@@ -19,7 +19,7 @@ use reqwest::{
     header::{CONTENT_LENGTH, CONTENT_TYPE},
 };
 
-use super::{Client, body};
+use super::{Client, body, upload_pacer::upload_time_max};
 use crate::{Error, limits};
 
 /// Size of the length field before an object's bytes.
@@ -40,7 +40,7 @@ impl Client {
         let (this, path) = (self.for_object(namespace, key), routes::object(namespace, key));
         let request = || {
             let request = this.request(Method::PUT, &path).header(CONTENT_LENGTH, bytes.len());
-            request.timeout(limits::UPLOAD_TIMEOUT).body(bytes.clone())
+            request.timeout(upload_time_max(bytes.len())).body(bytes.clone())
         };
         let response = this.send_again(request).await?;
         let body = body::read_bounded(response, limits::CONTROL_BYTES_MAX).await?;
@@ -89,7 +89,7 @@ impl Client {
         let request = || {
             let body = stream::iter(parts.clone().into_iter().map(Ok::<_, std::io::Error>));
             let request = self.request(Method::POST, &path).header(CONTENT_TYPE, MEDIA_NEW_OBJECTS);
-            let request = request.header(CONTENT_LENGTH, total).timeout(limits::UPLOAD_TIMEOUT);
+            let request = request.header(CONTENT_LENGTH, total).timeout(upload_time_max(total));
             request.body(reqwest::Body::wrap_stream(body))
         };
         let response = self.send_again(request).await?;

@@ -4,20 +4,26 @@ use std::{pin::pin, sync::Arc};
 
 use futures::{StreamExt, stream};
 use kvasir_api::{
-    HEADER_MEMBERS, HEADER_SPLIT, LookupQuery, LookupResponse, MEDIA_BLOCKS, MembersResponse, routes,
+    ErrorCode, HEADER_MEMBERS, HEADER_SPLIT, LookupQuery, LookupResponse, MEDIA_BLOCKS, MembersResponse,
+    routes,
 };
 use kvasir_types::{Name, ObjectKey, RouteKey, SeqHash};
 use reqwest::{Method, RequestBuilder, Response, header::CONTENT_TYPE};
 use tokio::time::Instant;
 
-use super::{Client, backoff, members::Base, problem, service};
+use super::{Client, backoff, members::Base, problem, retry::RetryBudget, service};
 use crate::{Error, limits};
 
-/// Whether an error says something of the replica that gave it, and nothing of the request or of the store.
-fn is_of_replica(error: &Error) -> bool {
+/// Whether another replica may do better. One whose store does not answer may be cut off from it alone, or the store is down: then
+/// the question is a retry, which the budget has to allow.
+fn is_of_replica(error: &Error, budget: &RetryBudget) -> bool {
     match error {
         Error::Transport(_) => true,
-        Error::Api(api) => matches!(api.status, 502..=504),
+        Error::Api(api) => match api.known {
+            Some(ErrorCode::CorruptChunk | ErrorCode::KeyLost) => false,
+            Some(ErrorCode::StoreUnavailable) => budget.take(),
+            _ => matches!(api.status, 502..=504),
+        },
         _ => false,
     }
 }
@@ -67,7 +73,7 @@ impl Client {
         let this = self.clone();
         let probing = tokio::spawn(async move {
             let probe = async |base: Base| {
-                if !this.members.probe(&this.http, &base).await {
+                if !this.members.probe(&this.http.reads, &base).await {
                     this.probe_until_it_answers(base);
                 }
             };
@@ -79,7 +85,7 @@ impl Client {
     /// Probes a replica that is passed over until it answers, has left the list, or the client is gone. Requests never wait for a
     /// replica that is away.
     fn probe_until_it_answers(&self, base: Base) {
-        let (http, members) = (self.http.clone(), Arc::downgrade(&self.members));
+        let (http, members) = (self.http.reads.clone(), Arc::downgrade(&self.members));
         tokio::spawn(async move {
             let mut pause = limits::MEMBER_PROBE_PAUSE_MIN;
             loop {
@@ -163,7 +169,8 @@ impl Client {
         let mut others = bases.iter().skip(1);
         let mut sent = self.send_to(&bases[0], request()).await;
         while let Err(error) = &sent
-            && is_of_replica(error)
+            && others.len() > 0
+            && is_of_replica(error, &self.budget)
             && let Some(base) = others.next()
         {
             sent = self.send_to(base, request()).await;
@@ -178,7 +185,10 @@ impl Client {
         let url = format!("{base}{path}").parse();
         *request.url_mut() =
             url.map_err(|error| Error::protocol(format!("{base} is no address: {error}")))?;
-        match self.http.execute(request).await {
+        // Uploads have times of their own, longer than a server may be silent.
+        let is_upload = request.timeout().is_some_and(|limit| *limit > self.config.read_timeout);
+        let http = if is_upload { &self.http.uploads } else { &self.http.reads };
+        match http.execute(request).await {
             Ok(response) => {
                 self.note_answer(base, &response);
                 problem::check(response).await

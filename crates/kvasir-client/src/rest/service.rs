@@ -13,7 +13,7 @@ use reqwest::{Method, Response};
 use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 
-use super::Client;
+use super::{Client, upload_pacer::upload_time_max};
 use crate::{Error, limits};
 
 impl Client {
@@ -61,7 +61,8 @@ impl Client {
     async fn upload(&self, request: &UploadRequest, object: Bytes) -> Result<StoredChunk, Error> {
         let ticket = self.announce_upload(request).await?;
         // Never send the service's credentials to the store.
-        let mut put = self.direct.put(&ticket.url).timeout(limits::UPLOAD_TIMEOUT).body(object);
+        let mut put =
+            self.direct.uploads.put(&ticket.url).timeout(upload_time_max(object.len())).body(object);
         for (name, value) in &ticket.headers {
             put = put.header(name, value);
         }

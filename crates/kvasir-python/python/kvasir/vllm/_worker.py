@@ -27,6 +27,8 @@ from ._windows import CopiedRows
 logger = init_logger(__name__)
 
 _LOADS_AT_ONCE = 16
+# Headers without rows that wait for the first rank. It does without those beyond: a later one says that they do not come.
+_HEADERS_MAX = 1_000
 # Time limit of a save's lookup.
 _SAVE_LOOKUP_S = 5.0
 # Longest wait for saves at the end of the process.
@@ -44,13 +46,13 @@ class _Load:
 
 @dataclass
 class _Copy:
-    """Rows to store. None if there was no room.
+    """Rows to store.
 
     Rows of layers without a window are still in blocks; layers with a window have rows from token ``windowed_first`` on.
     """
 
     plan: SavePlan
-    rows: BlockRows | None
+    rows: BlockRows
     taken: Taken
     windowed_first: int
     bytes: int
@@ -79,7 +81,7 @@ class Worker:
         self.metrics = Collector()
         self._notices = Notices(logger.warning)
         self._pool = ThreadPoolExecutor(_LOADS_AT_ONCE, "kvasir-load")
-        self._copies: Queue[_Copy | None] = Queue()
+        self._copies: Queue[_Copy | Part | None] = Queue()
         self._lossy = LossyPrefixes()
         self._queued_bytes = 0
         self._saver = threading.Thread(target=self._store_all, name="kvasir-save", daemon=True)
@@ -103,13 +105,18 @@ class Worker:
         """Start the loads of a step."""
         now = time.monotonic()
         for load in plan.loads:
-            due_at = now + load.budget_s
+            begun = _Load(load, now, now + load.budget_s)
             with self._lock:
-                self._loads[load.request_id] = _Load(load, now, due_at)
-            self._pool.submit(self._load_one, load, due_at)
+                self._loads[load.request_id] = begun
+            self._pool.submit(self._load_one, begun)
 
-    def _load_one(self, plan: LoadPlan, due_at: float) -> None:
+    def _load_one(self, begun: _Load) -> None:
         """Load into private memory, and write vLLM's blocks only if the load has not been given up."""
+        plan, due_at = begun.plan, begun.due_at
+        with self._lock:
+            # It waited for a thread until it was late: `finished` gives it up, and this thread is free for one that is not.
+            if self._loads.get(plan.request_id) is not begun or time.monotonic() >= due_at:
+                return
         taken, count = None, 0
         try:
             taken, count = self._fetched(plan, due_at)
@@ -118,15 +125,15 @@ class Worker:
         except Exception:
             logger.exception("the load of request %s failed; vLLM computes it", plan.request_id)
         with self._lock:
-            load = self._loads.pop(plan.request_id, None)
-            if load is None:
+            if self._loads.get(plan.request_id) is not begun:
                 return
+            del self._loads[plan.request_id]
             if taken is not None and self._blocks is not None:
                 self._blocks.put(taken, tuple(ids[: count // self._blocks.block_tokens] for ids in plan.blocks))
             self._over(plan, count)
         whole = plan.end - plan.start
         result = "whole" if count == whole else "partial" if count else "failed"
-        self._count_load(result, time.monotonic() - load.begun_at, count)
+        self._count_load(result, time.monotonic() - begun.begun_at, count)
 
     def _fetched(self, plan: LoadPlan, due_at: float) -> tuple[Taken | None, int]:
         """Return blocks in vLLM's layout, and the number of the load's tokens in them."""
@@ -178,9 +185,9 @@ class Worker:
                 self._copies.put(self._gathered(save, copied, size))
             elif self._sender is None:
                 self.metrics.count("saves:dropped")
-            else:
+            elif self._copies.qsize() < _HEADERS_MAX:
                 # So that the first rank does not wait for this one.
-                self._copies.put(_Copy(save, None, [], save.windowed_first, 0))
+                self._copies.put(Part(save.number, save.first, len(save.prompt.tokens), save.windowed_first, None))
         # Rows after the end of a request's save.
         for copy in plan.copies:
             self._copy_windowed(copy)
@@ -251,10 +258,13 @@ class Worker:
         while (copy := self._copies.get()) is not None:
             result, begun = "failed", time.monotonic()
             try:
-                if self._sender is not None:
-                    self._sender.send(self._part(copy), self._rows_of(copy))
-                else:
+                if self._sender is None:
+                    assert isinstance(copy, _Copy)
                     result = self._store(copy)
+                elif isinstance(copy, Part):
+                    self._sender.send(copy, None)
+                else:
+                    self._sender.send(self._part(copy), self._rows_of(copy))
             except (KvasirError, OSError) as error:
                 self._notices.say("save", "a save failed: %s", error)
             except Exception:
@@ -262,8 +272,9 @@ class Worker:
             if self._sender is None:
                 self.metrics.count(f"saves:{result}")
                 self.metrics.took("save_seconds", time.monotonic() - begun)
-            with self._lock:
-                self._queued_bytes -= copy.bytes
+            if isinstance(copy, _Copy):
+                with self._lock:
+                    self._queued_bytes -= copy.bytes
             del copy
 
     def _part(self, copy: _Copy) -> Part:
@@ -272,10 +283,8 @@ class Worker:
         loss = self._lossy.beneath(copy.plan.prompt)
         return Part(copy.plan.number, copy.plan.first, len(copy.plan.prompt.tokens), copy.windowed_first, loss)
 
-    def _rows_of(self, copy: _Copy) -> Rows | None:
+    def _rows_of(self, copy: _Copy) -> Rows:
         """Return the rows of a copy, extracted from its blocks: here, where no step waits for it."""
-        if copy.rows is None:
-            return None
         assert self._blocks is not None
         self._blocks.to_rows(copy.taken, copy.rows, self._blocks.begin_of(copy.plan.first))
         copy.taken = []
@@ -286,7 +295,6 @@ class Worker:
         assert self._service is not None
         prompt, chunk_tokens = copy.plan.prompt, self._settings.chunk_tokens
         part, rows = self._part(copy), self._rows_of(copy)
-        assert rows is not None
         if self._gatherer is not None:
             gathered = self._gatherer.gather(part, rows)
             if gathered is None:

@@ -26,7 +26,10 @@ pub(crate) use self::entry::JournalEntry;
 #[cfg(any(test, fuzzing))]
 pub(crate) use self::entry::fuzz;
 pub use self::listing::JournalReading;
-use self::{log::Log, sealed::UnopenedTenants};
+use self::{
+    log::Log,
+    sealed::{OpenedBatch, UnreadableRemovals},
+};
 use super::{
     Changes,
     ledger::{Reach, Stored},
@@ -52,7 +55,7 @@ pub(crate) struct Journal {
     last_reading: Mutex<Option<JournalReading>>,
     /// Skipped parts of other replicas' batches.
     skipped: AtomicU64,
-    unopened: Mutex<UnopenedTenants>,
+    unreadable: Mutex<UnreadableRemovals>,
 }
 
 impl Journal {
@@ -72,7 +75,7 @@ impl Journal {
             looks_by_log: AtomicU32::new(0),
             last_reading: Mutex::default(),
             skipped: AtomicU64::new(0),
-            unopened: Mutex::default(),
+            unreadable: Mutex::default(),
         }
     }
 
@@ -117,11 +120,10 @@ pub(super) fn included_until(begun_ms: i64) -> i64 {
 
 /// The result of reading a batch.
 enum ReadBatch {
-    Entries(Vec<JournalEntry>),
+    Opened(OpenedBatch),
     /// Compacted since it was listed.
     Gone,
-    /// It was damaged, or a tenant's key is not available; the entries that were read.
-    Unreadable(Vec<JournalEntry>),
+    Damaged,
 }
 
 impl Changes {
@@ -245,7 +247,13 @@ impl Changes {
             let mut batches = batches.buffered(limits::JOURNAL_BATCHES_AHEAD);
             while let Some((n, batch)) = batches.try_next().await? {
                 match batch {
-                    ReadBatch::Entries(entries) => {
+                    ReadBatch::Opened(batch) => {
+                        if log == JournalLog::Removed && self.journal.unreadable.lock().note_opened(&batch) {
+                            tracing::error!(tenants = ?batch.unopened, "removals of sealed tenants cannot be read, because their keys are not available; restore the keys, or check the key service");
+                            self.empty_index(begun.unwrap_or(0));
+                            self.note_missed_removals(begun);
+                        }
+                        let entries = batch.entries;
                         applied += self.apply(&replica, n, entries, heard, reading, tells).await;
                         // Each log numbers its own batches.
                         if log == JournalLog::Stored {
@@ -254,16 +262,16 @@ impl Changes {
                         self.bucket.reached(Transition::JournalApplied);
                     }
                     ReadBatch::Gone => {}
-                    ReadBatch::Unreadable(_) if log != JournalLog::Removed => {}
+                    ReadBatch::Damaged if log != JournalLog::Removed => {}
                     // The batch may have removed anything: rows of the index, and chunks that other batches
                     // say were stored.
-                    ReadBatch::Unreadable(entries) => {
-                        tracing::warn!(%replica, n, "the hot index was emptied: a batch of removals cannot be read; it fills again from the store");
-                        self.empty_index(begun.unwrap_or(0));
-                        index.set_missed_until(
-                            begun.map_or(i64::MAX, |now| now.saturating_add(self.removals_kept_ms())),
-                        );
-                        applied += self.apply(&replica, n, entries, heard, reading, tells).await;
+                    ReadBatch::Damaged => {
+                        // To empty the index forgets what was read: this batch may come again.
+                        if self.journal.unreadable.lock().note_damaged(&replica, n) {
+                            tracing::warn!(%replica, n, "the hot index was emptied: a batch of removals is damaged; it fills again from the store");
+                            self.empty_index(begun.unwrap_or(0));
+                        }
+                        self.note_missed_removals(begun);
                     }
                 }
                 self.journal.log(log).note_seen(&replica, n);
@@ -279,6 +287,12 @@ impl Changes {
         Ok(applied)
     }
 
+    /// From now on, the rows may lack removals.
+    fn note_missed_removals(&self, begun: Option<i64>) {
+        let until = begun.map_or(i64::MAX, |now| now.saturating_add(self.removals_kept_ms()));
+        self.reads.index().index().set_missed_until(until);
+    }
+
     /// Reads a batch, with its number.
     async fn read_batch(
         &self,
@@ -291,14 +305,10 @@ impl Changes {
         let Some(batch) = self.decode_batch(&path, &bytes).await? else {
             tracing::warn!(%path, "a damaged journal batch is skipped");
             self.journal.skipped.fetch_add(1, Ordering::Relaxed);
-            return Ok((n, ReadBatch::Unreadable(Vec::new())));
+            return Ok((n, ReadBatch::Damaged));
         };
         self.journal.skipped.fetch_add(batch.skipped, Ordering::Relaxed);
-        if log == JournalLog::Removed && self.journal.unopened.lock().begins_with(&batch) {
-            tracing::error!(tenants = ?batch.unopened, "removals of sealed tenants cannot be read, because their keys are not available; restore the keys, or check the key service");
-            return Ok((n, ReadBatch::Unreadable(batch.entries)));
-        }
-        Ok((n, ReadBatch::Entries(batch.entries)))
+        Ok((n, ReadBatch::Opened(batch)))
     }
 
     /// Applies a batch to index and ledger, and then informs readers of events.

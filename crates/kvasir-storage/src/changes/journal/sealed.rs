@@ -32,23 +32,35 @@ pub(super) struct OpenedBatch {
     pub(super) opened: Vec<Name>,
 }
 
-/// Tenants of whose removals this replica misses some since it last emptied its index, because their key was not available.
+/// What this replica could not read of other replicas' removals, and emptied its index for.
 #[derive(Debug, Default)]
-pub(super) struct UnopenedTenants(BTreeSet<Name>);
+pub(super) struct UnreadableRemovals {
+    /// Tenants whose key was not available.
+    tenants: BTreeSet<Name>,
+    damaged: BTreeSet<(Name, u64)>,
+}
 
-impl UnopenedTenants {
-    /// Records a batch of removals. Returns whether it is the first of some tenant that does not open: until one opens, rows of
-    /// that tenant cannot come back.
-    pub(super) fn begins_with(&mut self, batch: &OpenedBatch) -> bool {
+impl UnreadableRemovals {
+    /// Records a batch of removals that is being applied. Returns whether it is the first of some tenant that does not open: until
+    /// one opens, rows of that tenant cannot come back.
+    pub(super) fn note_opened(&mut self, batch: &OpenedBatch) -> bool {
         for tenant in &batch.opened {
-            self.0.remove(tenant);
+            self.tenants.remove(tenant);
         }
-        if self.0.len() > limits::JOURNAL_UNOPENED_TENANTS_MAX {
-            self.0.clear();
+        if self.tenants.len() > limits::JOURNAL_UNREADABLE_MAX {
+            self.tenants.clear();
         }
-        let before = self.0.len();
-        self.0.extend(batch.unopened.iter().cloned());
-        self.0.len() > before
+        let before = self.tenants.len();
+        self.tenants.extend(batch.unopened.iter().cloned());
+        self.tenants.len() > before
+    }
+
+    /// Records a damaged batch. Returns whether it is new.
+    pub(super) fn note_damaged(&mut self, replica: &Name, n: u64) -> bool {
+        if self.damaged.len() > limits::JOURNAL_UNREADABLE_MAX {
+            self.damaged.clear();
+        }
+        self.damaged.insert((replica.clone(), n))
     }
 }
 
