@@ -11,27 +11,25 @@ use std::{
 use async_trait::async_trait;
 use futures::{FutureExt, TryStreamExt};
 use kvasir_storage::{
-    ByteRange, ChunkError, JournalReading, Lookup, Query, Settings, Storage, WorkShare, gc::GcPolicy,
-    index::Index,
+    ByteRange, ChunkError, JournalReading, Settings, Storage, WorkShare, gc::GcPolicy, index::Index,
 };
 use kvasir_store::{
-    OpenStore, StoreKind,
     layout::{ChunkKey, JournalLog, Key},
-    observe::NoObserver,
     seal::{FileKeys, KeyBytes, KeyService, KeyServiceError},
 };
 use kvasir_tests::{
     chunks,
-    hooked::{Hook, Hooked, HookedStore},
+    hooked::{Hook, Hooked},
 };
 use kvasir_types::Name;
-use object_store::{ObjectStoreExt, path::Path};
+use object_store::ObjectStoreExt;
 
 use crate::{
     Backend,
     backup::{KEYS, OTHER_KEYS},
+    removal::offered,
     replicas::{at_once, collect, put_any},
-    storage_core::{key, matched, model_id, name, prepare, put, read, tenant},
+    storage_core::{key, matched, prepare, put, read},
 };
 
 /// A key service that may not answer.
@@ -89,13 +87,6 @@ async fn sealed_replica(backend: &Backend, service: &Arc<Interrupted>) -> Arc<St
     Storage::new(store, abilities, index, Settings::new(backend.directory.path().join("spool")), None)
 }
 
-/// Tokens that an ordinary lookup finds: from the index, where that has rows.
-async fn offered(storage: &Storage, tokens: &[u32]) -> u64 {
-    let (tenant, namespace, model_id) = (tenant(), name("n"), model_id());
-    let lookup = Lookup::new(&tenant, &namespace, &model_id, Query::Tokens(tokens.to_vec()));
-    storage.lookup(&lookup).await.expect("answers").matched_tokens
-}
-
 async fn tail(storage: &Storage) {
     storage.changes().journal_tail(JournalReading::Rows).await.expect("reads");
 }
@@ -143,9 +134,9 @@ async fn what_was_only_read_ahead_counts_again() {
         put(&writer, chunk).await;
     }
     let removals = writer.store().layout().log_prefix(JournalLog::Removed);
-    let (reads, removals_read) = (Arc::new(AtomicUsize::new(0)), removals.clone());
+    let reads = Arc::new(AtomicUsize::new(0));
     let hook: Hook = Arc::new(move |request, path| {
-        let is_batch = request == Hooked::Reading && path.prefix_matches(&removals_read);
+        let is_batch = request == Hooked::Reading && path.prefix_matches(&removals);
         let is_first = is_batch && reads.fetch_add(1, Ordering::Relaxed) == 0;
         let reads = Arc::clone(&reads);
         async move {
@@ -162,15 +153,8 @@ async fn what_was_only_read_ahead_counts_again() {
         }
         .boxed()
     });
-    let hooked = HookedStore::new(backend.open().objects().clone(), hook);
-    let open = OpenStore::with(
-        hooked,
-        &Path::default(),
-        StoreKind::Memory,
-        &crate::config("memory://"),
-        Arc::new(NoObserver),
-    );
-    let reader = backend.replica_over(open.sealed(Interrupted::new(KEYS, false)), |_| {}).await;
+    let open = backend.open_hooked(hook).sealed(Interrupted::new(KEYS, false));
+    let reader = backend.replica_over(open, |_| {}).await;
     tail(&reader).await;
     for chunk in &chunks {
         writer.lifecycle().remove(&key(chunk)).await.expect("removes");

@@ -131,11 +131,12 @@ impl Backend {
 
     /// A replica whose requests to the store a test hears of.
     async fn hooked_replica(&self, hook: Hook) -> Arc<Storage> {
-        let open = self.open();
-        let store = HookedStore::new(open.objects().clone(), hook);
-        let open =
-            OpenStore::with(store, &Path::default(), StoreKind::Memory, &self.config, Arc::new(NoObserver));
-        self.replica_over(open, |_| {}).await
+        self.replica_over(self.open_hooked(hook), |_| {}).await
+    }
+
+    fn open_hooked(&self, hook: Hook) -> OpenStore {
+        let store = HookedStore::new(self.open().objects().clone(), hook);
+        OpenStore::with(store, &Path::default(), StoreKind::Memory, &self.config, Arc::new(NoObserver))
     }
 
     async fn replica_over(&self, store: OpenStore, change: impl FnOnce(&mut Settings)) -> Arc<Storage> {

@@ -357,7 +357,7 @@ pub(crate) async fn removing_a_chunk_hides_objects_that_only_have_a_tombstone(ba
 }
 
 /// A lookup as engines send it: it does not check tombstones of chunks in the index.
-async fn offered(storage: &Storage, tokens: &[u32]) -> u64 {
+pub(crate) async fn offered(storage: &Storage, tokens: &[u32]) -> u64 {
     let (tenant, namespace, model_id) = (tenant(), "n".parse().expect("a name"), model_id());
     let lookup = Lookup::new(&tenant, &namespace, &model_id, Query::Tokens(tokens.to_vec()));
     storage.lookup(&lookup).await.expect("answers").matched_tokens

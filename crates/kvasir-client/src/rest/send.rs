@@ -14,9 +14,9 @@ use tokio::time::Instant;
 use super::{Client, backoff, members::Base, problem, retry::RetryBudget, service};
 use crate::{Error, limits};
 
-/// Whether another replica may do better. One whose store does not answer may be cut off from it alone, or the store is down: then
-/// the question is a retry, which the budget has to allow.
-fn is_of_replica(error: &Error, budget: &RetryBudget) -> bool {
+/// Whether to ask another replica after an error. One whose store does not answer may be cut off from it alone, or the store is
+/// down: then the question is a retry, which is taken from the budget.
+fn asks_another(error: &Error, budget: &RetryBudget) -> bool {
     match error {
         Error::Transport(_) => true,
         Error::Api(api) => match api.known {
@@ -169,9 +169,8 @@ impl Client {
         let mut others = bases.iter().skip(1);
         let mut sent = self.send_to(&bases[0], request()).await;
         while let Err(error) = &sent
-            && others.len() > 0
-            && is_of_replica(error, &self.budget)
             && let Some(base) = others.next()
+            && asks_another(error, &self.budget)
         {
             sent = self.send_to(base, request()).await;
         }
