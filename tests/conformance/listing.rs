@@ -49,7 +49,10 @@ fn expected(all: &BTreeSet<String>, listing: &KeyListing) -> Vec<String> {
 pub(crate) async fn lists_are_in_order_and_whole(backend: &Backend) {
     let storage = backend.replica().await;
     let long = format!("long/{}", "ü".repeat(253));
-    let all: BTreeSet<String> = KEYS.iter().map(|key| (*key).to_owned()).chain([long]).collect();
+    // A segment of the markers' paths has room for 125 bytes.
+    let whole = (0..4).map(|n| format!("{}{}", "w".repeat(125), "x".repeat(n)));
+    let all = KEYS.iter().map(|key| (*key).to_owned()).chain(whole).chain([long]);
+    let all: BTreeSet<String> = all.collect();
     for key in &all {
         put(&storage, key, true).await;
     }

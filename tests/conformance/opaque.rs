@@ -1,20 +1,23 @@
 //! Opaque objects: a key has one value, whoever writes, reads, removes and collects, and whatever fails.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
 use futures::{FutureExt, TryStreamExt, future::join_all};
 use kvasir_storage::{
-    ByteRange, ChunkError, ObjectError, OpaqueObject, PutError, PutObject, Storage, WorkShare,
-    hot::RequestHint,
+    ByteRange, ChunkError, ObjectError, OpaqueObject, PutError, PutObject, Storage, WorkShare, gc::GcPolicy,
+    hot::RequestHint, limits,
 };
 use kvasir_store::layout::Key;
 use kvasir_tests::hooked::{Hook, Hooked};
 use kvasir_types::{ModelId, ObjectKey};
-use object_store::ObjectStoreExt;
+use object_store::{ObjectStoreExt, path::Path};
 
 use crate::{
     Backend,
@@ -163,6 +166,19 @@ pub(crate) async fn a_removed_key_takes_other_bytes(backend: &Backend) {
     assert!(matches!(never, Err(ObjectError::Unknown { .. })), "{never:?}");
 }
 
+/// Another replica takes other bytes as soon as a key is removed, and serves nothing else from then on.
+pub(crate) async fn a_writer_need_not_hear_of_a_removal(backend: &Backend) {
+    let (storage, writer) = (backend.replica().await, backend.replica().await);
+    for text in ["a", "b", "c", "d", "e", "f", "g", "h"] {
+        put(&writer, text, &payload(1, 100)).await.expect("stores");
+        storage.lifecycle().remove_object(&tenant(), &name("n"), &key(text)).await.expect("removes");
+        assert!(put(&writer, text, &payload(2, 100)).await.expect("stores"));
+        for replica in [&writer, &storage, &backend.replica().await] {
+            assert!(get(replica, text, ByteRange::Whole).await.expect("reads") == payload(2, 100));
+        }
+    }
+}
+
 /// Concurrent writers of different bytes: at most one is acknowledged, and all readers get the bytes of that
 /// one.
 pub(crate) async fn of_writers_that_meet_one_wins(backend: &Backend) {
@@ -193,45 +209,117 @@ pub(crate) async fn of_writers_that_meet_one_wins(backend: &Backend) {
     assert!(acknowledged > 0, "not all of them gave way each time");
 }
 
-/// A hook that loses the answer to the first write of an object, which is stored; and, if the writer `dies`,
-/// all later ones.
-fn losing_answers(dies: bool) -> Hook {
-    let (lost, is_dead) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+/// What a store does to a writer of the key `k`, between its first look for the key's objects and its write:
+/// `first` stores the payload 1 meanwhile.
+fn meeting(first: &Arc<Storage>, then: Hook) -> Hook {
+    let (first, has_met) = (Arc::clone(first), AtomicBool::new(false));
     Arc::new(move |what, path| {
-        let is_object = what == Hooked::Written && path.as_ref().ends_with(".kvc");
-        let is_first = is_object && !lost.swap(true, Ordering::Relaxed);
-        let fails = is_first || is_dead.load(Ordering::Relaxed);
-        is_dead.fetch_or(is_first && dies, Ordering::Relaxed);
+        let meets = is_object(&path) && !has_met.swap(true, Ordering::Relaxed);
+        let (first, then) = (Arc::clone(&first), Arc::clone(&then));
         async move {
-            let lost = || object_store::Error::Generic { store: "test", source: "the answer is lost".into() };
-            if fails { Err(lost()) } else { Ok(()) }
+            if meets {
+                assert!(put(&first, "k", &payload(1, 100)).await.expect("stores"));
+            }
+            then(what, path).await
         }
         .boxed()
     })
+}
+
+fn is_object(path: &Path) -> bool {
+    path.as_ref().ends_with(".kvc")
+}
+
+fn lost() -> object_store::Error {
+    object_store::Error::Generic { store: "test", source: "the answer is lost".into() }
+}
+
+/// A hook that loses the answer to the first write of an object, which is stored; and, if the writer `dies`,
+/// all later ones.
+fn losing_answers(dies: bool) -> Hook {
+    let (is_lost, is_dead) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    Arc::new(move |what, path| {
+        let is_first = what == Hooked::Written && is_object(&path) && !is_lost.swap(true, Ordering::Relaxed);
+        let fails = is_first || is_dead.load(Ordering::Relaxed);
+        is_dead.fetch_or(is_first && dies, Ordering::Relaxed);
+        async move { if fails { Err(lost()) } else { Ok(()) } }.boxed()
+    })
+}
+
+/// A hook that fails reads of objects after the first write of one, until something else is written.
+fn failing_comparison() -> Hook {
+    let fails = Arc::new(AtomicBool::new(false));
+    Arc::new(move |what, path| {
+        if what == Hooked::Written {
+            fails.store(is_object(&path), Ordering::Relaxed);
+        }
+        let fails = what == Hooked::Reading && is_object(&path) && fails.load(Ordering::Relaxed);
+        async move { if fails { Err(lost()) } else { Ok(()) } }.boxed()
+    })
+}
+
+/// All replicas read the payload 1 under `k`, also after a collection.
+async fn is_the_first(backend: &Backend) {
+    for _ in 0..2 {
+        let cold = backend.replica().await;
+        assert!(get(&cold, "k", ByteRange::Whole).await.expect("reads") == payload(1, 100));
+        collect(&cold, &at_once()).await;
+    }
 }
 
 /// A writer whose first answer was lost yields like any other, because the stored object is its own.
 #[tokio::test]
 async fn a_writer_whose_answer_was_lost_gives_way() {
     let backend = Backend::memory();
-    let storage = backend.replica().await;
-    put(&storage, "k", &payload(1, 100)).await.expect("stores");
-    let other = backend.hooked_replica(losing_answers(false)).await;
+    let first = backend.replica().await;
+    let other = backend.hooked_replica(meeting(&first, losing_answers(false))).await;
     let refused = put(&other, "k", &payload(2, 100)).await;
     assert!(exists(&refused), "{refused:?}");
-    assert!(get(&backend.replica().await, "k", ByteRange::Whole).await.expect("reads") == payload(1, 100));
+    is_the_first(&backend).await;
+}
+
+/// A writer that cannot compare the key's objects yields as well.
+#[tokio::test]
+async fn a_writer_that_cannot_compare_gives_way() {
+    let backend = Backend::memory();
+    let first = backend.replica().await;
+    let other = backend.hooked_replica(meeting(&first, failing_comparison())).await;
+    let failed = put(&other, "k", &payload(2, 100)).await;
+    assert!(matches!(failed, Err(ObjectError::Chunk(ChunkError::Store(_)))), "{failed:?}");
+    is_the_first(&backend).await;
+}
+
+/// So does one that waits long before it writes: its object was visible for a moment.
+#[tokio::test(start_paused = true)]
+async fn a_slow_writer_gives_way() {
+    let backend = Backend::memory();
+    let first = backend.replica().await;
+    let has_waited = AtomicBool::new(false);
+    let waiting: Hook = Arc::new(move |_, path| {
+        let waits = is_object(&path) && !has_waited.swap(true, Ordering::Relaxed);
+        async move {
+            if waits {
+                tokio::time::advance(limits::OPAQUE_RETRACT_MAX).await;
+            }
+            Ok(())
+        }
+        .boxed()
+    });
+    let other = backend.hooked_replica(meeting(&first, waiting)).await;
+    let refused = put(&other, "k", &payload(2, 100)).await;
+    assert!(exists(&refused), "{refused:?}");
+    is_the_first(&backend).await;
 }
 
 /// A writer dies between its write and yielding: its object is never served.
 #[tokio::test]
 async fn what_a_writer_left_behind_is_not_served() {
     let backend = Backend::memory();
-    let storage = backend.replica().await;
-    put(&storage, "k", &payload(1, 100)).await.expect("stores");
-    let other = backend.hooked_replica(losing_answers(true)).await;
+    let first = backend.replica().await;
+    let other = backend.hooked_replica(meeting(&first, losing_answers(true))).await;
     let lost = put(&other, "k", &payload(2, 100)).await;
     assert!(matches!(lost, Err(ObjectError::Put(PutError::Store(_)))), "{lost:?}");
-    assert!(get(&storage, "k", ByteRange::Whole).await.expect("reads") == payload(1, 100));
+    assert!(get(&first, "k", ByteRange::Whole).await.expect("reads") == payload(1, 100));
     let cold = backend.replica().await;
     assert!(is_missing(&cold, "k").await, "which of the two was acknowledged is not known here");
     // The collector takes both, and the key is free.
@@ -241,6 +329,83 @@ async fn what_a_writer_left_behind_is_not_served() {
     }
     assert!(put(&cold, "k", &payload(3, 100)).await.expect("stores"));
     assert!(get(&backend.replica().await, "k", ByteRange::Whole).await.expect("reads") == payload(3, 100));
+}
+
+/// A replica without a row of the key's object asks the store before it writes, and writes nothing.
+#[tokio::test]
+async fn a_refused_writer_writes_nothing() {
+    let backend = Backend::memory();
+    let first = backend.replica().await;
+    put(&first, "k", &payload(1, 100)).await.expect("stores");
+    let written = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&written);
+    let counting: Hook = Arc::new(move |what, path| {
+        count.fetch_add(usize::from(what == Hooked::Written && is_object(&path)), Ordering::Relaxed);
+        async { Ok(()) }.boxed()
+    });
+    let other = backend.hooked_replica(counting).await;
+    let refused = put(&other, "k", &payload(2, 100)).await;
+    assert!(exists(&refused), "{refused:?}");
+    assert_eq!(written.load(Ordering::Relaxed), 0);
+    is_the_first(&backend).await;
+}
+
+/// The same bytes, stored by several writers, have one ETag.
+pub(crate) async fn equal_objects_have_one_etag(backend: &Backend) {
+    let (first, second) = (backend.replica().await, backend.replica().await);
+    let cold = backend.replica().await;
+    for text in ["a", "b", "c", "d", "e", "f", "g", "h"] {
+        for writer in [&first, &second] {
+            put(writer, text, b"the same").await.expect("stores");
+        }
+        let etags = [&second, &cold].map(|replica| find(replica, text));
+        let [second, cold] = join_all(etags).await.try_into().expect("two");
+        assert_eq!(second.expect("is there").etag(), cold.expect("is there").etag());
+    }
+}
+
+/// The collector leaves objects of the same bytes alone while the one that it would keep is young.
+#[tokio::test]
+async fn a_young_object_replaces_no_other() {
+    let backend = Backend::file();
+    let (first, second) = (backend.replica().await, backend.replica().await);
+    let texts = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    for text in texts {
+        put(&first, text, b"the same").await.expect("stores");
+    }
+    let old = backend.paths(".kvc").await;
+    for text in texts {
+        put(&second, text, b"the same").await.expect("stores");
+    }
+    assert_eq!(backend.paths(".kvc").await.len(), 2 * old.len());
+    let policy = GcPolicy { grace: Duration::from_secs(3_600), ..at_once() };
+    let long_ago = SystemTime::now() - 2 * policy.grace;
+    for path in old {
+        let file = std::fs::File::open(backend.directory.path().join("store").join(path)).expect("is there");
+        file.set_modified(long_ago).expect("is ours");
+    }
+    assert_eq!(collect(&second, &policy).await.duplicates, 0);
+}
+
+/// A key keeps its bytes when the salt of its namespace is rotated, and is removed under all of them.
+pub(crate) async fn a_rotated_salt_frees_no_key(backend: &Backend) {
+    let (storage, stale) = (backend.replica().await, backend.replica().await);
+    put(&storage, "k", &payload(1, 100)).await.expect("stores");
+    assert!(get(&stale, "k", ByteRange::Whole).await.expect("reads") == payload(1, 100));
+    let keep = Duration::from_secs(3_600);
+    let rotated = storage.catalog().rotate_namespace(&tenant(), &name("n"), &ModelId::OPAQUE, keep).await;
+    rotated.expect("rotates");
+    let other = put(&storage, "k", &payload(2, 100)).await;
+    assert!(exists(&other), "{other:?}");
+    assert!(!put(&storage, "k", &payload(1, 100)).await.expect("the same bytes"));
+    put(&storage, "new", b"new").await.expect("stores");
+    for text in ["k", "new"] {
+        stale.lifecycle().remove_object(&tenant(), &name("n"), &key(text)).await.expect("removes");
+        for replica in [&stale, &backend.replica().await] {
+            assert!(is_missing(replica, text).await);
+        }
+    }
+    assert!(put(&storage, "k", &payload(2, 100)).await.expect("stores"));
 }
 
 /// Bytes that went wrong in the store are an error and never an answer, and do not keep the key from its next writer.
@@ -287,7 +452,7 @@ pub(crate) async fn objects_are_rebuilt_scrubbed_and_expire(backend: &Backend) {
     let scrubbed = cold.lifecycle().scrub(&WorkShare::WHOLE, 0, false, |_| {}).await.expect("scrubs");
     assert_eq!((scrubbed.objects, scrubbed.quarantined, scrubbed.unread), (1, 0, 0));
     assert_eq!(collect(&cold, &at_once()).await.duplicates, 0);
-    let old = kvasir_storage::gc::GcPolicy { ttl: Some(std::time::Duration::ZERO), ..at_once() };
+    let old = GcPolicy { ttl: Some(Duration::ZERO), ..at_once() };
     assert_eq!(collect(&cold, &old).await.expired, 1);
     for replica in [&cold, &backend.replica().await] {
         assert!(is_missing(replica, "k").await);

@@ -1,9 +1,19 @@
 //! Replicas that read parts of the journal: in a large cluster one keeps accounts for all.
 
-use std::sync::Arc;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
+use futures::FutureExt;
 use kvasir_storage::{JournalReading, QuotaError, Storage, Stored, StoredQuota};
-use kvasir_tests::chunks::{self, Chunk};
+use kvasir_tests::{
+    chunks::{self, Chunk},
+    hooked::{Hook, Hooked},
+};
 use kvasir_types::RootHash;
 
 use crate::{
@@ -57,6 +67,33 @@ pub(crate) async fn a_replica_that_reads_removals_alone_asks_the_store_for_the_r
     put(&a, &another).await;
     append(&a).await;
     assert_eq!((tail(&b, JournalReading::Rows).await, b.index().len()), (1, 1));
+}
+
+/// A reader that is dropped while it asks the store for a model's name reads the batch again, and counts it once.
+#[tokio::test]
+async fn a_reader_that_is_dropped_counts_nothing_twice() {
+    let backend = Backend::memory();
+    let (a, is_slow) = (backend.replica().await, Arc::new(AtomicBool::new(true)));
+    let hook: Hook = Arc::new(move |request, path| {
+        let is_spec = request == Hooked::Reading && path.as_ref().ends_with("spec.json");
+        let hangs = is_spec && is_slow.swap(false, Ordering::Relaxed);
+        async move {
+            if hangs {
+                std::future::pending::<()>().await;
+            }
+            Ok(())
+        }
+        .boxed()
+    });
+    let root = prepare(&a).await;
+    let b = backend.hooked_replica(hook).await;
+    assert_eq!((tail(&b, JournalReading::Rows).await, chunks_counted(&b).await), (0, 0));
+    put(&a, &chunk(root, 128).1).await;
+    append(&a).await;
+    let dropped = tokio::time::timeout(Duration::from_millis(500), tail(&b, JournalReading::Rows)).await;
+    assert!(dropped.is_err(), "{dropped:?}");
+    tail(&b, JournalReading::Rows).await;
+    assert_eq!(chunks_counted(&b).await, 1);
 }
 
 pub(crate) async fn one_replica_keeps_accounts_for_all(backend: &Backend) {

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import json
 import logging
+import os
 import sys
 import threading
 import time
@@ -96,7 +97,7 @@ def test_transformers_leaves_alone_what_token_ids_do_not_tell_apart(import_over)
             assert done == [("load", ids, hidden), (ids, used), ("store", "output", "cache", hidden)], options
 
 
-def import_vllm(import_over, name: str) -> ModuleType:
+def import_vllm(import_over, name: str, others: dict[str, dict] | None = None) -> ModuleType:
     base = "vllm.distributed.kv_transfer.kv_connector.v1.base"
     stand_ins = {
         # Without its `__init__`, which imports all of vLLM.
@@ -104,7 +105,7 @@ def import_vllm(import_over, name: str) -> ModuleType:
         base: {"KVConnectorMetadata": Cls, "KVConnectorWorkerMetadata": Cls},
         "vllm.logger": {"init_logger": logging.getLogger},
     }
-    return import_over(f"kvasir.vllm.{name}", stand_ins)
+    return import_over(f"kvasir.vllm.{name}", stand_ins | (others or {}))
 
 
 def test_a_lossy_prefix_that_is_in_use_is_not_forgotten(import_over, monkeypatch):
@@ -151,6 +152,302 @@ def test_vllm_connects_from_its_zone(import_over, monkeypatch):
     for given, zone in [({}, "eu-1a"), ({"zone": "eu-1b"}, "eu-1b")]:
         service.Service(service.Settings.of({"url": "http://x", **given}), None)
         assert asked.get(timeout=30) == zone
+
+
+class Config(SimpleNamespace):
+    """A configuration of transformers."""
+
+    def to_dict(self):
+        return dict(self.__dict__)
+
+
+TOY = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+TOY |= {"num_key_value_heads": 2, "torch_dtype": "bfloat16", "max_position_embeddings": 512, "rope_theta": 10_000.0}
+COMMIT = "a" * 40
+
+
+def make_vllm_config(model="org/toy", hf_config=None, cache_dtype="auto", **others):
+    own = {"model": str(model), "hf_config": hf_config, "dtype": "torch.bfloat16", "max_model_len": 512}
+    own |= {"hf_overrides": {}, "hf_config_path": None, "revision": None}
+    of_model = SimpleNamespace(**(own | others))
+    return SimpleNamespace(model_config=of_model, cache_config=SimpleNamespace(cache_dtype=cache_dtype))
+
+
+def make_folder(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(TOY))
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+def test_what_vllm_overrides_in_a_folders_configuration_changes_the_identity(import_over, tmp_path):
+    module = import_vllm(import_over, "_identity")
+    settings = SimpleNamespace(weights=None, revision=None)
+    hub, own = make_folder(tmp_path / "models--org--toy" / "snapshots" / COMMIT), make_folder(tmp_path / "toy")
+    for folder, weights in [(hub, "org/toy"), (own, "toy")]:
+
+        def spec(theta, folder=folder, eps=1e-6, **changes):
+            config = Config(**TOY | {"rope_theta": theta, "rms_norm_eps": eps})
+            return module.model_spec(settings, make_vllm_config(folder, config, **changes))
+
+        plain = spec(10_000.0)
+        found = [
+            spec(20_000.0, hf_overrides={"rope_theta": 20_000.0}),
+            spec(30_000.0, hf_overrides=lambda config: config),
+            spec(40_000.0, hf_config_path="org/other"),
+            # The spec leaves it out.
+            spec(20_000.0, eps=1e-5, hf_overrides={"rope_theta": 20_000.0, "rms_norm_eps": 1e-5}),
+        ]
+        assert len({plain, *found}) == 5
+        identities = [json.loads(each.to_json()) for each in (plain, *found)]
+        assert {each["weights"] for each in identities} == {weights}
+        [revision] = {each["revision"].split(":config:")[0] for each in identities}
+        assert revision == COMMIT if folder == hub else revision.startswith("files:")
+        assert spec(20_000.0, hf_overrides={"rope_theta": 20_000.0}) == found[0]
+        # What vLLM makes of the file itself does not matter.
+        assert spec(50_000.0) == plain
+
+
+def test_a_configuration_from_elsewhere_does_not_identify_the_weights(import_over):
+    module = import_vllm(import_over, "_identity")
+    config = Config(**TOY, _commit_hash=COMMIT)
+
+    def spec(revision=None, **changes):
+        settings = SimpleNamespace(weights=None, revision=revision)
+        return module.model_spec(settings, make_vllm_config("org/toy", config, **changes))
+
+    assert json.loads(spec().to_json())["revision"] == COMMIT
+    given = json.loads(spec("mine", hf_config_path="org/other").to_json())["revision"]
+    assert given.startswith("mine:config:")
+    with pytest.raises(kvasir.InputError, match="org/other does not name the commit"):
+        spec(hf_config_path="org/other")
+
+
+def test_each_of_vllms_engines_in_a_process_has_its_service(import_over, monkeypatch):
+    module = import_vllm(import_over, "_service")
+
+    def connect(*_):
+        raise kvasir.InputError("enough is known", "test", "")
+
+    monkeypatch.setattr(module, "connect", connect)
+    monkeypatch.setattr(module, "model_spec", lambda *_: None)
+
+    def service(**changes):
+        return module.service_of(module.Settings.of({"url": "http://x"}), make_vllm_config(**changes))
+
+    first = service()
+    assert service() is first
+    changes = [
+        {"model": "org/other"},
+        {"dtype": "torch.float16"},
+        {"cache_dtype": "fp8"},
+        {"max_model_len": 1_024},
+        {"hf_overrides": {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}},
+        {"hf_overrides": print},
+        {"hf_config_path": "org/other"},
+        {"revision": "b"},
+    ]
+    services = [service(**change) for change in changes]
+    assert len({first, *services}) == 9 and [service(**change) for change in changes] == services
+    # An engine's end does not end the service of one that is made after it.
+    first.close()
+    again = service()
+    assert again is not first and not again.is_closed and service() is again
+
+
+def import_scheduler(import_over, **contents) -> ModuleType:
+    """Imports it over `contents`, and stand-ins for what needs torch or a service."""
+
+    class Service(Cls):
+        is_connected = True
+
+        def look_up(self, *given):
+            return SimpleNamespace(found=None)
+
+        def close(self) -> None:
+            pass
+
+    layout = {"NULL_BLOCK": 0, "BlockTables": tuple, "check_groups": lambda *_: None, "window_of": lambda _: None}
+    stand_ins = {
+        "vllm.v1.kv_cache_interface": {"SlidingWindowSpec": Cls},
+        "kvasir.vllm._events": {"StoredEvents": Cls},
+        "kvasir.vllm._layout": layout,
+        "kvasir.vllm._metrics": {"Collector": Cls},
+        "kvasir.vllm._requests": {"RequestLog": Service},
+        "kvasir.vllm._service": {"Service": Service, "service_of": Service},
+    }
+    for stand_in in stand_ins.values():
+        stand_in |= {name: content for name, content in contents.items() if name in stand_in}
+    return import_vllm(import_over, "_scheduler", stand_ins)
+
+
+def make_scheduler(module: ModuleType):
+    config = SimpleNamespace(kv_transfer_config=SimpleNamespace(engine_id="engine"))
+    group = SimpleNamespace(kv_cache_spec=SimpleNamespace(block_size=16))
+    return module.Scheduler(SimpleNamespace(lookup_deadline_s=0.5), config, SimpleNamespace(kv_cache_groups=[group]))
+
+
+def make_request(name: str, **others) -> SimpleNamespace:
+    none = dict.fromkeys(["prompt_embeds", "lora_request", "cache_salt", "kv_transfer_params"])
+    lists = {"prompt_token_ids": [1] * 32, "mm_features": [], "skip_reading_prefix_cache": False}
+    return SimpleNamespace(request_id=name, **(none | lists | others))
+
+
+@pytest.mark.parametrize(
+    ("params", "due_at"),
+    [
+        ("soon", None),
+        (3, None),
+        ([0.5], None),
+        ({"kvasir_ttft_s": "soon"}, None),
+        ({"kvasir_ttft_s": float("nan")}, None),
+        # Too large for a float.
+        ({"kvasir_ttft_s": 10**400}, None),
+        ({"kvasir_ttft_s": 0.5}, 100.5),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_no_parameter_of_a_request_ends_vllm(import_over, params, due_at):
+    scheduler = make_scheduler(import_scheduler(import_over))
+    scheduler.begin(make_request("a", kv_transfer_params=params), 100.0)
+    assert scheduler._tracked["a"].due_at == due_at and scheduler._tracked["a"].lookup is not None
+    scheduler.close()
+
+
+def test_a_request_that_cannot_be_identified_runs_without_kvasir(import_over, caplog):
+    scheduler = make_scheduler(import_scheduler(import_over))
+    # Half a character, which JSON can have and UTF-8 cannot.
+    bad = [make_request("a", cache_salt="\ud800"), make_request("b", mm_features=[object()])]
+    for request in bad:
+        scheduler.begin(request, 0.0)
+        assert scheduler.loadable(request, 0, 0.0) == (0, False)
+    scheduler.begin(make_request("c", cache_salt="ours"), 0.0)
+    assert list(scheduler._tracked) == ["c"]
+    # With its traceback, and once a minute: clients cause it.
+    [said] = [record for record in caplog.records if "unexpected error" in record.message]
+    assert said.exc_info is not None
+    scheduler.close()
+
+
+SURPRISES = [
+    FileNotFoundError("config.json"),
+    PermissionError("/models"),
+    OSError("AF_UNIX path too long"),
+    ImportError("cannot import name '_get_attn_isa'"),
+    AttributeError("no attribute 'block_size'"),
+    kvasir.KvasirError("others can enter the folder", "unsafe_folder"),
+    kvasir.InputError("not supported", "unknown_layout"),
+]
+
+
+@pytest.mark.parametrize("surprise", SURPRISES, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("place", ["check_groups", "service_of", "RequestLog"])
+def test_vllm_runs_without_a_scheduler_that_cannot_start(import_over, caplog, surprise, place):
+    def fail(*_):
+        raise surprise
+
+    scheduler = make_scheduler(import_scheduler(import_over, **{place: fail}))
+    [said] = [record for record in caplog.records if "vLLM runs without Kvasir" in record.message]
+    assert ("unexpected" in said.message) == (not isinstance(surprise, kvasir.KvasirError))
+    request = make_request("a")
+    scheduler.begin(request, 0.0)
+    assert scheduler.loadable(request, 0, 0.0) == (0, False)
+    assert scheduler.finished(request, ()) is False
+    scheduler.close()
+
+
+@pytest.mark.parametrize("surprise", SURPRISES, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("place", ["Blocks", "service_of", "Gatherer"])
+def test_vllm_runs_without_a_worker_that_cannot_start(import_over, caplog, surprise, place):
+    def fail(*_):
+        raise surprise
+
+    module = import_worker(import_over)
+    ranks = SimpleNamespace(is_first=True, size=2)
+    service = SimpleNamespace(heads=[], close=lambda: None)
+    contents = {"service_of": lambda *_: service, "Ranks": SimpleNamespace(of=lambda *_: ranks), place: fail}
+    for name, content in contents.items():
+        setattr(module, name, content)
+    worker = module.Worker(SimpleNamespace(save_queue_mb=1), None, None)
+    worker.register({})
+    assert worker._report.unusable
+    [said] = [record for record in caplog.records if "vLLM runs without Kvasir" in record.message]
+    assert ("unexpected" in said.message) == (not isinstance(surprise, kvasir.KvasirError))
+    worker.close()
+
+
+def test_a_rank_of_another_engine_does_not_give_its_rows(import_over, monkeypatch):
+    np = pytest.importorskip("numpy")
+    stand_ins = {
+        "kvasir.vllm._layout": {"Array": object, "Rows": object},
+        "vllm.distributed": {"get_tensor_model_parallel_rank": lambda: 0},
+    }
+    module = import_vllm(import_over, "_ranks", stand_ins)
+    monkeypatch.setattr(module, "_PART_S", 5.0)
+    first, second = (module.Ranks(rank, 2, [2], f"test-{os.getpid()}") for rank in range(2))
+
+    def rows(value, tokens):
+        return [tuple(np.full((1, tokens, 4), value, np.uint16) for _ in range(2))]
+
+    gatherer, sender = module.Gatherer(first), module.Sender(second)
+    # Numbered as the first rank's own: of fewer, of more and of other tokens, and without any rows.
+    for begin, end, has_rows in [(0, 16, True), (0, 64, True), (16, 32, True), (0, 16, False)]:
+        sender.send(module.Part(1, begin, end, begin, None), rows(7, end) if has_rows else None)
+    own = module.Part(1, 0, 32, 0, None)
+    sender.send(own, rows(2, 32))
+    gathered = gatherer.gather(own, rows(1, 32))
+    gatherer.close()
+    assert gathered is not None
+    said, [(keys, values)] = gathered
+    assert said == own
+    assert all((plane == [[[1]], [[2]]]).all() for plane in (keys, values))
+
+
+def import_sglang(import_over, configured) -> ModuleType:
+    """`configured` stands in for SGLang's settings of the cache's type."""
+
+    types = {"fp8_e4m3": "torch.float8_e4m3fn", "fp8_e5m2": "torch.float8_e5m2"}
+
+    def configure(**given):
+        return None, types[given["server_args_kv_cache_dtype"]]
+
+    theirs = [f"HiCacheStorage{name}" for name in ("", "Config", "ExtraInfo")]
+    storage = dict.fromkeys([*theirs, "PoolHitPolicy", "PoolTransfer", "PoolTransferResult"], Cls)
+    storage["PoolName"] = SimpleNamespace(KV="kv", MAMBA="mamba")
+    stand_ins = {
+        "torch": {"Tensor": Tensor, **{name: f"torch.{name}" for name in ("bfloat16", "float16", "float32", "uint8")}},
+        "sglang.srt.mem_cache.hicache_storage": storage,
+        "sglang.srt.mem_cache.kv_cache_dtype": {"configure_kv_cache_dtype": configure},
+        "sglang.srt.runtime_context": {"get_model": lambda: SimpleNamespace(kv_cache_dtype=configured)},
+    }
+    return import_over("kvasir.sglang", stand_ins)
+
+
+def test_sglangs_types_of_one_byte_are_told_apart(import_over, caplog):
+    def fields(configured, dtype="torch.uint8", **of_pool):
+        cache = object.__new__(import_sglang(import_over, configured).KvasirHiCache)
+        of_rank = dict.fromkeys(["pp_rank", "attn_cp_rank", "dcp_rank", "tp_rank"], 0)
+        sizes = dict.fromkeys(["pp_size", "attn_cp_size", "dcp_size", "tp_size"], 1)
+        cache._config = SimpleNamespace(model_name="m", is_mla_model=False, **of_rank, **sizes)
+        cache._settings = SimpleNamespace(revision="", quality=None)
+        cache.registered_pools = {"kv": SimpleNamespace(dtype=dtype, layout="page_first", page_size=64, **of_pool)}
+        cache._pages = SimpleNamespace(names=lambda identity, keys: identity)
+        # Of each page the same.
+        assert cache._names_of("kv", []) == cache._names_of("kv", [])
+        return dict(cache._names_of("kv", []).fields)
+
+    e4m3, e5m2 = fields("fp8_e4m3"), fields("fp8_e5m2")
+    assert e4m3["kv_dtype"] == "fp8_e4m3, torch.float8_e4m3fn" and e5m2["kv_dtype"] == "fp8_e5m2, torch.float8_e5m2"
+    # Its weights decide, and may do so for a type of another size.
+    assert fields("auto")["kv_dtype"] == "auto, torch.float8_e4m3fn"
+    pools = [SimpleNamespace(dtype=f"torch.float8_{kind}") for kind in ("e4m3fn", "e5m2")]
+    assert [fields("auto", device_pool=pool)["kv_dtype"] for pool in pools] == [pool.dtype for pool in pools]
+    # Pools that have the numbers' type need no setting, and no new identity.
+    assert fields("auto", "torch.bfloat16") == fields("bfloat16", "torch.bfloat16")
+    assert "kv_dtype" not in fields("auto", "torch.bfloat16") and not caplog.records
+    # Of another version of SGLang: nothing is shared, and nothing ends.
+    assert fields("fp6") != fields("fp6") and "report it" in caplog.text
 
 
 class Chunk:
@@ -262,7 +559,7 @@ def test_vllm_saves_in_steps_that_compute_nothing(import_over):
     assert step(with_forward, finish, save) == ["finished", "save"]
 
 
-def test_loads_that_waited_until_they_were_late_are_not_begun(import_over):
+def import_worker(import_over) -> ModuleType:
     plans = ["CopyPlan", "LoadPlan", "Prompt", "SavePlan", "StepPlan"]
     base = "vllm.distributed.kv_transfer.kv_connector.v1.base"
     stand_ins = {
@@ -277,7 +574,11 @@ def test_loads_that_waited_until_they_were_late_are_not_begun(import_over):
         "kvasir.vllm._settings": {"Settings": Cls},
         "kvasir.vllm._windows": {"CopiedRows": Cls},
     }
-    worker = import_over("kvasir.vllm._worker", stand_ins).Worker(SimpleNamespace(save_queue_mb=1), None, None)
+    return import_over("kvasir.vllm._worker", stand_ins)
+
+
+def test_loads_that_waited_until_they_were_late_are_not_begun(import_over):
+    worker = import_worker(import_over).Worker(SimpleNamespace(save_queue_mb=1), None, None)
     begun, free = [], threading.Event()
 
     def fetched(plan, due_at):

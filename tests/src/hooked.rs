@@ -1,4 +1,4 @@
-//! A store that notifies a test of each completed write, and of the start of each read and deletion. A test
+//! A store that notifies a test of the start and end of each write, and of the start of each read and deletion. A test
 //! puts actions between two requests of the service into the hook.
 
 use std::{fmt, sync::Arc};
@@ -13,7 +13,9 @@ use object_store::{
 /// A request that the hook is told of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Hooked {
-    /// A whole-object write that has taken effect.
+    /// A whole-object write that begins; the hook's error is its answer.
+    Writing,
+    /// A whole-object write that has taken effect; the hook's error is its answer.
     Written,
     /// A read that begins; the hook's error is its answer.
     Reading,
@@ -53,6 +55,7 @@ impl fmt::Display for HookedStore {
 #[async_trait]
 impl ObjectStore for HookedStore {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
+        (self.hook)(Hooked::Writing, location.clone()).await?;
         let written = self.inner.put_opts(location, payload, opts).await?;
         (self.hook)(Hooked::Written, location.clone()).await?;
         Ok(written)

@@ -140,6 +140,8 @@ pub const DIRECT_FAILURES_MAX: u32 = 2;
 pub const BLOCKING_WORKERS: usize = 2;
 /// Shortest time between two requests for the list of replicas: two lists may be in use for a while.
 pub const MEMBERS_ASKED_EVERY: Duration = Duration::from_secs(1);
+/// Time after which a service that has no members, or did not say so, is asked again.
+pub const MEMBERS_ASKED_AGAIN: Duration = Duration::from_secs(60);
 /// Pause before an unreachable replica is probed; doubles with each failure in a row.
 pub const MEMBER_PROBE_PAUSE_MIN: Duration = Duration::from_millis(500);
 /// Longest such pause: about what a pod takes to return.

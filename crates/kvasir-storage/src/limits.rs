@@ -151,6 +151,8 @@ pub const LISTINGS_AT_ONCE: usize = 16;
 pub const WORK_MODELS_AGE_MAX: Duration = Duration::from_secs(3600);
 /// Passes of each member after which units have other owners: with the default interval, twice a day.
 pub const WORK_TURN_PASSES: u64 = 64;
+/// Time after which units of scrubs have other owners: longer than any scrub should take.
+pub const SCRUB_TURN: Duration = Duration::from_secs(30 * 24 * 3600);
 /// A member lists the whole store if nobody did while it made this many passes, times the members that come before it.
 pub const WHOLE_PASSES_MISSED_MAX: u32 = 3;
 /// How often a collector of a part tries to begin an epoch that others begin at the same time.
@@ -267,7 +269,9 @@ pub const CONTEXT_VERSIONS_MAX: usize = 10_000;
 pub const CONTEXT_LAST_VERSIONS: usize = 2;
 /// Objects whose division and checksums are cached: 8 bytes per piece, some KiB each.
 pub const HOT_OBJECTS_MAX: usize = 1_024;
-/// Positions in contexts remembered from lookups, and requested chunks: ~100 bytes each.
+/// Maximum number of pieces of such an object; larger ones are divided anew for each read.
+pub const HOT_OBJECT_PIECES_MAX: usize = 16_384;
+/// Positions in contexts remembered from lookups, and requested chunks: ~250 bytes each.
 pub const HOT_LOOKUP_RECORDS_MAX: usize = 65_536;
 /// How long after its lookup a read or write still belongs to a request: longer than any load takes.
 pub const HOT_REQUEST_SECONDS_MAX: f64 = 300.0;
@@ -280,8 +284,9 @@ pub const EVICTIONS_LISTED_MAX: usize = 128;
 pub const LEDGER_BATCHES_MAX: usize = 4_096;
 /// Age of the last count, or of the last word of the replica that keeps the accounts, at which a replica counts itself.
 pub const LEDGER_AGE_MAX: Duration = Duration::from_secs(3600);
-/// Age of the last count at which the replica that keeps the accounts counts itself. It hears of all that is stored, so that its
-/// figures never become too small; they become too large by what is collected until the collector counts again.
+/// Age of the last count at which the replica that keeps the accounts counts itself. It hears of all chunks and objects that are
+/// stored, and each replica adds what no journal says: figures become too large by what is collected until the collector counts
+/// again.
 pub const LEDGER_LISTED_AGE_MAX: Duration = Duration::from_secs(12 * 3600);
 /// Objects younger than this when a collector begins may arrive through the journal while it counts, or later:
 /// many times its lag. A count names the replicas whose batches were read this lately.

@@ -20,8 +20,10 @@ use memmap2::{MmapMut, MmapOptions};
 use parking_lot::Mutex;
 
 /// Regions from this size on are separate mappings: their memory returns to the system at once, where an
-/// allocator would keep it between others. Their lengths are multiples of it, so that many are equal.
+/// allocator would keep it between others.
 const MAPPED_BYTES_MIN: u64 = 64 << 10;
+/// Smallest step between lengths of mappings.
+const PAGE_BYTES: u64 = 4 << 10;
 
 /// Maximum bytes held at once.
 #[derive(Debug)]
@@ -113,9 +115,14 @@ impl MemoryBudget {
     }
 }
 
-/// Bytes of memory that a buffer of `bytes` takes.
+/// Bytes of memory that a buffer of `bytes` takes. Lengths of mappings are rounded, so that many are equal; by
+/// a sixteenth at most: eviction policies count the bytes themselves, and what they admit has to fit.
 fn mapped_bytes(bytes: u64) -> Option<u64> {
-    if bytes < MAPPED_BYTES_MIN { Some(bytes) } else { bytes.checked_next_multiple_of(MAPPED_BYTES_MIN) }
+    if bytes < MAPPED_BYTES_MIN {
+        return Some(bytes);
+    }
+    let step = (bytes.checked_next_power_of_two()? / 32).clamp(PAGE_BYTES, MAPPED_BYTES_MIN);
+    bytes.checked_next_multiple_of(step)
 }
 
 /// Bytes of a budget; freed when dropped.
@@ -268,7 +275,7 @@ mod tests {
     #[test]
     fn a_lease_lasts_as_long_as_any_byte_of_its_buffer() {
         let budget = MemoryBudget::new(200_000);
-        for (bytes, taken) in [(1_000, 1_000), (100_000, 128 << 10)] {
+        for (bytes, taken) in [(1_000, 1_000), (100_000, 102_400)] {
             let mut region = Region::new(bytes, budget.lease(bytes as u64));
             assert_eq!(region.len(), bytes);
             region[bytes - 1] = 7;
@@ -281,7 +288,7 @@ mod tests {
             drop(last);
             assert_eq!(budget.used(), 0);
         }
-        assert_eq!(budget.peak(), 128 << 10);
+        assert_eq!(budget.peak(), 102_400);
         assert!(budget.lease(u64::MAX).is_none(), "and no overflow");
     }
 

@@ -1,6 +1,6 @@
 //! Background tasks of a replica: writing out its index, the journal, the garbage collector.
 
-use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{cell::Cell, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures::FutureExt;
 use hickory_resolver::TokioResolver;
@@ -95,6 +95,9 @@ pub(crate) fn start(state: &AppState, config: &Config) -> JoinSet<()> {
     if state.cluster().is_resolved() {
         let mut resolver = None;
         let pause = jittered(limits::MEMBERS_RESOLVE_EVERY);
+        // The first time at once: a client that asks early must not learn an empty list.
+        let is_first = Cell::new(true);
+        let pause = move || if is_first.replace(false) { Duration::ZERO } else { pause() };
         tasks.spawn(repeat(Members, state.clone(), pause, async move |state| {
             resolve_members(&state, &mut resolver).await;
         }));

@@ -3,11 +3,12 @@
 //!
 //! Start-time fair queueing (Goyal, Vin, Cheng 1996): a piece starts at the later of the virtual time and the
 //! finish of its tenant's previous piece, and pieces are sent in the order of their start tags at the rate of
-//! the link.
+//! the link. A tenant's next piece gets its tag when the previous one is sent, so pieces of responses that end
+//! before their turn cost nothing.
 
 use std::{
     cmp::Reverse,
-    collections::{BinaryHeap, HashMap},
+    collections::{BinaryHeap, HashMap, VecDeque},
     time::Duration,
 };
 
@@ -32,8 +33,8 @@ pub(crate) struct EgressScheduler {
     tickets: mpsc::UnboundedSender<SendTicket>,
 }
 
-/// A request to send `bytes`, until it is granted. Each response being sent has one, so there are as many as
-/// requests.
+/// A request to send `bytes`, until it is granted. Each response being sent has one. Those of responses that
+/// are gone stay until their tenant's turn.
 #[derive(Debug)]
 struct SendTicket {
     tenant: Name,
@@ -84,15 +85,16 @@ impl EgressScheduler {
     }
 }
 
-/// Tickets in the order of their start tags.
+/// Each tenant's tickets in the order of their arrival, and the tenants that have any in the order of the
+/// start tags of their first ones.
 struct FairQueue {
     rate: f64,
     /// Bytes granted to a tenant that always has data to send.
     virtual_time: u64,
     arrivals: u64,
     finish_tags: HashMap<Name, u64>,
-    waiting: BinaryHeap<Reverse<(u64, u64)>>,
-    tickets: HashMap<u64, SendTicket>,
+    waiting: BinaryHeap<Reverse<(u64, u64, Name)>>,
+    tickets: HashMap<Name, VecDeque<SendTicket>>,
     free_at: Instant,
 }
 
@@ -116,22 +118,38 @@ impl FairQueue {
     }
 
     fn enqueue(&mut self, ticket: SendTicket) {
-        let start_tag = self.finish_tags.get(&ticket.tenant).copied().unwrap_or(0).max(self.virtual_time);
-        self.finish_tags.insert(ticket.tenant.clone(), start_tag.saturating_add(ticket.bytes as u64));
+        let tenant = ticket.tenant.clone();
+        let tickets = self.tickets.entry(tenant.clone()).or_default();
+        tickets.push_back(ticket);
+        if tickets.len() == 1 {
+            self.line_up(tenant);
+        }
+    }
+
+    /// Gives the first ticket of a tenant its start tag.
+    fn line_up(&mut self, tenant: Name) {
+        let start_tag = self.finish_tags.get(&tenant).copied().unwrap_or(0).max(self.virtual_time);
         self.arrivals += 1;
-        self.waiting.push(Reverse((start_tag, self.arrivals)));
-        self.tickets.insert(self.arrivals, ticket);
+        self.waiting.push(Reverse((start_tag, self.arrivals, tenant)));
     }
 
     fn dispatch(&mut self) {
-        let Some(Reverse((start_tag, arrival))) = self.waiting.pop() else { return };
-        let Some(ticket) = self.tickets.remove(&arrival) else { return };
-        self.virtual_time = self.virtual_time.max(start_tag);
-        // The response is gone: charge nothing.
-        if ticket.granted.send(()).is_ok() {
+        let Some(Reverse((start_tag, _, tenant))) = self.waiting.pop() else { return };
+        let mut tickets = self.tickets.remove(&tenant).unwrap_or_default();
+        while let Some(SendTicket { bytes, granted, .. }) = tickets.pop_front() {
+            // The response is gone: charge nothing.
+            if granted.send(()).is_err() {
+                continue;
+            }
+            self.virtual_time = self.virtual_time.max(start_tag);
             let earliest = Instant::now().checked_sub(BURST).unwrap_or(self.free_at);
-            self.free_at =
-                self.free_at.max(earliest) + Duration::from_secs_f64(ticket.bytes as f64 / self.rate);
+            self.free_at = self.free_at.max(earliest) + Duration::from_secs_f64(bytes as f64 / self.rate);
+            self.finish_tags.insert(tenant.clone(), start_tag.saturating_add(bytes as u64));
+            break;
+        }
+        if !tickets.is_empty() {
+            self.tickets.insert(tenant.clone(), tickets);
+            self.line_up(tenant);
         }
         if self.waiting.is_empty() {
             // No tenant has a backlog; the next request starts now.
@@ -196,6 +214,30 @@ mod tests {
         }
         let alone = sum(load(&scheduler, "a", 1, 16_000)).await;
         assert!((0.95..=1.05).contains(&alone), "{alone}");
+    }
+
+    /// Clients that give up before their turn cost their tenant nothing.
+    #[tokio::test(start_paused = true)]
+    async fn responses_that_end_before_their_turn_are_free() {
+        let scheduler = EgressScheduler::new(RATE);
+        let b = load(&scheduler, "b", 50, 64_000);
+        let until = Instant::now() + Duration::from_secs(10);
+        let impatient = (0..10).map(|_| {
+            let (scheduler, tenant): (EgressScheduler, Name) =
+                (scheduler.clone(), "a".parse().expect("a name"));
+            tokio::spawn(async move {
+                let mut sent = 0;
+                while Instant::now() < until {
+                    let acquired = scheduler.acquire(tenant.clone(), 200_000);
+                    let is_granted = tokio::time::timeout(Duration::from_millis(500), acquired).await.is_ok();
+                    sent += if is_granted { 200_000 } else { 0 };
+                }
+                sent
+            })
+        });
+        let a = sum(impatient.collect()).await;
+        let b = sum(b).await;
+        assert!(a > 0.35 && b > 0.35, "{a} {b}");
     }
 
     #[tokio::test(start_paused = true)]

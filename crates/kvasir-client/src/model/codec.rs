@@ -1,42 +1,23 @@
 //! One model's writer, and its decoders by profile.
 
 use std::{
-    collections::BTreeMap,
     sync::{Arc, Mutex, PoisonError},
     time::SystemTime,
 };
 
 use kvasir_codec::{ChunkDecoder, CpuDecoder, Profile, authoring::ProfileParts};
 use kvasir_types::{ModelId, ModelSpec, ProfileHash};
-use tokio::{runtime::Handle, time::Instant};
+use tokio::runtime::Handle;
 
-use super::writer::{self, Sample, Writer};
-
+use super::{
+    decoders::{DecoderState, Decoders},
+    writer::{self, Sample, Writer},
+};
 use crate::{
     Error,
     limits::{PROFILE_RETRY, PROFILES_MAX},
     rest::Client,
 };
-
-/// Whether chunks of a profile can be decoded.
-enum DecoderState {
-    Ready(Arc<dyn ChunkDecoder>),
-    Fetching,
-    /// The profile could not be fetched or is not usable; retried after [`PROFILE_RETRY`].
-    Failed(Instant),
-}
-
-impl DecoderState {
-    fn of(profile: ProfileHash, fetched: Result<Arc<dyn ChunkDecoder>, Error>) -> Self {
-        fetched.map_or_else(
-            |error| {
-                tracing::warn!(%error, %profile, "a profile could not be loaded; chunks encoded with it count as misses");
-                Self::Failed(Instant::now())
-            },
-            Self::Ready,
-        )
-    }
-}
 
 /// Writer and decoders of a model, with or without an adapter.
 pub(crate) struct Codec {
@@ -48,7 +29,7 @@ pub(crate) struct Codec {
     starter: Mutex<Option<Arc<Writer>>>,
     /// Held while a profile is fetched or made.
     choosing: tokio::sync::Mutex<()>,
-    decoders: Mutex<BTreeMap<ProfileHash, DecoderState>>,
+    decoders: Mutex<Decoders>,
 }
 
 impl Codec {
@@ -149,7 +130,7 @@ impl Codec {
         own.and_then(|kl| kl.last().map(|finest| 2.0 * finest))
     }
 
-    fn with_decoders<T>(&self, f: impl FnOnce(&mut BTreeMap<ProfileHash, DecoderState>) -> T) -> T {
+    fn with_decoders<T>(&self, f: impl FnOnce(&mut Decoders) -> T) -> T {
         f(&mut self.decoders.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
@@ -169,15 +150,12 @@ impl Codec {
         runtime: &Handle,
     ) {
         let begins = self.with_decoders(|decoders| {
-            let wanted = match decoders.get(&profile) {
-                None => decoders.len() < PROFILES_MAX,
+            let is_wanted = match decoders.get(&profile) {
+                None => true,
                 Some(DecoderState::Failed(at)) => at.elapsed() >= PROFILE_RETRY,
                 Some(DecoderState::Ready(_) | DecoderState::Fetching) => false,
             };
-            if wanted {
-                decoders.insert(profile, DecoderState::Fetching);
-            }
-            wanted
+            is_wanted && decoders.insert(profile, DecoderState::Fetching)
         });
         if begins {
             let (this, client) = (Arc::clone(self), client.clone());
@@ -210,11 +188,7 @@ impl Codec {
             DecoderState::Ready(decoder) => Some(Arc::clone(decoder)),
             DecoderState::Fetching | DecoderState::Failed(_) => None,
         };
-        self.with_decoders(|decoders| {
-            if decoders.len() < PROFILES_MAX || decoders.contains_key(&profile) {
-                decoders.insert(profile, state);
-            }
-        });
+        self.with_decoders(|decoders| decoders.insert(profile, state));
         decoder
     }
 

@@ -2,6 +2,7 @@
 
 mod binding;
 mod codec;
+mod decoders;
 mod stored;
 mod writer;
 

@@ -16,7 +16,9 @@ use kvasir_api::{HEADER_ZONE, MembersResponse, ROUTE_REPLICAS, routes};
 use kvasir_types::{Name, RouteKey, SeqHash};
 use tokio::time::Instant;
 
-use crate::limits::{MEMBER_PROBE_TIME_MAX, MEMBERS_ASKED_EVERY, SPLIT_KNOWN_FOR, SPLITS_KNOWN_MAX};
+use crate::limits::{
+    MEMBER_PROBE_TIME_MAX, MEMBERS_ASKED_AGAIN, MEMBERS_ASKED_EVERY, SPLIT_KNOWN_FOR, SPLITS_KNOWN_MAX,
+};
 
 /// A base address, without a slash at its end.
 pub(super) type Base = Arc<str>;
@@ -180,6 +182,13 @@ impl Members {
         self.with(|state| state.list.as_ref().is_some_and(|list| list.epoch == epoch))
     }
 
+    /// Whether the service said that it has no members, or did not answer, so long ago that the caller has to ask again.
+    pub(super) fn asks_again(&self) -> bool {
+        self.with(|state| {
+            state.list.is_none() && state.asked_at.is_some_and(|asked| asked.elapsed() >= MEMBERS_ASKED_AGAIN)
+        })
+    }
+
     /// Whether the caller has to ask for the list: a replica has the list of `epoch`, and no caller has asked yet.
     pub(super) fn begin_refresh(&self, epoch: Option<&str>) -> Option<Refreshing<'_>> {
         let is_current = match epoch {
@@ -315,6 +324,22 @@ mod tests {
         assert_eq!(order(&members, &target), [&*at_first[1], &*at_first[0]]);
         assert!(members.on_unreachable(&at_first[1].as_str().into()), "either of them is passed over");
         assert_eq!(order(&members, &target), at_first);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_service_without_members_is_asked_again() {
+        let members = Members::new(GIVEN, None);
+        assert!(!members.asks_again(), "nobody needs them yet");
+        members.begin_refresh(None).expect("nothing is known").take(list("", &[]));
+        assert!(!members.asks_again());
+        tokio::time::advance(MEMBERS_ASKED_AGAIN).await;
+        assert!(members.asks_again());
+        drop(members.begin_refresh(None).expect("it is time, and the service does not answer"));
+        assert!(!members.asks_again());
+        tokio::time::advance(MEMBERS_ASKED_AGAIN).await;
+        members.begin_refresh(None).expect("it is time").take(list("1", &[("http://a:1", None)]));
+        tokio::time::advance(MEMBERS_ASKED_AGAIN).await;
+        assert!(!members.asks_again());
     }
 
     #[tokio::test]

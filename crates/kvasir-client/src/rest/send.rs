@@ -212,6 +212,9 @@ impl Client {
         {
             let (this, epoch) = (self.clone(), epoch.to_owned());
             tokio::spawn(async move { this.refresh_members(Some(&epoch)).await });
+        } else if self.members.asks_again() {
+            let this = self.clone();
+            tokio::spawn(async move { this.refresh_members(None).await });
         }
     }
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _kvasir
 from .errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 KV = Any
 """A cache: a pair ``(k, v)`` per layer, each ``[kv_heads, tokens, head_dim]`` with or without a leading 1, or one tensor
@@ -205,12 +208,15 @@ def _config(config: Any) -> tuple[str, str | None, str | None]:
 
     path = Path(config)
     path = path / "config.json" if path.is_dir() else path
-    # models--ORGANISATION--MODEL/snapshots/COMMIT/config.json
-    folder = path.parent
+    return path.read_text(), *snapshot_of(path.parent)
+
+
+def snapshot_of(folder: Path) -> tuple[str | None, str | None]:
+    """Return the weights' name and commit if a folder is a model in Hugging Face's cache."""
+    # models--ORGANISATION--MODEL/snapshots/COMMIT
     if folder.parent.name == "snapshots" and folder.parents[1].name.startswith("models--"):
-        name = folder.parents[1].name.removeprefix("models--").replace("--", "/", 1)
-        return path.read_text(), name, folder.name
-    return path.read_text(), None, None
+        return folder.parents[1].name.removeprefix("models--").replace("--", "/", 1), folder.name
+    return None, None
 
 
 def spec_of(model: Any, **options: Any) -> ModelSpec:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
@@ -36,6 +37,8 @@ _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _WHERE = "hicache-storage-backend-extra-config, kvasir"
 # Properties of a pool that determine the bytes of its pages.
 _LAYOUT = ("layout", "dtype", "page_size", "layer_num", "head_num", "head_dim")
+# SGLang keeps numbers of 8 and 4 bits in pools of this type, whichever of their types they are.
+_BITS = "torch.uint8"
 # Axes of a page by the pool's layout: K and V are its two parts. Pages of other layouts are stored unchanged.
 _ORDERS = {"page_first": "2NLHD", "page_first_direct": "2LNHD"}
 # Pools whose pages differ between ranks, even if all ranks have the same latent KV.
@@ -221,6 +224,8 @@ class KvasirHiCache(HiCacheStorage):
         place: list[str | int] = [str(pool), config.pp_rank, config.attn_cp_rank, config.dcp_rank]
         fields: dict[str, str | int] = {"model": config.model_name or "", "revision": self._settings.revision}
         fields |= {name: str(getattr(host_pool, name, "")) for name in _LAYOUT}
+        if fields["dtype"] == _BITS:
+            fields["kv_dtype"] = _kv_dtype_of(host_pool)
         fields["encoding"] = "as they are" if self._settings.quality is None else "encoded"
         fields |= {"pp_size": config.pp_size, "attn_cp_size": config.attn_cp_size, "dcp_size": config.dcp_size}
         if not config.is_mla_model or pool in _OF_RANKS:
@@ -229,6 +234,36 @@ class KvasirHiCache(HiCacheStorage):
         elif config.dcp_size > 1:
             fields["tp_size"] = config.tp_size
         return self._pages.names(Identity("sglang", tuple(place), tuple(fields.items())), keys)
+
+
+def _kv_dtype_of(host_pool: Any) -> str:
+    """Return the type of the numbers in a pool of bits."""
+    # Of the pools of keys and values, none has it in 0.5.23.
+    dtype = getattr(getattr(host_pool, "device_pool", None), "dtype", None)
+    return _configured_kv_dtype() if dtype is None else str(dtype)
+
+
+@functools.cache
+def _configured_kv_dtype() -> str:
+    """Return the type of this process's keys and values, as SGLang itself derives it from its settings."""
+    try:
+        from sglang.srt.mem_cache.kv_cache_dtype import configure_kv_cache_dtype
+        from sglang.srt.runtime_context import get_model
+
+        name = get_model().kv_cache_dtype
+        # By one name, GPUs have different types. With "auto" the model decides: of those of 8 bits, only for this one.
+        _, dtype = configure_kv_cache_dtype(
+            server_args_kv_cache_dtype="fp8_e4m3" if name == "auto" else name,
+            model=None,
+            model_dtype=torch.bfloat16,
+            is_draft_worker=False,
+            is_dflash=False,
+            speculative_draft_attention_backend="",
+        )
+    except Exception:
+        logger.exception("unexpected: SGLang's type of cache is unknown, no other process loads its pages; report it")
+        return f"unknown, of process {secrets.token_hex(8)}"
+    return f"{name}, {dtype}"
 
 
 @functools.cache

@@ -85,16 +85,20 @@ pub(crate) struct Reach {
     /// The store's time in ms before which everything stored is included, whichever replica stored it. `None`
     /// if the counter did not know it.
     pub(crate) until_ms: Option<i64>,
+    /// Of accounts, which know what the journal says since a listing: the time before which the listing
+    /// includes everything. `None` for a listing.
+    pub(crate) listed_ms: Option<i64>,
 }
 
 impl Reach {
-    fn includes(&self, replica: &Name, n: u64, stored_ms: Option<i64>) -> bool {
+    fn includes(&self, later: &Later) -> bool {
+        let is_before = |until: Option<i64>| later.stored_ms.zip(until).is_some_and(|(at, until)| at < until);
+        if self.listed_ms.is_some() && !later.is_journaled {
+            return is_before(self.listed_ms);
+        }
         // Most entries are of replicas that the count names: their own check is the exact one.
-        self.batches.iter().any(|(of, last)| of == replica && n <= *last) || self.is_before(stored_ms)
-    }
-
-    fn is_before(&self, stored_ms: Option<i64>) -> bool {
-        stored_ms.zip(self.until_ms).is_some_and(|(stored, until)| stored < until)
+        self.batches.iter().any(|(of, last)| *of == later.replica && later.n <= *last)
+            || is_before(self.until_ms)
     }
 }
 
@@ -123,6 +127,8 @@ struct Meanwhile {
 struct Later {
     replica: Name,
     n: u64,
+    /// Whether the batch says so. Otherwise only this replica knows of them, until they are listed.
+    is_journaled: bool,
     /// The store's time in ms at which the last of them was stored.
     stored_ms: Option<i64>,
     stored: Stored,
@@ -158,13 +164,16 @@ impl Account {
         let is_included = self.reach.as_ref().is_some_and(|(counter, reach)| {
             // The counter's own entries come in order: those behind its count are not in it, even if they are in
             // the same batch.
-            *counter != change.replica && reach.includes(&change.replica, change.n, change.stored_ms)
+            *counter != change.replica && reach.includes(&change)
         });
         if is_included {
             return;
         }
         match self.since.back_mut() {
-            Some(last) if last.replica == change.replica && last.n == change.n => {
+            Some(last)
+                if (&last.replica, last.n, last.is_journaled)
+                    == (&change.replica, change.n, change.is_journaled) =>
+            {
                 last.stored = last.stored.plus(change.stored);
                 last.stored_ms = last.stored_ms.max(change.stored_ms);
             }
@@ -226,10 +235,29 @@ impl Ledger {
         (replica, n): (&Name, u64),
         stored_ms: Option<i64>,
     ) {
+        let later = Later { replica: replica.clone(), n, is_journaled: true, stored_ms, stored };
+        self.note_later(tenant, digest, later);
+    }
+
+    /// As [`note`](Self::note), for an object of this replica that no journal reports, while `n` is the number
+    /// of its next batch.
+    pub(crate) fn note_unjournaled(
+        &self,
+        tenant: &Name,
+        digest: [u8; 32],
+        stored: Stored,
+        (replica, n): (&Name, u64),
+        stored_ms: Option<i64>,
+    ) {
+        let later = Later { replica: replica.clone(), n, is_journaled: false, stored_ms, stored };
+        self.note_later(tenant, digest, later);
+    }
+
+    fn note_later(&self, tenant: &Name, digest: [u8; 32], later: Later) {
+        let (stored, stored_ms) = (later.stored, later.stored_ms);
         let mut state = self.0.lock();
-        if state.heard.get(replica).is_none_or(|last| n > *last) {
-            let change = Later { replica: replica.clone(), n, stored_ms, stored };
-            state.accounts.entry(tenant.clone()).or_default().add(change);
+        if state.heard.get(&later.replica).is_none_or(|last| later.n > *last) {
+            state.accounts.entry(tenant.clone()).or_default().add(later);
         }
         if let Some(meanwhile) = &mut state.meanwhile
             // A replica that reads an old journal anew meets objects that were collected long ago.
@@ -262,14 +290,15 @@ impl Ledger {
         unpublished.map(|(tenant, _)| tenant.clone()).collect()
     }
 
-    /// A tenant's usage, which the caller tells the others; `None` without a count.
-    pub(crate) fn publish(&self, tenant: &Name) -> Option<Stored> {
+    /// A tenant's usage, which the caller tells the others, and [`Reach::listed_ms`] of it; `None` without a count.
+    pub(crate) fn publish(&self, tenant: &Name) -> Option<(Stored, i64)> {
         let mut state = self.0.lock();
         let account = state.accounts.get_mut(tenant).filter(|account| account.was_listed())?;
         let stored = account.stored();
         let now = Instant::now();
         (account.published, account.counted_at) = (Some((stored, now)), Some(now));
-        Some(stored)
+        let listed_ms = account.reach.as_ref().and_then(|(_, reach)| reach.listed_ms.or(reach.until_ms));
+        Some((stored, listed_ms.unwrap_or(i64::MIN)))
     }
 
     /// Reserves `wanted`, if `quota` allows it.
@@ -322,7 +351,7 @@ impl Ledger {
         account.counted = counted;
         let now = Instant::now();
         (account.counted_at, account.listed_at) = (Some(now), Some(now));
-        account.since.retain(|later| !reach.includes(&later.replica, later.n, later.stored_ms));
+        account.since.retain(|later| !reach.includes(later));
         account.reach = Some((counter.clone(), reach.clone()));
     }
 
@@ -393,10 +422,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_count_is_valid_for_an_hour_or_until_the_next_one_is_done() {
         let (ledger, a) = (Ledger::default(), name("a"));
-        let reach = Reach { batches: Arc::from([]), until_ms: None };
+        let reach = Reach { batches: Arc::from([]), until_ms: None, listed_ms: None };
+        let published = Some((Stored::one(9), i64::MIN));
         let counts = |ledger: &Ledger| ledger.take_count(&a, Stored::one(9), &name("r"), &reach);
         counts(&ledger);
-        assert!(ledger.unpublished().contains(&a) && ledger.publish(&a) == Some(Stored::one(9)));
+        assert!(ledger.unpublished().contains(&a) && ledger.publish(&a) == published);
         assert!(ledger.unpublished().is_empty() && ledger.is_counted(&a));
         tokio::time::advance(limits::LEDGER_AGE_MAX / 2).await;
         assert!(ledger.unpublished().contains(&a), "the others would forget it");
@@ -409,10 +439,27 @@ mod tests {
         counts(&ledger);
         // One that hears of all that is stored stands by its figures for hours.
         for _ in 0..limits::LEDGER_LISTED_AGE_MAX.as_secs() / 1800 {
-            assert!(ledger.is_counted(&a) && ledger.publish(&a) == Some(Stored::one(9)));
+            assert!(ledger.is_counted(&a) && ledger.publish(&a) == published);
             tokio::time::advance(Duration::from_secs(1800)).await;
         }
         assert!(!ledger.was_listed(&a) && ledger.publish(&a).is_none());
+    }
+
+    /// A replica announces uploads, and another one, which hears of batches alone, publishes its accounts.
+    #[test]
+    fn what_no_journal_says_counts_until_a_listing_includes_it() {
+        let (ledger, a, own, keeper) = (Ledger::default(), name("a"), name("own"), name("keeper"));
+        ledger.note_unjournaled(&a, [1; 32], Stored::one(50), (&own, 7), Some(1_000));
+        ledger.note(&a, [2; 32], Stored::one(1), (&own, 7), Some(1_001));
+        let take = |stored, until_ms, listed_ms| {
+            let reach = Reach { batches: [(own.clone(), 7)].into(), until_ms: Some(until_ms), listed_ms };
+            ledger.take_count(&a, stored, &keeper, &reach);
+            used(&ledger, "a")
+        };
+        let both = Stored { objects: 2, bytes: 51 };
+        assert_eq!(take(Stored::one(1), 9_000, Some(500)), both, "accounts since an earlier listing");
+        assert_eq!(take(both, 10_000, Some(1_001)), both, "accounts since a later one");
+        assert_eq!(take(both, 11_000, None), both, "a listing");
     }
 
     proptest! {
@@ -465,7 +512,7 @@ mod tests {
             let later: Vec<usize> = (cut..batches.len()).filter(is_later).collect();
             let is_early = |i: &usize| batches[*i].0 == 0 || *i < early[usize::from(batches[*i].0)];
             (0..cut).filter(is_early).for_each(|i| note(&other, i));
-            let reach = Reach { batches: reach.into(), until_ms: Some(until as i64) };
+            let reach = Reach { batches: reach.into(), until_ms: Some(until as i64), listed_ms: None };
             other.take_count(&tenant, counted, &replica(0), &reach);
             (0..cut).filter(|i| !is_early(i)).chain(later.iter().copied()).for_each(|i| note(&other, i));
             // A count from before, of a replica that has ended, changes nothing.

@@ -10,7 +10,7 @@ use super::{
     Changes,
     count::Count,
     journal::{JournalEntry, included_until},
-    ledger::{Full, Ledger, Reservation, Stored, StoredQuota},
+    ledger::{Full, Ledger, Reach, Reservation, Stored, StoredQuota},
 };
 use crate::error::QuotaError;
 
@@ -103,7 +103,8 @@ impl Changes {
     pub fn publish_usage(&self, has_quota: impl Fn(&Name) -> bool) {
         for tenant in self.ledger.unpublished().into_iter().filter(|tenant| has_quota(tenant)) {
             let reach = self.journal.reach(self.bucket.now_ms());
-            if let Some(stored) = self.ledger.publish(&tenant) {
+            if let Some((stored, listed_ms)) = self.ledger.publish(&tenant) {
+                let reach = Reach { listed_ms: Some(listed_ms), ..reach };
                 self.journal.push(JournalEntry::Counted { tenant, stored, reach });
             }
         }
@@ -129,7 +130,7 @@ impl Changes {
     /// Records an object that is not in the journal: other replicas learn of it from the next count.
     pub(crate) fn note_stored(&self, tenant: &Name, digest: [u8; 32], bytes: u64) {
         let batch = (self.journal.replica(), self.journal.next());
-        self.ledger.note(tenant, digest, Stored::one(bytes), batch, self.bucket.now_ms());
+        self.ledger.note_unjournaled(tenant, digest, Stored::one(bytes), batch, self.bucket.now_ms());
     }
 
     /// The collector starts listing, at `begun_ms` of the store's time.

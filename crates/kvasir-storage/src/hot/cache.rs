@@ -57,12 +57,14 @@ impl HotCache {
             Some(seconds) => object.with_recompute_seconds(seconds),
             None => object,
         });
-        self.objects.insert((scope, key.object_digest), Arc::clone(&object));
+        if object.pieces() <= limits::HOT_OBJECT_PIECES_MAX {
+            self.objects.insert((scope, key.object_digest), Arc::clone(&object));
+        }
         object
     }
 
     /// Drops the frames of an object that is gone or damaged. Frames of an object that has not been read for
-    /// long stay until their space is needed: no lookup offers them.
+    /// long stay until their space is needed: no lookup offers them, and no read starts from them.
     pub(crate) fn forget(&self, scope: Scope, digest: ObjectDigest) {
         if let Some(object) = self.objects.get(&(scope, digest)) {
             self.tier.remove(&object);

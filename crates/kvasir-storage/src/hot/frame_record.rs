@@ -37,8 +37,8 @@ pub(super) fn access(
         Some(before) => Some(FrameKey { object, frame: before }),
         None => context.parent,
     };
-    let offset = context.position.saturating_mul(limits::HOT_FRAMES_ORDERED)
-        + frame.min(limits::HOT_FRAMES_ORDERED - 1);
+    let of_chunk = context.position.saturating_mul(limits::HOT_FRAMES_ORDERED);
+    let offset = of_chunk.saturating_add(frame.min(limits::HOT_FRAMES_ORDERED - 1));
     let worth = limits::HOT_LEVEL_WORTH.powi(i32::from(file.level));
     Access::new(context.at.unwrap_or(now), context.class)
         .bytes(u64::from(file.bytes))

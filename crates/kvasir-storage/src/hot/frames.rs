@@ -120,6 +120,11 @@ impl HotObject {
         self.pieces.push(piece);
     }
 
+    /// Number of its pieces, with its head.
+    pub(super) fn pieces(&self) -> usize {
+        self.pieces.len()
+    }
+
     /// Which object this is.
     pub fn chunk(&self) -> &ChunkKey {
         &self.key

@@ -5,8 +5,6 @@
 //! context, associates them with the engine's request. All of this is a hint for eviction and read-ahead,
 //! bounded, and lost with the process.
 
-use std::sync::Arc;
-
 use kvasir_eviction::{ClassId, ClassTable, Moment, RequestClass, TurnBucket, TurnInference};
 use kvasir_store::{cache::BoundedMap, layout::ChunkKey};
 use kvasir_types::{BLOCK_TOKENS, CHUNK_TOKENS_STEP, Name, SeqHash};
@@ -39,10 +37,12 @@ struct EngineRequest {
 #[derive(Debug, Clone)]
 struct LookupRecord {
     request: EngineRequest,
-    /// The objects of the lookup's response in order, and the index of this one. Empty for chunks that were
-    /// not found.
-    order: Arc<[ChunkKey]>,
+    /// The object that the lookup found, if any.
+    chunk: Option<ChunkKey>,
+    /// Its index in the lookup's response, and its neighbours there.
     index: usize,
+    before: Option<SeqKey>,
+    next: Option<SeqKey>,
 }
 
 /// First bytes of a seq_hash: salted, so that collisions cannot be constructed.
@@ -92,7 +92,7 @@ impl RequestLog {
         tenant: &Name,
         hint: &RequestHint,
         blocks: &[SeqHash],
-        found: &Arc<[ChunkKey]>,
+        found: &[ChunkKey],
         now: Moment,
     ) -> ClassId {
         let step = CHUNK_TOKENS_STEP / BLOCK_TOKENS;
@@ -106,7 +106,7 @@ impl RequestLog {
 
     /// Records opaque objects found for one request, in the order of its keys: the order replaces the
     /// context, which their names do not reveal.
-    pub fn record_run(&self, tenant: &Name, hint: &RequestHint, found: &Arc<[ChunkKey]>, now: Moment) {
+    pub fn record_run(&self, tenant: &Name, hint: &RequestHint, found: &[ChunkKey], now: Moment) {
         let grid = found.iter().map(|key| seq_key(key.seq_hash.as_bytes())).collect();
         self.record(tenant, hint, grid, found, now);
     }
@@ -116,7 +116,7 @@ impl RequestLog {
         tenant: &Name,
         hint: &RequestHint,
         grid: Vec<SeqKey>,
-        found: &Arc<[ChunkKey]>,
+        found: &[ChunkKey],
         now: Moment,
     ) -> ClassId {
         let request = {
@@ -126,13 +126,16 @@ impl RequestLog {
             let class = classes.intern(&class_of(tenant, hint, turn));
             EngineRequest { class, at: now, pace_seconds }
         };
-        let nothing: Arc<[ChunkKey]> = Arc::new([]);
         for key in grid {
-            self.records.insert(key, LookupRecord { request, order: Arc::clone(&nothing), index: 0 });
+            let record = LookupRecord { request, chunk: None, index: 0, before: None, next: None };
+            self.records.insert(key, record);
         }
-        for (index, key) in found.iter().enumerate() {
-            let record = LookupRecord { request, order: Arc::clone(found), index };
-            self.records.insert(seq_key(key.seq_hash.as_bytes()), record);
+        let key_at = |index: usize| found.get(index).map(|chunk| seq_key(chunk.seq_hash.as_bytes()));
+        for (index, chunk) in found.iter().enumerate() {
+            let before = index.checked_sub(1).and_then(key_at);
+            let record =
+                LookupRecord { request, chunk: Some(chunk.clone()), index, before, next: key_at(index + 1) };
+            self.records.insert(seq_key(chunk.seq_hash.as_bytes()), record);
         }
         request.class
     }
@@ -147,10 +150,7 @@ impl RequestLog {
         let record = self.records.get(&key).or_else(|| self.records.get(&named)).filter(recent);
         let (parent, position) = match &record {
             // It does not name its predecessor: the request did.
-            Some(record) if object.header().is_opaque() => {
-                let before = record.index.checked_sub(1).and_then(|before| record.order.get(before));
-                (before.map(|before| seq_key(before.seq_hash.as_bytes())), record.index as u64)
-            }
+            Some(record) if object.header().is_opaque() => (record.before, record.index as u64),
             _ => (Some(named), object.header().first_position / CHUNK_TOKENS_STEP as u64),
         };
         let request = record.map(|record| record.request).unwrap_or_else(|| {
@@ -176,9 +176,14 @@ impl RequestLog {
         let Some(record) = self.records.get(&seq_key(object.chunk().seq_hash.as_bytes())) else {
             return Vec::new();
         };
-        let in_row = context.at == Some(record.request.at) && (record.index == 0 || context.parent.is_some());
-        let behind = record.order.iter().skip(record.index + 1);
-        if in_row { behind.take(count).cloned().collect() } else { Vec::new() }
+        if context.at != Some(record.request.at) || record.index > 0 && context.parent.is_none() {
+            return Vec::new();
+        }
+        // A later request may have taken over a chunk of this one.
+        let same_request = |next: &LookupRecord| next.request.at == record.request.at;
+        let follow = |at: &LookupRecord| self.records.get(&at.next?).filter(same_request);
+        let behind = std::iter::successors(follow(&record), follow);
+        behind.map_while(|record| record.chunk).take(count).collect()
     }
 }
 
@@ -206,7 +211,6 @@ mod tests {
     #[test]
     fn hostile_classes_share_one() {
         let log = RequestLog::default();
-        let nothing: Arc<[ChunkKey]> = Arc::new([]);
         let block = |n: u64| vec![SeqHash::from(*blake3::hash(&n.to_le_bytes()).as_bytes()); 16];
         let look = |tenant: &Name, n: u64| {
             let hint = RequestHint {
@@ -214,7 +218,7 @@ mod tests {
                 turn: Some(n as u32 % 40 + 1),
                 transient: false,
             };
-            log.record_lookup(tenant, &hint, &block(n), &nothing, Moment::from_millis(n))
+            log.record_lookup(tenant, &hint, &block(n), &[], Moment::from_millis(n))
         };
         let mallory = name("mallory");
         for n in 0..100_000 {
@@ -248,7 +252,7 @@ mod tests {
     fn objects_by_key_are_a_context_in_the_order_of_their_request() {
         let log = RequestLog::default();
         let [first, second, third, other] = ["c", "a", "b", "d"].map(object);
-        let order: Arc<[ChunkKey]> = [&first, &second, &third].map(|object| object.chunk().clone()).into();
+        let order = [&first, &second, &third].map(|object| object.chunk().clone());
         let hint = RequestHint::default();
         log.record_run(&name("t"), &hint, &order, Moment::from_millis(5));
         let context = |object| log.context(object, &hint, Moment::from_millis(6));

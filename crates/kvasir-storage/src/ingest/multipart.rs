@@ -90,9 +90,10 @@ impl Ingest {
         }
         let content = PartContent { bytes, digest: (*digest.finalize().as_bytes()).into() };
         let path = self.part_path(tenant, upload_id, StoredPart { number, content });
-        spool.send(self.bucket.objects(), &path, false).await?;
-        // Its bytes may stay there until they are collected, completed or not.
-        self.changes.note_stored(tenant, *blake3::hash(path.as_ref().as_bytes()).as_bytes(), bytes);
+        // Its bytes may stay there until they are collected, completed or not. One that is sent again is the same object.
+        if spool.send(self.bucket.objects(), &path, false).await? {
+            self.changes.note_stored(tenant, *blake3::hash(path.as_ref().as_bytes()).as_bytes(), bytes);
+        }
         Ok(content)
     }
 

@@ -1,13 +1,14 @@
 //! Storing opaque objects: bytes under a key that is never overwritten.
 //!
-//! The bucket does not decide between two writers of one key, so they detect each other: after writing its
-//! object, a writer lists the key's objects, and is acknowledged if none has another payload. Of two
-//! acknowledged writers, the later one listed after both had written, and would have seen the other. If
-//! writers collide, all except the one with the smallest name give way at once; that one waits for them, and
-//! gives way to an object that stays. Each writes a separate object, distinguished by a number, even for the
-//! same bytes: so no writer depends on an object whose writer may give way. A writer that ends before it has
-//! given way leaves an object that was never acknowledged: the key is a miss until the collector has removed
-//! all of them.
+//! A writer lists the key's objects first, and is refused if they have another payload. The bucket does not
+//! decide between writers that both find none, so they detect each other: after writing its object, a writer
+//! lists the key's objects again, and is acknowledged if none has another payload. Of two acknowledged
+//! writers, the later one listed after both had written, and would have seen the other. If writers collide,
+//! all except the one with the smallest name give way at once; that one waits for them, and gives way to an
+//! object that stays. Each writes a separate object, distinguished by a number, even for the same bytes: so
+//! no writer depends on an object whose writer may give way. A writer whose requests fail gives way as well.
+//! A writer that ends, among concurrent ones, before it has given way leaves an object that was never
+//! acknowledged: the key is a miss until the collector has removed all of them.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -20,8 +21,7 @@ use kvasir_store::{
     layout::{ChunkKey, Key, ListedKey},
     trace::carry,
 };
-use kvasir_types::{ModelId, Name, ObjectDigest, ObjectKey};
-use tokio::time::Instant;
+use kvasir_types::{ModelId, Name, ObjectDigest, ObjectKey, SeqHash};
 
 use super::{
     Ingest,
@@ -33,7 +33,6 @@ use crate::{
     hot::RequestHint,
     index::Scope,
     limits,
-    read::opaque_chunk,
     removal::Removal,
     transitions::Transition,
 };
@@ -75,7 +74,8 @@ impl Ingest {
         if bytes > self.chunk_bytes_max {
             return Err(PutError::TooLarge { limit: self.chunk_bytes_max }.into());
         }
-        let root = self.catalog.root(&tenant, &namespace, &ModelId::OPAQUE).await?;
+        let (root, older_roots) = self.catalog.roots(&tenant, &namespace, &ModelId::OPAQUE).await?;
+        let older_names: Vec<_> = older_roots.iter().map(|root| root.chain_key().object(&key)).collect();
         let mut head = OpaqueHead::new(root.chain_key(), &key, bytes)?;
         let mut spool = self.spools.spool(self.bucket.seals(&tenant));
         // Reserve space for the head, which depends on the bytes after it.
@@ -110,7 +110,7 @@ impl Ingest {
             let tenant = upload.put.tenant.clone();
             // Of a body that was refused, nothing is left.
             this.catalog.open_namespace(&tenant, &namespace, &ModelId::OPAQUE).await?;
-            let (created, object_digest) = this.commit_opaque(&mut upload, &of_key).await?;
+            let (created, object_digest) = this.commit_opaque(&mut upload, &of_key, &older_names).await?;
             if listed && !this.bucket.seals(&tenant) {
                 let listed = ListedKey { tenant, namespace, key: of_key, object_digest };
                 this.bucket.write_listed(listed).await?;
@@ -125,63 +125,63 @@ impl Ingest {
     }
 
     /// Stores a body under its key, or finds that the same bytes are stored. Returns whether it is new, and
-    /// the object that counts.
+    /// the object that counts. `older_names` are the key's names under earlier salts that readers still search.
     async fn commit_opaque(
         &self,
         upload: &mut Upload,
         key: &ObjectKey,
+        older_names: &[SeqHash],
     ) -> Result<(bool, ObjectDigest), ObjectError> {
         self.bucket.reached(Transition::UploadVerified);
         let ChunkKey { tenant, model_id, seq_hash: name, .. } = upload.key();
         let scope = Scope::new(&tenant, &model_id);
         let exists = || ObjectError::Exists { key: key.clone() };
         let payload = upload.head.opaque().map(|opaque| *opaque.payload_digest());
-        let tombstones = self.reads.tombstones();
-        for _ in 0..limits::PUT_ATTEMPTS_MAX {
-            let removed = tombstones.of_chunk(&tenant, &model_id, &name).await?;
-            // This replica's knowledge may save a write.
-            for row in self.reads.index().opaque_objects(scope, &name) {
-                let there = opaque_chunk(&tenant, &name, &row);
-                if removed.contains(&row.object_digest) {
-                    continue;
-                }
-                match self.reads.payload_digest(&there).await? {
-                    Some(other) if Some(other) != payload => return Err(exists()),
-                    // An acknowledged writer no longer gives way. But another writer's remains may be present
-                    // as well.
-                    Some(_) => match self.kept_payload(scope, &there).await? {
-                        Some(kept) if Some(kept) != payload => return Err(exists()),
-                        Some(_) => match self.settle(&there, payload).await? {
-                            Standing::Alone { .. } => return Ok((false, there.object_digest)),
-                            Standing::Contested => return Err(exists()),
-                            Standing::Removed => {}
-                        },
-                        None => {}
-                    },
-                    None => {}
-                }
+        let mut was_there = false;
+        for older in older_names {
+            match self.find_value(&tenant, older, payload).await? {
+                Found::Same(_) => was_there = true,
+                Found::Other => return Err(exists()),
+                Found::Undecided => {}
             }
-            upload.avoid(&removed).await?;
-            let (mine, begun) = (upload.key(), Instant::now());
-            let path = self.bucket.path(&Key::Chunk(mine.clone()));
-            upload.spool.send(self.bucket.objects(), &path, false).await?;
-            self.bucket.reached(Transition::ObjectWritten);
-            match self.settle(&mine, payload).await? {
-                Standing::Alone { is_first, before, since_ms } => {
+        }
+        for attempt in 0..limits::PUT_ATTEMPTS_MAX {
+            match self.find_value(&tenant, &name, payload).await? {
+                Found::Same(object_digest) => return Ok((false, object_digest)),
+                Found::Other => return Err(exists()),
+                Found::Undecided => {}
+            }
+            // The number makes the first name unique.
+            if attempt > 0 {
+                let removed = self.reads.tombstones().of_chunk(&tenant, &model_id, &name).await?;
+                upload.avoid(&removed).await?;
+            }
+            let mine = upload.key();
+            let standing = match self.write_and_settle(upload, &mine, payload).await {
+                Ok(standing) => standing,
+                Err(error) => {
+                    // It may be stored.
+                    if let Err(error) = self.retract(upload, &mine).await {
+                        tracing::warn!(tenant = %mine.tenant, name = %mine.seq_hash, %error, "an object whose PUT failed could not be removed; if another value is stored under its key, the key may count as a miss until garbage collection");
+                    }
+                    return Err(error);
+                }
+            };
+            match standing {
+                Standing::Alone { equal, before, since_ms } => {
                     self.indexed(scope, &upload.entry, before);
                     self.reads.index().note_acknowledged(scope, mine.object_digest);
                     let block_hashes = std::mem::take(&mut upload.head.block_hashes);
                     let namespace = upload.put.namespace.take();
                     let object_digest = mine.object_digest;
                     self.stored(mine, &upload.entry, block_hashes, namespace, since_ms, true);
-                    return Ok((is_first, object_digest));
+                    for other in &equal {
+                        self.index_equal(scope, other, before).await;
+                    }
+                    return Ok((equal.is_empty() && !was_there, object_digest));
                 }
                 Standing::Contested => {
-                    // No other writer was acknowledged for it: two writers never share an object. But after a
-                    // while readers depend on it.
-                    if begun.elapsed() < limits::OPAQUE_RETRACT_MAX {
-                        self.changes.write_tombstone(&mine, Removal::Duplicate).await?;
-                    }
+                    self.retract(upload, &mine).await?;
                     return Err(exists());
                 }
                 Standing::Removed => self.reads.forget_removed(scope, mine.object_digest, Removal::Removed),
@@ -190,12 +190,80 @@ impl Ingest {
         Err(StoreError::own("storing an object", "it was removed after each attempt to store it").into())
     }
 
-    /// The payload of an object known to be acknowledged, if the store still has it intact. Otherwise drops
-    /// it from the index.
-    async fn kept_payload(&self, scope: Scope, there: &ChunkKey) -> Result<Option<[u8; 32]>, ObjectError> {
-        if !self.reads.index().is_acknowledged(scope, there.object_digest) {
-            return Ok(None);
+    /// Compares the value of the key that the store holds, whatever this replica knows of it, with `payload`.
+    async fn find_value(
+        &self,
+        tenant: &Name,
+        name: &SeqHash,
+        payload: Option<[u8; 32]>,
+    ) -> Result<Found, ObjectError> {
+        let scope = Scope::new(tenant, &ModelId::OPAQUE);
+        let offered = self.reads.offered(tenant, &ModelId::OPAQUE, name).await?;
+        // What is removed is no value for this replica either, once another one is stored.
+        for row in self.reads.index().opaque_objects(scope, name) {
+            if !offered.iter().any(|(there, _)| there.object_digest == row.object_digest) {
+                self.reads.forget(scope, row.object_digest);
+            }
         }
+        let (mut has_equal, mut has_other) = (false, false);
+        for (there, meta) in offered {
+            let found = self.reads.payload_digest(&there).await?;
+            if found != payload {
+                has_other |= found.is_some() && self.sound_payload(&there, payload).await?.is_some();
+                continue;
+            }
+            has_equal = true;
+            // Its writer no longer gives way. But another writer's remains may be present as well.
+            let stays = self.reads.is_settled(&meta)
+                || self.reads.index().is_acknowledged(scope, there.object_digest);
+            match if stays { self.kept_payload(scope, &there).await? } else { None } {
+                Some(kept) if Some(kept) != payload => return Ok(Found::Other),
+                Some(_) => match self.settle(&there, payload).await? {
+                    Standing::Alone { .. } => return Ok(Found::Same(there.object_digest)),
+                    Standing::Contested => return Ok(Found::Other),
+                    Standing::Removed => {}
+                },
+                None => {}
+            }
+        }
+        // If both are there, writers collide: those of other payloads may give way.
+        Ok(if has_other && !has_equal { Found::Other } else { Found::Undecided })
+    }
+
+    async fn write_and_settle(
+        &self,
+        upload: &mut Upload,
+        mine: &ChunkKey,
+        payload: Option<[u8; 32]>,
+    ) -> Result<Standing, ObjectError> {
+        let path = self.bucket.path(&Key::Chunk(mine.clone()));
+        upload.spool.send(self.bucket.objects(), &path, false).await?;
+        self.bucket.reached(Transition::ObjectWritten);
+        self.settle(mine, payload).await
+    }
+
+    /// Removes an object that was not acknowledged. No other writer was acknowledged for it: two writers
+    /// never share an object. But after a while readers depend on it.
+    async fn retract(&self, upload: &Upload, mine: &ChunkKey) -> Result<(), ObjectError> {
+        let since = upload.spool.visible_since();
+        if since.is_some_and(|since| since.elapsed() < limits::OPAQUE_RETRACT_MAX) {
+            self.changes.write_tombstone(mine, Removal::Duplicate).await?;
+        }
+        Ok(())
+    }
+
+    /// Adds another object with the same payload to the index, so that this replica names the same one of
+    /// them as the others do: the smallest.
+    async fn index_equal(&self, scope: Scope, other: &ChunkKey, before: u64) {
+        if let Ok(entry) = self.reads.entry(other).await {
+            self.reads.index().insert_listed(scope, &entry, before);
+            self.reads.index().note_acknowledged(scope, other.object_digest);
+        }
+    }
+
+    /// The payload of an object that stays, if the store still has it intact. Otherwise drops it from the
+    /// index.
+    async fn kept_payload(&self, scope: Scope, there: &ChunkKey) -> Result<Option<[u8; 32]>, ObjectError> {
         match self.reads.sound_head(there).await {
             Ok(Some(head)) => Ok(head.opaque().map(|opaque| *opaque.payload_digest())),
             Ok(None) => {
@@ -214,10 +282,10 @@ impl Ingest {
         loop {
             let (before, since_ms) = (self.reads.index().removals(), self.bucket.now_ms());
             let offered = self.reads.offered_objects(&mine.tenant, &mine.model_id, &mine.seq_hash).await?;
-            let (mut is_first, mut others) = (true, Vec::new());
+            let (mut equal, mut others) = (Vec::new(), Vec::new());
             for other in offered.iter().filter(|other| *other != mine) {
                 match self.sound_payload(other, payload).await? {
-                    Some(found) if Some(found) == payload => is_first = false,
+                    Some(found) if Some(found) == payload => equal.push(other.clone()),
                     Some(_) => others.push(other),
                     None => {}
                 }
@@ -228,7 +296,7 @@ impl Ingest {
                 return Ok(Standing::Removed);
             }
             if others.is_empty() && !is_full {
-                return Ok(Standing::Alone { is_first, before, since_ms });
+                return Ok(Standing::Alone { equal, before, since_ms });
             }
             let waits = others.iter().all(|other| mine.object_digest < other.object_digest) && !is_full;
             if !waits || wait > limits::OPAQUE_CONTEST_WAIT_MAX {
@@ -266,11 +334,21 @@ impl Ingest {
     }
 }
 
+/// What a key holds before a payload is written.
+enum Found {
+    /// The payload, in an object that stays.
+    Same(ObjectDigest),
+    /// Another payload.
+    Other,
+    /// Nothing, or objects whose writers may still give way.
+    Undecided,
+}
+
 /// An object's standing among those of its key.
 enum Standing {
-    /// No object has another payload. Also: whether none has the same payload, how many removals this replica
-    /// knew of before it checked, and the store's time then.
-    Alone { is_first: bool, before: u64, since_ms: Option<i64> },
+    /// No object has another payload. Also: those with the same payload, how many removals this replica knew
+    /// of before it checked, and the store's time then.
+    Alone { equal: Vec<ChunkKey>, before: u64, since_ms: Option<i64> },
     /// Others exist.
     Contested,
     /// It has a tombstone.

@@ -37,6 +37,8 @@ impl Lifecycle {
         key: &ObjectKey,
     ) -> Result<(), ObjectError> {
         let mut was_there = false;
+        // A salt that this replica has not heard of names objects as well.
+        self.catalog.load_salt_rotations(tenant, namespace).await?;
         for name in self.catalog.object_names(tenant, namespace, key).await? {
             match self.remove_chunk(tenant, &ModelId::OPAQUE, &name).await {
                 Ok(removed) => {

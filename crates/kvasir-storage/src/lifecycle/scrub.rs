@@ -40,6 +40,7 @@ impl Lifecycle {
         dry_run: bool,
         mut progress: impl FnMut(&ScrubReport) -> N,
     ) -> Result<ScrubReport, StoreError> {
+        let share = &share.of_scrub_at(self.bucket.now_ms().unwrap_or(0));
         let mut listing = if share.is_whole() {
             self.bucket.list_long(&self.bucket.layout().tenants_prefix(), LISTING)
         } else {

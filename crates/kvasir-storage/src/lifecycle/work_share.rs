@@ -4,9 +4,11 @@
 //! Rendezvous hashing gives each unit one owner among the members, as it gives routes to replicas. Nothing is agreed
 //! upon: replicas with different lists may both do a unit, or neither. Both is safe, because any number of collectors
 //! may run at once; what was left out is done by the next pass. A member that is listed and does not run keeps no unit:
-//! owners change every [`WORK_TURN_PASSES`] passes of all members. Another lists the whole store in its place.
+//! owners change every [`WORK_TURN_PASSES`] passes of all members, and for scrubs every [`SCRUB_TURN`]. Another lists
+//! the whole store in its place.
 //!
 //! [`WORK_TURN_PASSES`]: crate::limits::WORK_TURN_PASSES
+//! [`SCRUB_TURN`]: crate::limits::SCRUB_TURN
 
 use std::{ops::Range, sync::Arc};
 
@@ -49,6 +51,12 @@ impl WorkShare {
     pub(super) fn at_epoch(&self, n: u64) -> Self {
         let turn = |division: &Division| n / (division.members.len() as u64 * limits::WORK_TURN_PASSES);
         Self(self.0.as_ref().map(|division| Division { turn: turn(division), ..division.clone() }))
+    }
+
+    /// The share of a scrub that begins at `now_ms` of the store's time.
+    pub(super) fn of_scrub_at(&self, now_ms: i64) -> Self {
+        let turn = u64::try_from(now_ms).unwrap_or(0) / limits::SCRUB_TURN.as_millis() as u64;
+        Self(self.0.as_ref().map(|division| Division { turn, ..division.clone() }))
     }
 
     pub(super) fn is_whole(&self) -> bool {
@@ -210,6 +218,15 @@ mod tests {
         let mut ranks = shares.each_ref().map(WorkShare::rank_for_accounts);
         ranks.sort_unstable();
         assert_eq!(ranks, [0, 1, 2]);
+    }
+
+    #[test]
+    fn what_a_member_does_not_scrub_others_do_in_time() {
+        let (shares, (tenant, model_id)) = (shares::<3>(), model(7));
+        let month = i64::try_from(limits::SCRUB_TURN.as_millis()).expect("far below");
+        let scrubbed = |n: i64| shares[0].of_scrub_at(n * month).units(&tenant, &model_id).0;
+        assert_ne!(scrubbed(0), u16::MAX);
+        assert_eq!((0..40).fold(0, |all, n| all | scrubbed(n)), u16::MAX);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-pub(crate) use self::{direct::DirectPath, opaque::opaque_chunk, tombstones::Tombstones};
+pub(crate) use self::{direct::DirectPath, tombstones::Tombstones};
 pub use self::{
     direct::DirectReads,
     listing::{KeyListing, KeyPage, ListedObject},

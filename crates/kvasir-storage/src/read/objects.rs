@@ -317,7 +317,7 @@ impl Reads {
     }
 
     /// Like [`offered_objects`](Self::offered_objects), each with the store's metadata.
-    pub(super) async fn offered(
+    pub(crate) async fn offered(
         &self,
         tenant: &Name,
         model_id: &ModelId,
@@ -350,7 +350,7 @@ impl Reads {
 
     fn read_failed(&self, key: &ChunkKey, operation: &'static str, error: object_store::Error) -> ChunkError {
         if let object_store::Error::NotFound { .. } = error {
-            self.forget(Scope::new(&key.tenant, &key.model_id), key.object_digest);
+            self.forget_named(key);
             let (seq_hash, object_digest) = (key.seq_hash, Some(key.object_digest));
             return ChunkError::Unknown { seq_hash, object_digest };
         }
@@ -363,14 +363,19 @@ impl Reads {
     /// A corrupt object is treated as gone: hidden from lookups here, and written again when it is stored
     /// again.
     pub(super) fn corrupt(&self, key: &ChunkKey, reason: String) -> ChunkError {
-        let scope = Scope::new(&key.tenant, &key.model_id);
-        // Not the object itself, if it belongs to another chunk and was placed among the objects of this one.
-        if self.index.row(scope, key.object_digest).is_none_or(|row| row.seq_hash == key.seq_hash) {
-            self.forget(scope, key.object_digest);
-        }
+        self.forget_named(key);
         let error = ChunkError::Corrupt { seq_hash: key.seq_hash, object_digest: key.object_digest, reason };
         self.found_corrupt(&error);
         error
+    }
+
+    /// Forgets the object under a name. Not the object itself, if it belongs to another chunk: a request may
+    /// name it wrongly, and it may have been placed among the objects of this one.
+    fn forget_named(&self, key: &ChunkKey) {
+        let scope = Scope::new(&key.tenant, &key.model_id);
+        if self.index.row(scope, key.object_digest).is_none_or(|row| row.seq_hash == key.seq_hash) {
+            self.forget(scope, key.object_digest);
+        }
     }
 
     /// Removes an object that is gone or damaged from the index and the hot tier.

@@ -91,7 +91,7 @@ impl Reads {
             .try_collect()
             .await?;
         if let Some(hot) = &self.tier {
-            let chunks = found.iter().map(|object| object.chunk.clone()).collect();
+            let chunks: Vec<_> = found.iter().map(|object| object.chunk.clone()).collect();
             hot.requests().record_run(tenant, hint, &chunks, hot.tier().now());
         }
         Ok(found)
@@ -232,7 +232,7 @@ impl Reads {
     }
 
     /// Whether an object is so old that its writer, acknowledged or not, no longer withdraws it.
-    fn is_settled(&self, meta: &ObjectMeta) -> bool {
+    pub(crate) fn is_settled(&self, meta: &ObjectMeta) -> bool {
         let age = self.bucket.now_ms().map(|now| now.saturating_sub(meta.last_modified.timestamp_millis()));
         age.is_some_and(|age| {
             age >= i64::try_from(limits::OPAQUE_SETTLED_AFTER.as_millis()).unwrap_or(i64::MAX)
@@ -279,7 +279,7 @@ impl Reads {
 }
 
 /// The stored object of a row.
-pub(crate) fn opaque_chunk(tenant: &Name, name: &SeqHash, row: &IndexRow) -> ChunkKey {
+fn opaque_chunk(tenant: &Name, name: &SeqHash, row: &IndexRow) -> ChunkKey {
     let (tenant, model_id, object_digest) = (tenant.clone(), ModelId::OPAQUE, row.object_digest);
     ChunkKey { tenant, model_id, seq_hash: *name, object_digest }
 }

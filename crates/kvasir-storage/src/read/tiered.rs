@@ -11,7 +11,7 @@ use tokio::sync::OwnedSemaphorePermit;
 
 use super::Reads;
 use crate::{
-    error::ChunkError,
+    error::{ChunkError, ChunkMismatch},
     hot::{FrameKey, HotCache, HotContext, HotObject, RangeReader, RequestHint},
     index::{Scope, Walk},
     limits,
@@ -33,7 +33,7 @@ impl Reads {
         hint: &RequestHint,
     ) -> Result<ObjectRead, ChunkError> {
         let scope = Scope::new(&key.tenant, &key.model_id);
-        let object = match hot.object(scope, key.object_digest) {
+        let object = match hot.object(scope, key.object_digest).filter(|object| object.chunk() == key) {
             Some(object) => object,
             None => self.register_object(hot, key, &self.head(key).await?),
         };
@@ -61,12 +61,17 @@ impl Reads {
         hot.register_object(scope, key, head, seconds)
     }
 
-    /// A head from the hot tier or the store, verified.
+    /// A head from the hot tier or the store, verified. Frames on disk outlive what this replica remembers of
+    /// removals, so for an object that the index does not know, the store is asked.
     pub(crate) async fn head(&self, key: &ChunkKey) -> Result<Head, ChunkError> {
-        if let Some(hot) = &self.tier
+        let scope = Scope::new(&key.tenant, &key.model_id);
+        let is_known = self.index.row(scope, key.object_digest).is_some()
+            || self.index.entry(scope, key.object_digest).is_some();
+        if is_known
+            && let Some(hot) = &self.tier
             && let Some(frame) = hot.tier().first_frame(key).await
             && let Ok(head) = Head::parse(&frame)
-            && head.header.seq_hash == key.seq_hash
+            && is_head_of(&head, key)
         {
             return Ok(head);
         }
@@ -182,4 +187,10 @@ impl Reads {
         let Some(hot) = &self.tier else { return Medium::Object };
         hot.tier().medium_from(FrameKey::first_of(scope, &key.seq_hash, &key.object_digest), base)
     }
+}
+
+/// Whether a frame's head is that of the object. Names of frames are short: with an invented model, one tenant
+/// could find a name of another tenant's frame.
+fn is_head_of(head: &Head, key: &ChunkKey) -> bool {
+    ChunkMismatch::check(&head.header, &key.model_id, &key.seq_hash).is_ok()
 }

@@ -9,7 +9,8 @@ use super::Layout;
 /// Marks an opaque object as listed under its key.
 ///
 /// A path contains the key in base32hex without padding, whose digits sort like the bytes, split into
-/// segments that file systems accept. A slash sorts before all digits, so paths sort like their keys.
+/// segments that file systems accept, and then a hyphen and the object. A slash and a hyphen sort before all
+/// digits, so paths sort like their keys, also where a key fills its last segment.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ListedKey {
     /// The tenant.
@@ -29,7 +30,7 @@ const SEGMENT_DIGITS: usize = 200;
 impl ListedKey {
     pub(super) fn path(&self, layout: &Layout) -> Path {
         Self::key_prefix(layout, &self.tenant, &self.namespace, self.key.as_str())
-            .join(self.object_digest.to_string())
+            .join(format!("-{}", self.object_digest))
     }
 
     /// Prefix of the markers of `key`, or of the first key that begins with it; only markers of smaller keys
@@ -46,7 +47,7 @@ impl ListedKey {
             tenant: tenant.parse().ok()?,
             namespace: namespace.parse().ok()?,
             key: String::from_utf8(key).ok()?.parse().ok()?,
-            object_digest: object.parse().ok()?,
+            object_digest: object.strip_prefix('-')?.parse().ok()?,
         })
     }
 }

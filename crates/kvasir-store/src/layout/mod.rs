@@ -9,7 +9,7 @@
 //! {root}/2/t/{tenant}/x/{context_id}/{version}.json                   named contexts
 //! {root}/2/t/{tenant}/u/{upload_id}/{model_id}/{seq_hash}/{announced}   direct uploads before their commit
 //! {root}/2/t/{tenant}/u/{upload_id}/{number}.{bytes}.{blake3}.kvc     parts of multipart uploads over S3
-//! {root}/2/t/{tenant}/o/{namespace}/{key}/{object_digest}             opaque objects that S3 clients list
+//! {root}/2/t/{tenant}/o/{namespace}/{key}/-{object_digest}            opaque objects that S3 clients list
 //! {root}/2/t/{tenant}/n/{namespace}                                   namespaces that were asked for
 //! {root}/2/t/{tenant}/k/{key_id}/{wrapping_key}                        the tenant's keys, wrapped (sealed chunks and parts end in .kvs)
 //! {root}/2/t/{tenant}/k/current                                        which of them is for what is new

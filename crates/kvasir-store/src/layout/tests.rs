@@ -19,7 +19,9 @@ fn any_name() -> impl Strategy<Value = Name> {
 }
 
 fn any_listed() -> impl Strategy<Value = ListedKey> {
-    let key = "[a-c/ä]{1,6}|[ -~]{1,512}".prop_filter_map("a dot is none", |key| key.parse().ok());
+    // 125 bytes fill a segment.
+    let key = "[a-c/ä]{1,6}|[ -~]{1,512}|a{125}[ab]{0,2}|a{250}[ab]{0,2}"
+        .prop_filter_map("a dot is none", |key| key.parse().ok());
     (any_name(), any_name(), key, any::<[u8; 32]>()).prop_map(
         |(tenant, namespace, key, object): (_, _, ObjectKey, [u8; 32])| ListedKey {
             tenant,

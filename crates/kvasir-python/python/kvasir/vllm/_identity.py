@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from .._spec import ModelSpec
+from .._spec import ModelSpec, snapshot_of
 from ..errors import InputError
 from ._plan import Prompt
 from ._settings import Settings
@@ -27,6 +28,8 @@ _DTYPES = {
     "fp8": "float8_e4m3fn",
     "fp8_e4m3": "float8_e4m3fn",
 }
+# Fields that do not describe the model.
+_NO_CONFIG = ("_commit_hash", "_name_or_path", "transformers_version")
 # Number of cached digests.
 _ADAPTERS_MAX = 256
 # Not a byte of UTF-8, unlike a request's salt: the two kinds of salts are never equal.
@@ -37,12 +40,12 @@ def model_spec(settings: Settings, vllm_config: Any) -> ModelSpec:
     """Return the spec of the model's cache in vLLM.
 
     The revision is the commit of a model from the Hugging Face Hub, and a digest of the files of a model in a folder: another
-    training of the same architecture never matches, whatever its name.
+    training of the same architecture never matches, whatever its name. The rest is from the configuration, as overridden.
 
     Raises
     ------
     InputError
-        ``invalid_config`` for a model whose cache is not supported.
+        ``invalid_config`` for a model whose cache is not supported, or whose weights are not identified.
     """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     kv_dtype = str(model.dtype) if cache.cache_dtype == "auto" else _DTYPES.get(cache.cache_dtype)
@@ -50,14 +53,32 @@ def model_spec(settings: Settings, vllm_config: Any) -> ModelSpec:
         remedy = f"serve with --kv-cache-dtype {', '.join(_DTYPES)}, or without Kvasir"
         raise InputError(f"a cache of {cache.cache_dtype} is not supported", "invalid_config", remedy)
     weights, revision = settings.weights, settings.revision
-    folder = Path(model.model)
+    folder, other_config = Path(model.model), getattr(model, "hf_config_path", None)
+    source = model.hf_config
+    # Overrides (`--hf-overrides`), which may be a function, are only in vLLM's copy of the configuration.
+    is_changed = bool(model.hf_overrides) or other_config is not None
     if folder.is_dir():
-        if folder.parent.name != "snapshots":
-            weights, revision = weights or folder.resolve().name, revision or f"files:{files_digest(folder)}"
+        if not is_changed:
+            source = folder
+        name, commit = snapshot_of(folder)
+        if name is None:
+            name, commit = folder.resolve().name, None if revision else f"files:{files_digest(folder)}"
+        weights, revision = weights or name, revision or commit
     else:
-        weights, revision = weights or model.model, revision or getattr(model.hf_config, "_commit_hash", None)
-    source = folder if folder.is_dir() else model.hf_config
+        if other_config is not None and other_config != model.model and not revision:
+            # The commit in the configuration is that of its own repository: any commit of the weights would match.
+            what = f"the configuration of {other_config} does not name the commit of the weights"
+            raise InputError(what, "invalid_config", 'give "revision"')
+        weights, revision = weights or model.model, revision or getattr(source, "_commit_hash", None)
+    if is_changed and revision:
+        revision = f"{revision}:config:{_config_digest(model.hf_config)}"
     return ModelSpec.from_config(source, weights=weights, revision=revision, kv_dtype=kv_dtype, context=model.max_model_len)
+
+
+def _config_digest(config: Any) -> str:
+    """Digest a configuration: what the spec leaves out, like the number of a token's experts, changes rows as well."""
+    fields = {name: value for name, value in config.to_dict().items() if name not in _NO_CONFIG}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def files_digest(folder: Path) -> str:

@@ -206,7 +206,7 @@ class Gatherer:
                 self._connected.notify_all()
 
     def _receive(self, rank: int, own: Part, whole: Rows) -> Part | None:
-        """Add the part of a rank to the rows of all. Parts of saves that the first rank has dropped are dropped."""
+        """Add the part of a rank to the rows of all. Parts of saves that are not the first rank's are dropped."""
         with self._connected:
             self._connected.wait_for(lambda: rank in self._connections, _PART_S)
             connection = self._connections.get(rank)
@@ -219,12 +219,14 @@ class Gatherer:
                 if part.number > own.number:
                     self._early[rank] = part, has_rows
                     return None
+                # Another engine with the same id counts its saves from 1 too.
+                is_of_own = (part.number, part.first, part.end) == (own.number, own.first, own.end)
                 for head in self._heads(whole, rank) if has_rows else ():
-                    if part.number == own.number:
+                    if is_of_own:
                         connection.recv_bytes_into(_bytes_of(head[part.first : part.end]))
                     else:
                         connection.recv_bytes()
-                if part.number == own.number:
+                if is_of_own:
                     return part if has_rows else None
         except (OSError, EOFError):
             with self._connected:

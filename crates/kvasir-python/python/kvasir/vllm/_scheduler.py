@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ from vllm.v1.kv_cache_interface import SlidingWindowSpec
 
 from .._kvasir import Lookup
 from .._notices import Notices
-from ..errors import InputError, KvasirError
+from ..errors import KvasirError
 from ._events import StoredEvents
 from ._identity import Adapters, is_known_by_tokens, prompt_of
 from ._layout import NULL_BLOCK, BlockTables, check_groups, window_of
@@ -41,6 +42,8 @@ _REASONS = {
 }
 # In `kv_transfer_params` of a request: seconds from its arrival to its first token.
 _TTFT = "kvasir_ttft_s"
+# Years, which a float can hold.
+_TTFT_MAX = 1e9
 
 
 @dataclass
@@ -84,6 +87,7 @@ class Scheduler:
         self.events = StoredEvents(vllm_config)
         self.metrics = Collector()
         self._notices = Notices(logger.warning)
+        self._surprises = Notices(logger.exception)
         self._adapters = Adapters()
         self._requests: RequestLog | None = None
         try:
@@ -93,8 +97,13 @@ class Scheduler:
             self._is_windowed = [isinstance(group.kv_cache_spec, SlidingWindowSpec) for group in kv_cache_config.kv_cache_groups]
             self._service = service_of(settings, vllm_config)
             self._requests = RequestLog(vllm_config.kv_transfer_config.engine_id)
-        except InputError as error:
+        except KvasirError as error:
+            self._service = None
             logger.error("vLLM runs without Kvasir: %s", error)
+        except Exception:
+            # What no one foresaw, such as another version of vLLM's private functions, must not end vLLM.
+            self._service = None
+            logger.exception("vLLM runs without Kvasir: unexpected error, please report it")
 
     def begin(self, request: Any, now: float) -> None:
         """Look a new request up."""
@@ -119,14 +128,21 @@ class Scheduler:
         except (KvasirError, OSError) as error:
             self._notices.say("prompt", "request %s runs without Kvasir: %s", request.request_id, error)
             del self._tracked[request.request_id]
+        except Exception:
+            # Clients choose what is in a request, and an exception here ends vLLM's engine.
+            what = "request %s runs without Kvasir: unexpected error, please report it"
+            self._surprises.say("prompt", what, request.request_id)
+            del self._tracked[request.request_id]
         return tracked.prompt
 
     def _due_at(self, request: Any, now: float) -> float | None:
         """Return when the first token of a new request is due."""
-        budget = (request.kv_transfer_params or {}).get(_TTFT)
+        params = request.kv_transfer_params
+        # vLLM takes them from `vllm_xargs` too, where clients may give any type.
+        budget = params.get(_TTFT) if isinstance(params, Mapping) else None
         if budget is None:
             return None
-        if isinstance(budget, bool) or not isinstance(budget, int | float) or budget <= 0:
+        if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 < budget < _TTFT_MAX:
             self._notices.say("budget", "kv_transfer_params: %s is %r; give a number of seconds above 0", _TTFT, budget)
             return None
         return now + float(budget)

@@ -75,6 +75,11 @@ class Service:
         """Whether the service is connected."""
         return self._model is not None
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it no longer connects."""
+        return self._closed.is_set()
+
     def close(self) -> None:
         """Stop connecting."""
         self._closed.set()
@@ -98,14 +103,20 @@ class Service:
                 wait = min(2 * wait, _AGAIN_MAX_S)
 
 
+# Of vLLM's model: what its identity is made of, apart from its files.
+_IDENTITY = ("model", "revision", "dtype", "max_model_len", "hf_overrides", "hf_config_path")
 _services: dict[tuple[Settings, str], Service] = {}
 _making = threading.Lock()
 
 
 def service_of(settings: Settings, vllm_config: Any) -> Service:
-    """Return the process's service: scheduler and worker share it if they share a process."""
-    key = (settings, vllm_config.model_config.model)
+    """Return an engine's service: its scheduler and worker share it if they share a process; other engines do not."""
+    model = vllm_config.model_config
+    identity = [getattr(model, name, None) for name in _IDENTITY]
+    # Of the text: overrides may be dictionaries, or a function.
+    key = (settings, repr([*identity, vllm_config.cache_config.cache_dtype]))
     with _making:
-        if key not in _services:
-            _services[key] = Service(settings, vllm_config)
-        return _services[key]
+        service = _services.get(key)
+        if service is None or service.is_closed:
+            service = _services[key] = Service(settings, vllm_config)
+        return service

@@ -100,6 +100,10 @@ class Worker:
         except KvasirError as error:
             logger.error("vLLM runs without Kvasir: %s", error)
             self._report.unusable = error.message
+        except Exception as error:
+            # What no one foresaw, such as another version of vLLM's private functions, must not end vLLM.
+            logger.exception("vLLM runs without Kvasir: unexpected error, please report it")
+            self._report.unusable = repr(error)
 
     def load(self, plan: StepPlan) -> None:
         """Start the loads of a step."""

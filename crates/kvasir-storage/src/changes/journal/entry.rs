@@ -138,8 +138,9 @@ pub(super) fn encode_entries<'a>(entries: impl IntoIterator<Item = &'a JournalEn
             }
             JournalEntry::Counted { stored, reach, .. } => {
                 let key = [stored.objects.to_le_bytes(), stored.bytes.to_le_bytes()].concat();
-                let until = reach.until_ms.map_or_else(Vec::new, |ms| ms.to_le_bytes().to_vec());
-                (3, &ModelId::from([0; 32]), vec![key, encode_batches(&reach.batches), until])
+                let [until, listed] = [reach.until_ms, reach.listed_ms]
+                    .map(|ms| ms.map_or_else(Vec::new, |ms| ms.to_le_bytes().to_vec()));
+                (3, &ModelId::from([0; 32]), vec![key, encode_batches(&reach.batches), until, listed])
             }
         };
         let mut content = model_id.as_bytes().to_vec();
@@ -228,8 +229,9 @@ fn decode_entry(kind: u8, tenant: Name, content: &[u8]) -> Option<JournalEntry> 
         _ => {
             let (objects, bytes) = key.split_first_chunk::<8>()?;
             let (objects, bytes) = (u64::from_le_bytes(*objects), u64::from_le_bytes(bytes.try_into().ok()?));
-            let reach =
-                Reach { batches: decode_batches(value)?, until_ms: field(&mut rest).and_then(decode_ms) };
+            let batches = decode_batches(value)?;
+            let [until_ms, listed_ms] = [(); 2].map(|()| field(&mut rest).and_then(decode_ms));
+            let reach = Reach { batches, until_ms, listed_ms };
             JournalEntry::Counted { tenant, stored: Stored { objects, bytes }, reach }
         }
     })
@@ -295,7 +297,8 @@ mod tests {
                     let stored = Stored { objects: entry.row.object_bytes, bytes: entry.row.first_position };
                     let batches =
                         batches.iter().map(|(name, n)| (name.parse().expect("a name"), *n)).collect();
-                    let reach = Reach { batches, until_ms };
+                    let listed_ms = until_ms.filter(|ms| ms % 2 == 0);
+                    let reach = Reach { batches, until_ms, listed_ms };
                     JournalEntry::Counted { tenant, stored, reach }
                 } else if kind == 1 {
                     let whole = |short: &[u8]| {

@@ -109,7 +109,7 @@ impl Journal {
         let mut batches = self.stored.seen_lately();
         batches.truncate(limits::LEDGER_REPLICAS_MAX - 1);
         batches.push((self.replica.clone(), self.next()));
-        Reach { batches: batches.into(), until_ms: begun_ms.map(included_until) }
+        Reach { batches: batches.into(), until_ms: begun_ms.map(included_until), listed_ms: None }
     }
 }
 
@@ -253,11 +253,10 @@ impl Changes {
                             self.empty_index(begun.unwrap_or(0));
                             self.note_missed_removals(begun);
                         }
-                        let entries = batch.entries;
-                        applied += self.apply(&replica, n, entries, heard, reading, tells).await;
-                        // Each log numbers its own batches.
-                        if log == JournalLog::Stored {
-                            self.ledger.heard(&replica, n);
+                        let from = (log, &replica, n);
+                        applied += self.apply(from, &batch.entries, heard, reading);
+                        if tells {
+                            self.tell(&replica, &batch.entries).await;
                         }
                         self.bucket.reached(Transition::JournalApplied);
                     }
@@ -311,19 +310,16 @@ impl Changes {
         Ok((n, ReadBatch::Opened(batch)))
     }
 
-    /// Applies a batch to index and ledger, and then informs readers of events.
-    async fn apply(
+    /// Applies a batch to index and ledger. Does not wait: a reader that is dropped midway reads the batch
+    /// again, and must not count it twice.
+    fn apply(
         &self,
-        replica: &Name,
-        n: u64,
-        mut entries: Vec<JournalEntry>,
+        (log, replica, n): (JournalLog, &Name, u64),
+        entries: &[JournalEntry],
         heard: u64,
         reading: JournalReading,
-        tells: bool,
     ) -> usize {
-        let read = entries.len();
-        entries.retain(|entry| !self.may_be_forgotten(entry));
-        for entry in &entries {
+        for entry in entries.iter().filter(|entry| !self.may_be_forgotten(entry)) {
             self.note_labels(entry);
             match entry {
                 JournalEntry::Stored { tenant, model_id, entry, since_ms, .. } => {
@@ -351,10 +347,11 @@ impl Changes {
                 }
             }
         }
-        if tells {
-            self.tell(replica, &entries).await;
+        // Each log numbers its own batches.
+        if log == JournalLog::Stored {
+            self.ledger.heard(replica, n);
         }
-        read
+        entries.len()
     }
 
     /// Whether an entry reports a chunk as stored so long ago that its removal may no longer be remembered:
@@ -367,7 +364,7 @@ impl Changes {
 
     /// Adds another replica's changes to the event log. Models new to this replica are read once, for their names.
     async fn tell(&self, replica: &Name, entries: &[JournalEntry]) {
-        for entry in entries {
+        for entry in entries.iter().filter(|entry| !self.may_be_forgotten(entry)) {
             if let JournalEntry::Stored { tenant, model_id, .. }
             | JournalEntry::Removed { tenant, model_id, .. } = entry
             {

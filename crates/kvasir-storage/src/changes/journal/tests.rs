@@ -52,8 +52,8 @@ async fn what_was_stored_longer_ago_than_removals_are_remembered_is_not_offered(
     changes.journal_tail(JournalReading::Rows).await.expect("reads");
     let (now, kept) = (storage.store().now_ms().expect("was probed"), changes.removals_kept_ms());
     let entries = vec![stored(1, Some(now - kept)), stored(2, Some(now - kept / 4)), stored(3, None)];
-    let read =
-        changes.apply(&"other".parse().expect("a name"), 1, entries, 1, JournalReading::Rows, false).await;
+    let from = (JournalLog::Stored, &"other".parse().expect("a name"), 1);
+    let read = changes.apply(from, &entries, 1, JournalReading::Rows);
     let index = storage.reads().index();
     let is_offered = |object: u64| {
         let digest = *blake3::hash(&object.to_le_bytes()).as_bytes();

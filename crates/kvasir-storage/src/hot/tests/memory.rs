@@ -43,6 +43,20 @@ async fn slow_readers_hold_no_more_than_the_tiers_memory_and_all_get_their_bytes
     }
 }
 
+/// Frames just above a step of their memory's lengths: the policy, which counts their bytes, makes room before memory ends.
+#[tokio::test]
+async fn frames_of_any_length_make_room_for_others() {
+    for bytes in [65_600, 131_100, 263_000, 600_000, 1_049_000] {
+        let bench = bench(24 << 20, 0, PolicyKind::Lru);
+        let samples: Vec<_> = (0..500).map(|seed| sample(seed, &[bytes])).collect();
+        for sample in &samples {
+            bench.check(sample, 0..bytes).await;
+        }
+        bench.settled().await;
+        assert_eq!(bench.tier.medium(&samples[499].object, &(0..bytes)), Medium::Cpu, "{bytes}");
+    }
+}
+
 /// A store that misdirects may give the head of another object of the same chunk: its frames are cut elsewhere.
 #[tokio::test]
 async fn frames_that_another_head_has_cut_are_not_taken_for_this_ones() {

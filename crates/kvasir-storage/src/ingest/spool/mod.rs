@@ -14,7 +14,7 @@ use kvasir_container::{HEADER_BYTES, reissue_header};
 use kvasir_store::{StoreError, seal::SealError, trace::carry};
 use kvasir_types::ObjectDigest;
 use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutPayload, path::Path};
-use tokio::{sync::Semaphore, task::JoinSet};
+use tokio::{sync::Semaphore, task::JoinSet, time::Instant};
 
 use self::{file::SpoolFile, memory::Blocks};
 use crate::{
@@ -56,7 +56,8 @@ impl SpoolPool {
 
     /// A new spool; `sealed`: its data must not be on disk unencrypted.
     pub(crate) fn spool(self: &Arc<Self>, sealed: bool) -> Spool {
-        Spool { pool: Arc::clone(self), content: SpoolContent::Memory(Blocks::default()), bytes: 0, sealed }
+        let content = SpoolContent::Memory(Blocks::default());
+        Spool { pool: Arc::clone(self), content, bytes: 0, sealed, visible_since: None }
     }
 
     /// Memory for a body without waiting, if enough stays free for others beyond their blocks.
@@ -89,6 +90,7 @@ pub(crate) struct Spool {
     content: SpoolContent,
     bytes: u64,
     sealed: bool,
+    visible_since: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -196,6 +198,7 @@ impl Spool {
     ) -> Result<bool, PutError> {
         let failed = StoreError::request("storing an object");
         let bytes = self.bytes;
+        self.visible_since = None;
         let existing = match store.head(path).await {
             Ok(meta) => Some(meta.size),
             Err(object_store::Error::NotFound { .. }) => None,
@@ -214,27 +217,38 @@ impl Spool {
             SpoolContent::File(file) => {
                 let _permit = self.pool.parts.acquire().await;
                 let payload = self.pool.read(file, 0..bytes).await.map_err(PutError::Spool)?.into();
+                self.visible_since = Some(Instant::now());
                 put(store, path, payload, existing.is_some()).await.map_err(|e| failed(e).into())
             }
             SpoolContent::Memory(blocks) => {
                 let payload = blocks.payload();
+                self.visible_since = Some(Instant::now());
                 put(store, path, payload, existing.is_some()).await.map_err(|e| failed(e).into())
             }
         }
     }
 
+    /// When the last [`send`](Self::send) may have made the object visible: the start of the request that does
+    /// so. None before that.
+    pub(crate) fn visible_since(&self) -> Option<Instant> {
+        self.visible_since
+    }
+
     /// Sends a verified file as a multipart upload: nothing is visible before its completion, and a failure aborts it.
-    async fn send_parts(&self, store: &Arc<dyn ObjectStore>, path: &Path) -> Result<(), PutError> {
+    async fn send_parts(&mut self, store: &Arc<dyn ObjectStore>, path: &Path) -> Result<(), PutError> {
         let failed = StoreError::request("storing an object in parts");
         let mut upload = store.put_multipart(path).await.map_err(&failed)?;
         self.pool.crash_points.reached(Transition::PartsBegun);
         let sent = match self.send_each(&mut *upload).await {
-            Ok(()) => match upload.complete().await {
-                Ok(_) => return Ok(()),
-                // It may have taken effect. What stood there before may have the same length and be damaged.
-                Err(_) if self.is_at(store, path).await.unwrap_or(false) => return Ok(()),
-                Err(error) => failed(error).into(),
-            },
+            Ok(()) => {
+                self.visible_since = Some(Instant::now());
+                match upload.complete().await {
+                    Ok(_) => return Ok(()),
+                    // It may have taken effect. What stood there before may have the same length and be damaged.
+                    Err(_) if self.is_at(store, path).await.unwrap_or(false) => return Ok(()),
+                    Err(error) => failed(error).into(),
+                }
+            }
             Err(error) => error,
         };
         // GC takes what even this leaves behind.

@@ -108,7 +108,11 @@ impl Lifecycle {
         pass: &mut GcPass<'_>,
         alike: &[(ChunkKey, ObjectMeta, Arc<IndexRow>)],
     ) -> Result<(), StoreError> {
-        let Some(((survivor, ..), others)) = alike.split_first() else { return Ok(()) };
+        let Some(((survivor, meta, _), others)) = alike.split_first() else { return Ok(()) };
+        // The writer of an opaque object may be about to give way.
+        if survivor.model_id == ModelId::OPAQUE && pass.now.age(meta) < pass.policy.grace {
+            return Ok(());
+        }
         // The object to keep is read whole before any other is deleted: a name does not prove its bytes.
         if !others.is_empty() {
             let is_sound = self.reads.is_what_it_is_called(survivor).await;

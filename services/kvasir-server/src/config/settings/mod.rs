@@ -381,7 +381,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "gc.leftovers_age",
-        help: "Age at which orphaned files of killed writers are deleted (file:// only; buckets have lifecycle rules).",
+        help: "Age at which leftovers of killed writers are deleted: files of a directory, unfinished uploads in parts of a bucket.",
         example: "",
         set: |c, t| duration(&mut c.gc.policy.leftovers_age, t),
         get: |c| duration_text(c.gc.policy.leftovers_age),
@@ -409,7 +409,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "scrub.rate",
-        help: "Bytes per second that a scrub reads.",
+        help: "Bytes per second that the repeated scrub reads. Scrubs at a request set their own limit.",
         example: "",
         set: |c, t| bytes(&mut c.scrub.bytes_per_second, t),
         get: |c| bytes_text(c.scrub.bytes_per_second),
