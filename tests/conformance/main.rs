@@ -7,6 +7,7 @@
 #![allow(clippy::print_stdout, reason = "what a store lacks is the suite's result; --nocapture shows it")]
 
 mod backup;
+mod hot_frames;
 mod listing;
 mod lost_removals;
 mod members;

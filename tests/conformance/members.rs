@@ -1,6 +1,12 @@
 //! Members of a cluster that collect their parts, and one that does not run.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use futures::FutureExt;
 use kvasir_storage::{Storage, WorkShare, gc::GcPolicy, limits};
@@ -14,7 +20,7 @@ use object_store::ObjectStoreExt;
 use crate::{
     Backend,
     replicas::{at_once, collect},
-    storage_core::{model_id, prepare, put, tenant},
+    storage_core::{key, model_id, prepare, put, tenant},
 };
 
 fn shares() -> [WorkShare; 3] {
@@ -48,6 +54,35 @@ async fn a_member_stands_in_for_the_one_that_lists_everything() {
         assert!(passes > 0, "it waits");
         assert!(!lists_all(&member, share).await, "once, until nobody has for as long again");
     }
+}
+
+/// A member whose pass takes long says so, and none stands in for it.
+#[tokio::test(start_paused = true)]
+async fn a_long_pass_over_everything_says_that_it_lasts() {
+    let backend = Backend::memory();
+    let storage = backend.replica().await;
+    let root = prepare(&storage).await;
+    for seed in 0..4 {
+        let chunk = chunks::chunk(root, &chunks::tokens(seed, 64), 0, 64, 50);
+        put(&storage, &chunk).await;
+        storage.lifecycle().remove(&key(&chunk)).await.expect("removes");
+    }
+    let marks = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&marks);
+    let hook: Hook = Arc::new(move |request, path| {
+        let is_mark = request == Hooked::Written && path.as_ref().contains("/gc/epoch/");
+        count.fetch_add(usize::from(is_mark), Ordering::Relaxed);
+        let is_slow = request == Hooked::Deleting && path.as_ref().ends_with(".kvc");
+        async move {
+            if is_slow {
+                tokio::time::advance(limits::EPOCH_MARKED_EVERY).await;
+            }
+            Ok(())
+        }
+        .boxed()
+    });
+    assert!(lists_all(&*backend.hooked_replica(hook).await, &WorkShare::WHOLE).await);
+    assert_eq!(marks.load(Ordering::Relaxed), 1 + 4);
 }
 
 /// Somebody wrote epochs with numbers that nobody counts to: passes go on from the last one of ours.

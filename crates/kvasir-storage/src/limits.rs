@@ -139,6 +139,8 @@ pub const PIN_LOOK_EVERY: Duration = Duration::from_millis(500);
 pub const GC_GONE_WAITING_MAX: usize = 1_000;
 /// Number from which an epoch of the collector is not one of ours.
 pub const EPOCH_MAX: u64 = 1 << 62;
+/// How often a pass that lists the whole store says that it lasts: well below what other members wait for.
+pub const EPOCH_MARKED_EVERY: Duration = Duration::from_secs(30);
 /// Epochs of the collector that are kept for inspection.
 pub const EPOCHS_KEPT: usize = 8;
 /// Keys of one page of a listing, by the S3 API: a longer folder of chunks is listed in slices.

@@ -372,9 +372,11 @@ impl Reads {
     /// Forgets the object under a name. Not the object itself, if it belongs to another chunk: a request may
     /// name it wrongly, and it may have been placed among the objects of this one.
     fn forget_named(&self, key: &ChunkKey) {
-        let scope = Scope::new(&key.tenant, &key.model_id);
-        if self.index.row(scope, key.object_digest).is_none_or(|row| row.seq_hash == key.seq_hash) {
-            self.forget(scope, key.object_digest);
+        let (scope, object) = (Scope::new(&key.tenant, &key.model_id), key.object_digest);
+        let entry = || self.index.entry(scope, object).map(|entry| Arc::clone(&entry.row));
+        let known = self.index.row(scope, object).or_else(entry);
+        if known.is_none_or(|row| row.seq_hash == key.seq_hash) {
+            self.forget(scope, object);
         }
     }
 

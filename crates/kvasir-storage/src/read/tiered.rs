@@ -194,3 +194,25 @@ impl Reads {
 fn is_head_of(head: &Head, key: &ChunkKey) -> bool {
     ChunkMismatch::check(&head.header, &key.model_id, &key.seq_hash).is_ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use kvasir_container::OpaqueHead;
+    use kvasir_types::{ModelId, ObjectDigest, RootHash};
+
+    use super::*;
+
+    #[test]
+    fn a_head_is_that_of_one_chunk_of_one_model() {
+        let chain_key = RootHash::from([7; 32]).chain_key();
+        let mut head = OpaqueHead::new(chain_key, &"a".parse().expect("a key"), 1).expect("small");
+        head.push(b"x").expect("one byte");
+        let head = Head::parse(&head.finish([1; 32], 2, 3).expect("whole")).expect("a head");
+        let (tenant, object_digest) = ("t".parse().expect("a name"), ObjectDigest::of(b"x"));
+        let seq_hash = head.header.seq_hash;
+        let key = ChunkKey { tenant, model_id: ModelId::OPAQUE, seq_hash, object_digest };
+        assert!(is_head_of(&head, &key));
+        assert!(!is_head_of(&head, &ChunkKey { model_id: [9; 32].into(), ..key.clone() }));
+        assert!(!is_head_of(&head, &ChunkKey { seq_hash: [9; 32].into(), ..key }));
+    }
+}

@@ -5,8 +5,9 @@ use std::{collections::BTreeMap, time::Duration};
 use futures::TryStreamExt;
 use kvasir_store::{StoreError, layout::Key};
 use object_store::{ObjectMeta, PutPayload};
+use tokio::time::Instant;
 
-use super::{super::Lifecycle, StoreTime};
+use super::{super::Lifecycle, GcPass, StoreTime};
 use crate::{lifecycle::work_share::WorkShare, limits, transitions::Transition};
 
 const BEGINNING: &str = "starting a collector's epoch";
@@ -39,7 +40,8 @@ impl Lifecycle {
             }
             let n = epochs.last_key_value().map_or(0, |(last, _)| last + 1);
             let path = self.bucket.path(&Key::GcEpoch { n });
-            let marked = epochs.iter().rev().find(|(_, meta)| meta.size > 0);
+            let marked =
+                epochs.iter().filter(|(_, meta)| meta.size > 0).max_by_key(|(_, meta)| meta.last_modified);
             // The first pass of all says from when on the others wait.
             let is_marked = !dry_run && (share.keeps_accounts() || marked.is_none());
             let body = if is_marked { PutPayload::from_static(LISTS_ALL) } else { PutPayload::new() };
@@ -61,6 +63,16 @@ impl Lifecycle {
             return Ok(Some(Epoch { n, begun, lists_all: stands_in || share.keeps_accounts() }));
         }
         Ok(None)
+    }
+
+    /// Dates the mark of a pass that lists the whole store anew: while it lasts, nobody takes its member for away.
+    pub(super) async fn still_lists(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
+        if pass.lists_all && !pass.policy.dry_run && pass.marked.elapsed() >= limits::EPOCH_MARKED_EVERY {
+            pass.marked = Instant::now();
+            let path = self.bucket.path(&Key::GcEpoch { n: pass.epoch });
+            self.bucket.put(&path, PutPayload::from_static(LISTS_ALL), BEGINNING).await?;
+        }
+        Ok(())
     }
 
     /// Whether this replica lists the whole store although another should: nobody has for `waited`, measured in its own

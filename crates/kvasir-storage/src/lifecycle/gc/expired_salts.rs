@@ -111,7 +111,7 @@ mod tests {
     use object_store::{ObjectStoreExt, PutPayload};
 
     use super::{
-        super::{GcPolicy, StoreTime},
+        super::{Epoch, GcPolicy, StoreTime},
         *,
     };
     use crate::{
@@ -159,7 +159,8 @@ mod tests {
         let (policy, share) = (GcPolicy::default(), WorkShare::WHOLE);
         let mut found = Vec::new();
         for taken in [limits::GC_TENANT_ACTIONS_MAX, 0] {
-            let mut pass = GcPass::new(&policy, &share, true, now);
+            let epoch = Epoch { n: 0, begun: now, lists_all: true };
+            let mut pass = GcPass::new(&policy, &share, epoch);
             assert!((0..taken).all(|_| pass.tenant_budget.try_take(&tenant, &policy)));
             pass.rotated.insert((tenant.clone(), namespace.clone()));
             storage.lifecycle().collect_expired_salts(&mut pass).await;

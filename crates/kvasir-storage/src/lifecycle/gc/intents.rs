@@ -52,6 +52,7 @@ impl Decided {
 impl Lifecycle {
     /// Carries out the decisions once there are enough for an intent.
     pub(super) async fn carry_out_due(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
+        self.still_lists(pass).await?;
         if pass.decided.objects.len() < limits::GC_INTENT_CHUNKS_MAX {
             return Ok(());
         }

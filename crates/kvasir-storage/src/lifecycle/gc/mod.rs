@@ -153,6 +153,9 @@ struct GcPass<'a> {
     policy: &'a GcPolicy,
     share: &'a WorkShare,
     lists_all: bool,
+    /// Number of its epoch, and when that was last dated.
+    epoch: u64,
+    marked: Instant,
     /// The units of the model listed last.
     units: Option<(Name, ModelId, Units)>,
     now: StoreTime,
@@ -205,10 +208,10 @@ impl Lifecycle {
         mut progress: impl FnMut(&GcReport) -> N,
     ) -> Result<GcReport, StoreError> {
         let begun = self.begin_epoch(share, policy.dry_run).await?;
-        let Some(Epoch { n, begun, lists_all }) = begun else { return Ok(GcReport::default()) };
-        let share = &share.at_epoch(n);
-        let mut pass = GcPass::new(policy, share, lists_all, begun);
-        let StoreTime(begun_ms) = begun;
+        let Some(epoch) = begun else { return Ok(GcReport::default()) };
+        let share = &share.at_epoch(epoch.n);
+        let (StoreTime(begun_ms), lists_all) = (epoch.begun, epoch.lists_all);
+        let mut pass = GcPass::new(policy, share, epoch);
         let needs_models = !lists_all || share.has_rows_by_route();
         let models = if needs_models { self.models().await? } else { Vec::new() };
         if lists_all {
@@ -339,13 +342,15 @@ impl Lifecycle {
 
 impl<'a> GcPass<'a> {
     /// A pass that begins at `now`.
-    fn new(policy: &'a GcPolicy, share: &'a WorkShare, lists_all: bool, now: StoreTime) -> Self {
+    fn new(policy: &'a GcPolicy, share: &'a WorkShare, Epoch { n, begun, lists_all }: Epoch) -> Self {
         Self {
             policy,
             share,
             lists_all,
+            epoch: n,
+            marked: Instant::now(),
             units: None,
-            now,
+            now: begun,
             started: Instant::now(),
             report: GcReport { led: true, listed_all: lists_all, ..GcReport::default() },
             actions: 0,
