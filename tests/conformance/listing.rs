@@ -22,6 +22,7 @@ async fn put(storage: &Arc<Storage>, key: &str, listed: bool) {
         bytes: key.len() as u64,
         hint: RequestHint::default(),
         listed,
+        reservation: None,
     };
     storage.ingest().put_object(put, body(key.as_bytes())).await.expect("stores");
 }

@@ -13,6 +13,7 @@ mod lost_removals;
 mod members;
 mod multipart;
 mod opaque;
+mod opaque_writers;
 mod pins;
 mod reading;
 mod removal;

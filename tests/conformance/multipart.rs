@@ -39,6 +39,7 @@ async fn complete(
         bytes: parts.iter().map(|part| part.content.bytes()).sum(),
         hint: RequestHint::default(),
         listed: true,
+        reservation: None,
     };
     Ok(storage.ingest().complete_parts(upload_id, put, parts.to_vec()).await?.created)
 }

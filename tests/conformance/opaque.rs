@@ -1,23 +1,19 @@
 //! Opaque objects: a key has one value, whoever writes, reads, removes and collects, and whatever fails.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
-use futures::{FutureExt, TryStreamExt, future::join_all};
+use futures::{TryStreamExt, future::join_all};
 use kvasir_storage::{
     ByteRange, ChunkError, ObjectError, OpaqueObject, PutError, PutObject, Storage, WorkShare, gc::GcPolicy,
-    hot::RequestHint, limits,
+    hot::RequestHint,
 };
 use kvasir_store::layout::Key;
-use kvasir_tests::hooked::{Hook, Hooked};
 use kvasir_types::{ModelId, ObjectKey};
-use object_store::{ObjectStoreExt, path::Path};
+use object_store::ObjectStoreExt;
 
 use crate::{
     Backend,
@@ -25,16 +21,16 @@ use crate::{
     storage_core::{body, name, tenant},
 };
 
-fn key(text: &str) -> ObjectKey {
+pub(crate) fn key(text: &str) -> ObjectKey {
     text.parse().expect("a key")
 }
 
-fn payload(seed: u8, bytes: usize) -> Vec<u8> {
+pub(crate) fn payload(seed: u8, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|i| (i.wrapping_mul(31) >> 3) as u8 ^ seed).collect()
 }
 
 /// Stores `bytes` under a key of the namespace `n`. Says whether they were new.
-async fn put(storage: &Arc<Storage>, text: &str, bytes: &[u8]) -> Result<bool, ObjectError> {
+pub(crate) async fn put(storage: &Arc<Storage>, text: &str, bytes: &[u8]) -> Result<bool, ObjectError> {
     let (hint, length) = (RequestHint::default(), bytes.len() as u64);
     let put = PutObject {
         tenant: tenant(),
@@ -43,6 +39,7 @@ async fn put(storage: &Arc<Storage>, text: &str, bytes: &[u8]) -> Result<bool, O
         bytes: length,
         hint,
         listed: false,
+        reservation: None,
     };
     Ok(storage.ingest().put_object(put, body(bytes)).await?.created)
 }
@@ -51,7 +48,11 @@ async fn find(storage: &Arc<Storage>, text: &str) -> Result<OpaqueObject, Object
     storage.reads().opaque(&tenant(), &name("n"), &key(text)).await
 }
 
-async fn get(storage: &Arc<Storage>, text: &str, range: ByteRange) -> Result<Vec<u8>, ObjectError> {
+pub(crate) async fn get(
+    storage: &Arc<Storage>,
+    text: &str,
+    range: ByteRange,
+) -> Result<Vec<u8>, ObjectError> {
     let object = find(storage, text).await?;
     let read = storage.reads().read_opaque(&object, range, &RequestHint::default()).await?;
     let length = read.range.end - read.range.start;
@@ -60,11 +61,11 @@ async fn get(storage: &Arc<Storage>, text: &str, range: ByteRange) -> Result<Vec
     Ok(parts.concat())
 }
 
-async fn is_missing(storage: &Arc<Storage>, text: &str) -> bool {
+pub(crate) async fn is_missing(storage: &Arc<Storage>, text: &str) -> bool {
     matches!(find(storage, text).await, Err(ObjectError::Unknown { .. }))
 }
 
-fn exists<T>(result: &Result<T, ObjectError>) -> bool {
+pub(crate) fn exists<T>(result: &Result<T, ObjectError>) -> bool {
     matches!(result, Err(ObjectError::Exists { .. }))
 }
 
@@ -113,6 +114,7 @@ pub(crate) async fn a_body_is_as_long_as_was_said(backend: &Backend) {
             bytes: length,
             hint: RequestHint::default(),
             listed: false,
+            reservation: None,
         };
         let stored = storage.ingest().put_object(put, body(b"abc")).await;
         let refused =
@@ -207,147 +209,6 @@ pub(crate) async fn of_writers_that_meet_one_wins(backend: &Backend) {
         }
     }
     assert!(acknowledged > 0, "not all of them gave way each time");
-}
-
-/// What a store does to a writer of the key `k`, between its first look for the key's objects and its write:
-/// `first` stores the payload 1 meanwhile.
-fn meeting(first: &Arc<Storage>, then: Hook) -> Hook {
-    let (first, has_met) = (Arc::clone(first), AtomicBool::new(false));
-    Arc::new(move |what, path| {
-        let meets = is_object(&path) && !has_met.swap(true, Ordering::Relaxed);
-        let (first, then) = (Arc::clone(&first), Arc::clone(&then));
-        async move {
-            if meets {
-                assert!(put(&first, "k", &payload(1, 100)).await.expect("stores"));
-            }
-            then(what, path).await
-        }
-        .boxed()
-    })
-}
-
-fn is_object(path: &Path) -> bool {
-    path.as_ref().ends_with(".kvc")
-}
-
-fn lost() -> object_store::Error {
-    object_store::Error::Generic { store: "test", source: "the answer is lost".into() }
-}
-
-/// A hook that loses the answer to the first write of an object, which is stored; and, if the writer `dies`,
-/// all later ones.
-fn losing_answers(dies: bool) -> Hook {
-    let (is_lost, is_dead) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-    Arc::new(move |what, path| {
-        let is_first = what == Hooked::Written && is_object(&path) && !is_lost.swap(true, Ordering::Relaxed);
-        let fails = is_first || is_dead.load(Ordering::Relaxed);
-        is_dead.fetch_or(is_first && dies, Ordering::Relaxed);
-        async move { if fails { Err(lost()) } else { Ok(()) } }.boxed()
-    })
-}
-
-/// A hook that fails reads of objects after the first write of one, until something else is written.
-fn failing_comparison() -> Hook {
-    let fails = Arc::new(AtomicBool::new(false));
-    Arc::new(move |what, path| {
-        if what == Hooked::Written {
-            fails.store(is_object(&path), Ordering::Relaxed);
-        }
-        let fails = what == Hooked::Reading && is_object(&path) && fails.load(Ordering::Relaxed);
-        async move { if fails { Err(lost()) } else { Ok(()) } }.boxed()
-    })
-}
-
-/// All replicas read the payload 1 under `k`, also after a collection.
-async fn is_the_first(backend: &Backend) {
-    for _ in 0..2 {
-        let cold = backend.replica().await;
-        assert!(get(&cold, "k", ByteRange::Whole).await.expect("reads") == payload(1, 100));
-        collect(&cold, &at_once()).await;
-    }
-}
-
-/// A writer whose first answer was lost yields like any other, because the stored object is its own.
-#[tokio::test]
-async fn a_writer_whose_answer_was_lost_gives_way() {
-    let backend = Backend::memory();
-    let first = backend.replica().await;
-    let other = backend.hooked_replica(meeting(&first, losing_answers(false))).await;
-    let refused = put(&other, "k", &payload(2, 100)).await;
-    assert!(exists(&refused), "{refused:?}");
-    is_the_first(&backend).await;
-}
-
-/// A writer that cannot compare the key's objects yields as well.
-#[tokio::test]
-async fn a_writer_that_cannot_compare_gives_way() {
-    let backend = Backend::memory();
-    let first = backend.replica().await;
-    let other = backend.hooked_replica(meeting(&first, failing_comparison())).await;
-    let failed = put(&other, "k", &payload(2, 100)).await;
-    assert!(matches!(failed, Err(ObjectError::Chunk(ChunkError::Store(_)))), "{failed:?}");
-    is_the_first(&backend).await;
-}
-
-/// So does one that waits long before it writes: its object was visible for a moment.
-#[tokio::test(start_paused = true)]
-async fn a_slow_writer_gives_way() {
-    let backend = Backend::memory();
-    let first = backend.replica().await;
-    let has_waited = AtomicBool::new(false);
-    let waiting: Hook = Arc::new(move |_, path| {
-        let waits = is_object(&path) && !has_waited.swap(true, Ordering::Relaxed);
-        async move {
-            if waits {
-                tokio::time::advance(limits::OPAQUE_RETRACT_MAX).await;
-            }
-            Ok(())
-        }
-        .boxed()
-    });
-    let other = backend.hooked_replica(meeting(&first, waiting)).await;
-    let refused = put(&other, "k", &payload(2, 100)).await;
-    assert!(exists(&refused), "{refused:?}");
-    is_the_first(&backend).await;
-}
-
-/// A writer dies between its write and yielding: its object is never served.
-#[tokio::test]
-async fn what_a_writer_left_behind_is_not_served() {
-    let backend = Backend::memory();
-    let first = backend.replica().await;
-    let other = backend.hooked_replica(meeting(&first, losing_answers(true))).await;
-    let lost = put(&other, "k", &payload(2, 100)).await;
-    assert!(matches!(lost, Err(ObjectError::Put(PutError::Store(_)))), "{lost:?}");
-    assert!(get(&first, "k", ByteRange::Whole).await.expect("reads") == payload(1, 100));
-    let cold = backend.replica().await;
-    assert!(is_missing(&cold, "k").await, "which of the two was acknowledged is not known here");
-    // The collector takes both, and the key is free.
-    assert_eq!(collect(&cold, &at_once()).await.duplicates, 2);
-    for replica in [&cold, &backend.replica().await] {
-        assert!(is_missing(replica, "k").await);
-    }
-    assert!(put(&cold, "k", &payload(3, 100)).await.expect("stores"));
-    assert!(get(&backend.replica().await, "k", ByteRange::Whole).await.expect("reads") == payload(3, 100));
-}
-
-/// A replica without a row of the key's object asks the store before it writes, and writes nothing.
-#[tokio::test]
-async fn a_refused_writer_writes_nothing() {
-    let backend = Backend::memory();
-    let first = backend.replica().await;
-    put(&first, "k", &payload(1, 100)).await.expect("stores");
-    let written = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&written);
-    let counting: Hook = Arc::new(move |what, path| {
-        count.fetch_add(usize::from(what == Hooked::Written && is_object(&path)), Ordering::Relaxed);
-        async { Ok(()) }.boxed()
-    });
-    let other = backend.hooked_replica(counting).await;
-    let refused = put(&other, "k", &payload(2, 100)).await;
-    assert!(exists(&refused), "{refused:?}");
-    assert_eq!(written.load(Ordering::Relaxed), 0);
-    is_the_first(&backend).await;
 }
 
 /// The same bytes, stored by several writers, have one ETag.

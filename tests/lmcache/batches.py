@@ -50,9 +50,9 @@ def make_objects(count: int, seed: int | None = None, dtype: torch.dtype = torch
     return objects
 
 
-def make_caches(count: int, seed: int | None = None) -> list[TensorMemoryObj]:
-    """Memory of chunks as an engine on its own fills them: keys and values of 4 layers, with a scale of each element's own."""
-    shape = torch.Size((2, 4, 256, 64))
+def make_caches(count: int, seed: int | None = None, layers: int = 4) -> list[TensorMemoryObj]:
+    """Memory of chunks as an engine on its own fills them: keys and values of layers, with a scale of each element's own."""
+    shape = torch.Size((2, layers, 256, 64))
     objects = []
     for index in range(count):
         values = torch.zeros(shape)

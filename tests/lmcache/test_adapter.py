@@ -68,6 +68,21 @@ def test_chunks_are_encoded_where_a_quality_is_named(service, quality, most):
         each.close()
 
 
+def test_groups_of_other_layouts_are_encoded_in_one_batch(service):
+    rows = [make_keys(2), make_keys(2, object_group_id=1), make_keys(2, object_group_id=2)]
+    keys, namespace = [key for row in rows for key in row], "encoded-groups"
+    objects, into = ([*make_caches(2, seed), *make_caches(2, seed, layers=2), *make_objects(2, seed)] for seed in (1, None))
+    writer, reader = (make_adapter(service.url, namespace=namespace, quality="exact") for _ in range(2))
+    for first in (0, 2, 4):
+        assert store(writer, keys[first : first + 2], objects[first : first + 2]).is_successful()
+    assert load(reader, keys, into) == "111111" and are_equal(into, objects)
+    assert "loads:other_size" not in reader.report_status()["counts"]
+    # Nor does a batch of all store anything else.
+    assert store(reader, keys, objects).is_successful() and reader.report_status()["counts"]["stores:present"] == 6
+    for each in (writer, reader):
+        each.close()
+
+
 def test_rows_of_a_lookup_end_by_themselves(adapter):
     """Ranks, groups and salts each have a row; the hole in one is none in the next."""
     rows = [make_keys(3), make_keys(3, object_group_id=1), make_keys(3, cache_salt="a"), make_keys(3, kv_rank=2)]

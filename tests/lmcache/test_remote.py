@@ -23,7 +23,9 @@ CHUNK, LAYERS, HEADS, DIM = 64, 4, 2, 32
 class Process:
     """An engine's process: LMCache's memory, its loop, and its remote back end over the adapter."""
 
-    def __init__(self, url: str, dtype: torch.dtype = torch.bfloat16, ranks: int = 1, layerwise: bool = False, **params) -> None:
+    def __init__(
+        self, url: str, dtype: torch.dtype = torch.bfloat16, ranks: int = 1, heads: int = HEADS, layerwise: bool = False, **params
+    ) -> None:
         where = "remote_storage_plugin.kvasir."
         extra = {where + "module_path": "kvasir.lmcache_remote", where + "class_name": "KvasirAdapter", where + "url": url}
         extra |= {where + name: value for name, value in params.items()}
@@ -35,7 +37,9 @@ class Process:
             extra_config=extra,
             use_layerwise=layerwise,
         )
-        self.metadata = LMCacheMetadata("org/model", ranks, ranks, 0, 0, dtype, (LAYERS, 2, CHUNK, HEADS, DIM), chunk_size=CHUNK)
+        # With more heads it has fewer layers, as ranks that divide these.
+        shape = (LAYERS * HEADS // heads, 2, CHUNK, heads, DIM)
+        self.metadata = LMCacheMetadata("org/model", ranks, ranks, 0, 0, dtype, shape, chunk_size=CHUNK)
         self.memory = LocalCPUBackend(config, self.metadata, dst_device="cpu")
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
@@ -120,6 +124,7 @@ def test_chunks_that_are_not_whole_are_not_stored(make):
     [
         ({"dtype": torch.float16}, "dtype is 'torch.float16' here and 'torch.bfloat16' there"),
         ({"ranks": 2}, "world_size is 2 here and 1 there"),
+        ({"heads": 4}, "kv_shape is '(2, 2, 64, 4, 32)' here and '(4, 2, 64, 2, 32)' there"),
         ({"revision": "b"}, "revision is 'b' here and '' there"),
         ({"namespace": "other"}, None),
     ],
@@ -132,6 +137,22 @@ def test_what_is_incompatible_is_a_miss_with_a_reason(make, difference, reason):
     other.pages.drain()
     assert list(other.pages.mismatches.values()) == ([] if reason is None else [reason])
     assert one.backend.batched_contains(one.keys(1, user="a")) == 0
+
+
+def test_a_load_takes_the_memory_that_is_free(make):
+    """And does not wait for more, on LMCache's loop."""
+    one, other, held = make(), make(), []
+    values = one.store(one.keys(4), seed=5)
+    layout = other.metadata.get_shapes(), other.metadata.get_dtypes()
+    while (object := other.memory.allocate(*layout, busy_loop=False)) is not None:
+        held.append(object)
+    for _ in range(2):
+        held.pop().ref_count_down()
+    loaded = other.load(other.keys(4))
+    assert are_equal(loaded[:2], values[:2]) and loaded[2:] == [None, None]
+    for object in held:
+        object.ref_count_down()
+    assert are_equal(other.load(other.keys(4)), values) and other.used() == 0
 
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "sound"])

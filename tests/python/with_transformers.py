@@ -175,14 +175,26 @@ def test_lost_rows_and_strange_layers_are_refused(made):
 
 
 def test_what_changes_rows_is_left_alone(made):
-    """Beams and several answers, asked for by options or by a configuration, neither load nor store."""
+    """Beams and several answers, and no cache, asked for by options or by a configuration, neither load nor store."""
     kv, ids = cache_of(made), prompt(18)
     beams = GenerationConfig(**{**made.model.generation_config.to_dict(), "num_beams": 2})
+    beams_or_none = [{"num_beams": 2}, {"generation_config": beams}, {"num_return_sequences": 2, "num_beams": 2}]
     with kv.reuse(made.model):
-        for options in ({"num_beams": 2}, {"generation_config": beams}, {"num_return_sequences": 2, "num_beams": 2}):
+        for options in [*beams_or_none, {"use_cache": False}]:
             made.model.generate(ids, max_new_tokens=2, do_sample=False, pad_token_id=0, **options)
     kv.drain()
     assert kv.load(ids).get_seq_length() == 0
+
+
+def test_the_hubs_default_for_windows_is_reused(made, monkeypatch):
+    """Models with sliding windows name a kind of cache that transformers 5 ignores."""
+    kv, ids = cache_of(made), prompt(21)
+    monkeypatch.setattr(made.model.generation_config, "cache_implementation", "hybrid")
+    with kv.reuse(made.model):
+        generate(made, ids)
+        kv.drain()
+        generate(made, ids)
+    assert kv.last.cached_tokens == whole_blocks(PROMPT)
 
 
 def test_a_pipeline_reuses(made):
@@ -222,3 +234,21 @@ def test_encoder_decoders_are_refused(store):
     model = SimpleNamespace(config=SimpleNamespace(is_encoder_decoder=True))
     with pytest.raises(kvasir.InputError, match="encoder-decoder"):
         KvasirCache(store, model)
+
+
+def test_models_on_several_devices_are_refused(store):
+    model = SimpleNamespace(config=SimpleNamespace(), hf_device_map={"model": 0, "lm_head": 1})
+    with pytest.raises(kvasir.InputError, match="several devices"):
+        KvasirCache(store, model)
+
+
+def test_a_lora_is_part_of_the_identity():
+    small = small_models()
+    model = small.model_of(small.shrink(small.load("qwen3-8b"))).to(torch.bfloat16)
+    identity = {"weights": "qwen3-8b", "revision": "1"}
+    plain = spec_of_model(model, **identity)
+    # As transformers keeps them for `add_adapter`.
+    model.peft_config = {"default": SimpleNamespace()}
+    with pytest.raises(kvasir.InputError, match="the model has a LoRA"):
+        spec_of_model(model, **identity)
+    assert spec_of_model(model, adapter="helper@1", **identity).model_id != plain.model_id

@@ -54,6 +54,7 @@ impl Book {
             bytes: bytes.len() as u64,
             hint: RequestHint::default(),
             listed: true,
+            reservation: None,
         };
         let begun = self.keys.borrow_mut().put_begins(number, value, self.now());
         let answer = node.run(node.storage.ingest().put_object(put, body(&bytes))).await;

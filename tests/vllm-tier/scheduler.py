@@ -23,8 +23,16 @@ TOKENS = 16
 
 
 def make_config(
-    tiers: list[dict[str, Any]], chunks: int = 8, model: str = "org/model", dtype: str = "bfloat16", tp: int = 1
+    tiers: list[dict[str, Any]],
+    chunks: int = 8,
+    model: str = "org/model",
+    dtype: str = "bfloat16",
+    tp: int = 1,
+    agnostic: bool = False,
+    canonical: bool = False,
+    layout: str | None = None,
 ) -> Any:
+    """An engine's; `agnostic` is vLLM's word for a cache that it counts as the same for all numbers of ranks."""
     groups = tuple(OffloadingGroupConfig(TOKENS, (f"layer.{group}",), group) for group in range(2))
     return OffloadingConfig(
         groups=groups,
@@ -34,7 +42,9 @@ def make_config(
         engine_id=uuid.uuid4().hex,
         model=OffloadingModelConfig(model, dtype),
         cache=OffloadingCacheConfig(TOKENS, BLOCKS_PER_CHUNK),
-        parallel=OffloadingParallelConfig(0, tp, tp, 1, 1, 1, 0, 1, None, False),
+        parallel=OffloadingParallelConfig(0, tp, tp, 1, 1, 1, 0, 1, None, agnostic),
+        canonical_layout=canonical,
+        kv_cache_layout=layout,
     )
 
 

@@ -94,6 +94,7 @@ def test_a_window_is_found_behind_a_hole(make):
         ({"model": "org/other"}, "model_name is 'org/other' here and 'org/model' there"),
         ({"dtype": "float8"}, "dtype is 'float8' here and 'bfloat16' there"),
         ({"tp": 2}, "tp_size is 2 here and 1 there"),
+        ({"layout": "LBHNC"}, "kv_cache_layout is 'LBHNC' here and '' there"),
         ({"params": {"revision": "b"}}, "revision is 'b' here and '' there"),
     ],
 )
@@ -106,6 +107,20 @@ def test_what_is_incompatible_is_a_miss_with_a_reason(make, difference, reason):
     assert other.look_up(make_keys(2)) == [False, False]
     other.tier.drain_jobs()
     assert reason in "".join(other.tier._pages.mismatches.values()) and other.counts()["finds:mismatch"] == 2
+
+
+@pytest.mark.parametrize("canonical", [True, False])
+def test_engines_of_other_numbers_of_ranks_share_the_canonical_layout(make, canonical):
+    """And no other that vLLM counts as the same for all of them: in its direct layout each rank's layers lie together."""
+    of_all = {"agnostic": True, "canonical": canonical, "layout": "LBNHC", "params": {"namespace": f"ranks-{canonical}"}}
+    keys, values = make_keys(2), make_values(2, seed=10)
+    first = make(**of_all)
+    first.offload(keys, values)
+    first.settle()
+    assert make(tp=2, **of_all).look_up(keys) == [canonical] * 2 and make(**of_all).load(keys) == values
+    assert make(tp=2, **of_all | {"layout": "LBHNC"}).look_up(keys) == [False] * 2
+    if canonical:
+        assert make(tp=2, **of_all).load(keys) == values
 
 
 def test_chunks_that_went_are_a_partial_promotion(make, service, request):

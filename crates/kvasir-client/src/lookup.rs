@@ -31,7 +31,10 @@ impl Matched {
         let looked_up = Instant::now();
         let chunks = lookup.send(client).await?.chunks;
         verify(&chunks, lookup.chain())?;
-        Ok(Self { chunks, looked_up })
+        let mut matched = Self { chunks, looked_up };
+        // A service may be set up to store larger objects than this client reads: the prefix ends there.
+        matched.take_while(|chunk| chunk.bytes <= limits::OBJECT_BYTES_MAX as u64);
+        Ok(matched)
     }
 
     /// Tokens of the prefix.
@@ -87,8 +90,7 @@ fn verify(chunks: &[ChunkMatch], chain: &TokenChain) -> Result<(), Error> {
 }
 
 fn levels_are_possible(chunk: &ChunkMatch) -> bool {
-    chunk.bytes <= limits::OBJECT_BYTES_MAX as u64
-        && (1..=LEVELS_MAX).contains(&chunk.level_bytes.len())
+    (1..=LEVELS_MAX).contains(&chunk.level_bytes.len())
         && chunk.level_bytes.is_sorted()
         && chunk.level_bytes.first().is_some_and(|&base| base >= chunk.head_bytes && base > 0)
         && chunk.level_bytes.last().is_some_and(|&top| top <= chunk.bytes)

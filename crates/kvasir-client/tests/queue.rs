@@ -48,6 +48,24 @@ async fn what_is_offered_is_stored_and_found_again() {
 }
 
 #[tokio::test]
+async fn nothing_is_dropped_for_a_save_that_has_no_room_anyway() {
+    let server = start().await;
+    let config = QueueConfig { bytes_max: 700_000, ..QueueConfig::default() };
+    let kvasir = builder(&server).save_queue(config).connect().await.unwrap();
+    server.fail(Fault::HoldLookups);
+    let working = offer(&kvasir, &tokens(512, 70)).await;
+    while kvasir.saves().waiting > 0 {
+        tokio::task::yield_now().await;
+    }
+    let waiting = offer(&kvasir, &tokens(256, 71)).await;
+    assert_eq!(refusal(offer(&kvasir, &tokens(512, 72)).await).await, SaveRefusal::QueueFull);
+    server.release();
+    for ticket in [working, waiting] {
+        assert!(matches!(ticket.outcome().await, SaveOutcome::Saved(_)));
+    }
+}
+
+#[tokio::test]
 async fn only_what_is_likely_to_be_reused_is_admitted() {
     let server = start().await;
     let admission = AdmissionPolicy {

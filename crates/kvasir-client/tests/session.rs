@@ -250,6 +250,28 @@ async fn a_session_outlives_the_rotation_of_its_namespace() {
     assert_eq!(find(&kvasir, fresh.tokens()).await.matched_tokens(), 512);
 }
 
+/// A session that was opened before a rotation saves all its turns under the new root.
+#[tokio::test]
+async fn all_turns_after_a_rotation_are_found() {
+    let server = start().await;
+    let kvasir = connect(&server).await;
+    let (mark, text) = (tokens(512, 82), tokens(768, 81));
+    save(&kvasir, &mark).await;
+    let session = kvasir.session(&text).await;
+    server.rotate_salts();
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(61)).await;
+    tokio::time::resume();
+    // The client hears of the new root.
+    while find(&kvasir, &mark).await.matched_tokens() > 0 {
+        tokio::task::yield_now().await;
+    }
+    for turn in [512, 768] {
+        session.save_now(&kv(&text), turn, |_| ()).await.unwrap();
+    }
+    assert_eq!(find(&kvasir, &text).await.matched_tokens(), 768);
+}
+
 #[tokio::test]
 async fn a_bucket_that_was_emptied_is_filled_again() {
     let server = start().await;

@@ -10,7 +10,7 @@ use kvasir_kernels::{
 use kvasir_types::{Level, ModelSpec};
 
 use crate::{
-    CudaError, Device, DeviceError, DeviceMemory, PagedKv, PendingDecode, Work,
+    CudaError, Device, DeviceError, DeviceEvent, DeviceMemory, PagedKv, PendingDecode, Work,
     batch::{DecodeBatch, Destination},
     buffers::DecodeBuffers,
     lower::TASK_COEFFICIENTS_MAX,
@@ -208,11 +208,19 @@ impl<D: Device> KernelDecoder<D> {
         // memory behind the kernels that were queued. Indices and offsets in the records were made by `DecodeBatch` for these
         // arrays.
         let mut queue = unsafe { Queue::new(&self.device, &buffers.counters) };
-        self.launch_all(&mut queue, &batch, &buffers, base)?;
+        let queued = self.launch_all(&mut queue, &batch, &buffers, base).and_then(|()| {
+            let bytes = batch.streams.len() * size_of::<Status>();
+            Ok((self.device.read_back(&buffers.statuses, 0, bytes)?, self.device.record()?))
+        });
         let kept = queue.into_kept();
-        let statuses =
-            self.device.read_back(&buffers.statuses, 0, batch.streams.len() * size_of::<Status>())?;
-        let event = self.device.record()?;
+        let (statuses, event) = match queued {
+            Ok(queued) => queued,
+            Err(error) => {
+                // After an error the pages are the caller's: kernels that were launched before it must have ended.
+                let _ = self.device.record().and_then(|event| event.wait());
+                return Err(error.into());
+            }
+        };
         Ok(PendingGroup {
             layers,
             batch,

@@ -54,6 +54,8 @@ pub const OPAQUE_RETRACT_MAX: Duration = Duration::from_secs(60);
 /// Age at which no writer withdraws an object any more: twice as long, for the store's dates and the write
 /// itself.
 pub const OPAQUE_SETTLED_AFTER: Duration = Duration::from_secs(120);
+/// Longer than the upload of an object in parts takes.
+pub const OPAQUE_PARTS_TIME_MAX: Duration = Duration::from_secs(3600);
 /// Maximum number of objects of a key that are considered: writers of the same bytes each write one, and the
 /// collector keeps one.
 pub const OPAQUE_OBJECTS_MAX: usize = 256;

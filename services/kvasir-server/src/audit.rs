@@ -7,7 +7,7 @@ use kvasir_api::{AUDIT_CALLS_MAX, AuditedCall, Role, routes};
 use kvasir_types::Name;
 use parking_lot::Mutex;
 
-use crate::{auth::Principal, limits, wall_clock::unix_ms};
+use crate::{auth::Principal, limits, state::AppState, wall_clock::unix_ms};
 
 /// The latest changes made through this replica, oldest first.
 #[derive(Debug, Default)]
@@ -84,6 +84,38 @@ impl AuditedRequest {
                 status,
             });
         }
+    }
+}
+
+/// An audited request under way. One that its client gives up may have taken effect, and is recorded as well, with
+/// [`limits::STATUS_ABANDONED`].
+#[derive(Debug)]
+pub(crate) struct OpenAudit {
+    state: AppState,
+    call: Option<(Principal, AuditedRequest)>,
+}
+
+impl OpenAudit {
+    /// `request` is `None` for routine calls.
+    pub(crate) fn new(state: &AppState, principal: &Principal, request: Option<AuditedRequest>) -> Self {
+        Self { state: state.clone(), call: request.map(|request| (principal.clone(), request)) }
+    }
+
+    /// Records the request with the status of its response.
+    pub(crate) fn end(mut self, status: u16) {
+        self.record(status);
+    }
+
+    fn record(&mut self, status: u16) {
+        if let Some((principal, request)) = self.call.take() {
+            request.record(self.state.audit(), &principal, status);
+        }
+    }
+}
+
+impl Drop for OpenAudit {
+    fn drop(&mut self) {
+        self.record(limits::STATUS_ABANDONED);
     }
 }
 

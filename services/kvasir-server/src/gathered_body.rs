@@ -21,7 +21,7 @@ use bytes::Buf;
 use hyper::body::{Frame, SizeHint};
 use tokio::time::Instant;
 
-use crate::limits;
+use crate::{limits, watched_body::WatchedBody};
 
 /// Bytes that are gathered on a connection: more while it takes them fast.
 #[derive(Debug, Clone)]
@@ -48,7 +48,7 @@ impl GatherLimit {
 /// A body whose ready parts are one frame.
 #[derive(Debug)]
 pub(crate) struct GatheredBody {
-    body: Body,
+    body: WatchedBody,
     limit: GatherLimit,
     /// When the last parts were handed over.
     handed_over: Option<Instant>,
@@ -58,7 +58,7 @@ pub(crate) struct GatheredBody {
 
 impl GatheredBody {
     pub(crate) fn new(body: Body, limit: GatherLimit) -> Self {
-        Self { body, limit, handed_over: None, behind: None }
+        Self { body: WatchedBody::new(body), limit, handed_over: None, behind: None }
     }
 }
 

@@ -39,6 +39,7 @@ pub mod telemetry;
 mod tls;
 mod toml_error;
 mod wall_clock;
+mod watched_body;
 
 pub use auth::{AuthError, NewAccessKey, NewToken};
 pub use config::{

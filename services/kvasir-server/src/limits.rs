@@ -12,12 +12,18 @@ pub(crate) const LONG_BODIES_BYTES_MAX: usize = 256 << 20;
 pub(crate) const WHOLE_BODY_TIME_MAX: Duration = Duration::from_secs(60);
 /// Longest JSON before objects that are stored together: 256 keys of 512 bytes, each byte an escape.
 pub(crate) const NEW_OBJECTS_HEAD_BYTES_MAX: usize = 1 << 20;
+/// Maximum bytes of a list of keys: as many as a request may name, each byte escaped.
+pub(crate) const KEYS_BYTES_MAX: usize = 1 << 20;
+/// Status in the audit log of a request whose client hung up before its response.
+pub(crate) const STATUS_ABANDONED: u16 = 499;
 /// How long a client may take to send a request's head; slower ones only occupy connections.
 pub(crate) const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a connection may be idle: longer than the keep-alive pings of HTTP/2 and of event streams.
 pub(crate) const IDLE_MAX: Duration = Duration::from_secs(120);
 /// How long a sender may pause within a body.
 pub(crate) const BODY_STALL_MAX: Duration = Duration::from_secs(30);
+/// How long a client may take nothing of a response that has something for it: 1 MiB at 17 kB/s.
+pub(crate) const RESPONSE_STALL_MAX: Duration = Duration::from_secs(60);
 /// Minimum average rate of a body, after such a pause: slower than any link worth sending KV caches over.
 pub(crate) const BODY_BYTES_PER_SECOND_MIN: u64 = 1 << 10;
 /// Bytes of path and query: enough for 256 ranges of sections, or 32 labels.

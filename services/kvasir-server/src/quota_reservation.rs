@@ -1,5 +1,7 @@
 //! Reservations of a tenant's storage quota for pending writes.
 
+use std::sync::Arc;
+
 use axum::http::{HeaderMap, header};
 use kvasir_api::{ErrorCode, Problem};
 use kvasir_storage::{QuotaError, Reservation, Stored};
@@ -7,7 +9,8 @@ use uuid::Uuid;
 
 use crate::{api_error::ApiError, auth::Principal, state::AppState};
 
-/// Reserves quota for one object of `bytes`, until the reservation is dropped. A tenant without a limit needs none.
+/// Reserves quota for one object of `bytes`, until the reservation is dropped. Writes that go on without their
+/// client keep it. A tenant without a limit needs none.
 ///
 /// # Errors
 /// `storage_quota`.
@@ -15,7 +18,7 @@ pub(crate) async fn reserve(
     state: &AppState,
     principal: &Principal,
     bytes: u64,
-) -> Result<Option<Reservation>, ApiError> {
+) -> Result<Option<Arc<Reservation>>, ApiError> {
     let quota = state.authenticator().quota(&principal.tenant).stored();
     if quota.is_open() {
         return Ok(None);
@@ -31,7 +34,7 @@ pub(crate) async fn reserve(
             state.metrics().throttled(limit);
         }
     });
-    Ok(Some(reserved?))
+    Ok(Some(Arc::new(reserved?)))
 }
 
 /// Like [`reserve`], for the commit of a direct upload: its bytes count where it was announced, and on other
@@ -43,7 +46,7 @@ pub(crate) async fn reserve_commit(
     state: &AppState,
     principal: &Principal,
     upload_id: Uuid,
-) -> Result<Option<Reservation>, ApiError> {
+) -> Result<Option<Arc<Reservation>>, ApiError> {
     if state.authenticator().quota(&principal.tenant).stored().is_open() {
         return Ok(None);
     }
@@ -59,7 +62,7 @@ pub(crate) async fn reserve_body(
     state: &AppState,
     principal: &Principal,
     headers: &HeaderMap,
-) -> Result<Option<Reservation>, ApiError> {
+) -> Result<Option<Arc<Reservation>>, ApiError> {
     if state.authenticator().quota(&principal.tenant).stored().is_open() {
         return Ok(None);
     }

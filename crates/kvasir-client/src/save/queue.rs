@@ -278,9 +278,12 @@ impl SaveQueue {
             let full = |state: &QueueState| {
                 state.jobs.len() >= config.jobs_max || state.stats.bytes + bytes > config.bytes_max
             };
+            // The job that is being saved keeps its bytes: without room beside it, none has to make room.
+            let waiting: u64 = state.jobs.iter().map(|job| job.bytes).sum();
+            let fits_alone = (state.stats.bytes - waiting).saturating_add(bytes) <= config.bytes_max;
             while full(state) {
                 let oldest = match config.drop_policy {
-                    DropPolicy::Oldest if bytes <= config.bytes_max => state.jobs.pop_front(),
+                    DropPolicy::Oldest if fits_alone => state.jobs.pop_front(),
                     DropPolicy::Oldest | DropPolicy::Newest => None,
                 };
                 state.stats.dropped += 1;

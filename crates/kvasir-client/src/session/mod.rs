@@ -268,6 +268,8 @@ impl Session {
             // The namespace's salt was rotated in the meantime, and nothing in this session depends on the
             // former root.
             context.chain = Arc::new(TokenChain::new(root, &self.tokens[..count]));
+            // What is stored under one root is not stored under another.
+            context.stored = Arc::default();
         } else if count < self.tokens.len() {
             Arc::make_mut(&mut context.chain).resize(&self.tokens[..count]);
         }

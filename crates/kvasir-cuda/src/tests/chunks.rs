@@ -66,6 +66,31 @@ fn every_recipe_and_level_decodes_as_on_the_cpu() {
     }
 }
 
+/// After an error, the pages are the caller's: nothing that was launched before it still writes to them.
+#[test]
+fn a_launch_that_fails_leaves_none_running() {
+    let setup = &setups()[0];
+    let text = Noise::new(4).tokens(280);
+    let object = setup.encode(&text, 0, &cache(&setup.spec, &text, 5));
+    let head = Head::parse(&object).expect("whole");
+    let decoder = decoder(setup);
+    let mut failures = 0;
+    for n in 0.. {
+        let before = decoder.device().launched().len();
+        decoder.device().fail_at(n);
+        let mut sink = KvBuffer::new(&setup.spec, 280);
+        let decoded = decoder.decode(&head, &object, Level::BASE, 0..280, &mut sink);
+        let launched = decoder.device().launched().len();
+        if launched - before < n {
+            assert!(decoded.is_ok());
+            break;
+        }
+        failures += 1;
+        assert!(n == 0 || decoder.device().waited() == launched, "the launch {n} failed");
+    }
+    assert!(failures > 2);
+}
+
 #[test]
 fn a_range_of_tokens_is_that_part_of_the_whole() {
     for setup in setups() {

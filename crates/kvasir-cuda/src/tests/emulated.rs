@@ -1,6 +1,9 @@
 //! A device that is the CPU: memory with canaries, kernels run by the emulator.
 
-use std::sync::Mutex;
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use kvasir_kernels::Kernel;
 
@@ -15,6 +18,10 @@ const SLACK_BYTES: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct EmulatedDevice {
     launches: Mutex<Vec<Kernel>>,
+    /// The launch that the driver refuses, counted from 0.
+    fails_at: Mutex<Option<usize>>,
+    /// Launches before the last point of the queue that somebody waited for.
+    waited: Arc<AtomicUsize>,
 }
 
 #[derive(Debug)]
@@ -28,7 +35,10 @@ pub(super) struct EmulatedMemory {
 
 /// The emulator runs a kernel when it is launched: every point of its queue is behind us.
 #[derive(Debug)]
-pub(super) struct EmulatedEvent;
+pub(super) struct EmulatedEvent {
+    launches: usize,
+    waited: Arc<AtomicUsize>,
+}
 
 impl DeviceEvent for EmulatedEvent {
     fn is_ready(&self) -> Result<bool, DeviceError> {
@@ -36,6 +46,7 @@ impl DeviceEvent for EmulatedEvent {
     }
 
     fn wait(&self) -> Result<(), DeviceError> {
+        self.waited.fetch_max(self.launches, Ordering::Relaxed);
         Ok(())
     }
 }
@@ -53,6 +64,16 @@ impl EmulatedDevice {
     /// Kernels launched so far.
     pub(super) fn launched(&self) -> Vec<Kernel> {
         self.launches.lock().expect("not poisoned").clone()
+    }
+
+    /// Refuses the `n`th launch after those so far, and all after it.
+    pub(super) fn fail_at(&self, n: usize) {
+        *self.fails_at.lock().expect("not poisoned") = Some(self.launched().len() + n);
+    }
+
+    /// Number of launches that somebody waited for.
+    pub(super) fn waited(&self) -> usize {
+        self.waited.load(Ordering::Relaxed)
     }
 }
 
@@ -119,7 +140,8 @@ impl Device for EmulatedDevice {
     }
 
     fn record(&self) -> Result<EmulatedEvent, DeviceError> {
-        Ok(EmulatedEvent)
+        let launches = self.launched().len();
+        Ok(EmulatedEvent { launches, waited: Arc::clone(&self.waited) })
     }
 
     unsafe fn launch(
@@ -129,6 +151,9 @@ impl Device for EmulatedDevice {
         shared_bytes: usize,
         params: &[u8],
     ) -> Result<(), DeviceError> {
+        if (*self.fails_at.lock().expect("not poisoned")).is_some_and(|at| self.launched().len() >= at) {
+            return Err(DeviceError::Driver { call: "launch", code: "CUDA_ERROR_OUT_OF_MEMORY".into() });
+        }
         let grid = match work {
             // Fewer warps than items and more than one block: queues and strides are exercised.
             Work::Warps(items) => (items / 16).clamp(1, 2) as u32,

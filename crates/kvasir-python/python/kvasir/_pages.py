@@ -9,7 +9,7 @@ import asyncio
 import logging
 import threading
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from itertools import chain
@@ -65,6 +65,12 @@ class PageLayout:
     dtype: str
     shape: tuple[int, int, int, int]
     order: str
+
+
+Layouts = PageLayout | None | Sequence[PageLayout | None]
+"""The layout of all pages of a batch, or of each of them; None where it is unknown, or the page cannot be encoded."""
+
+_Work = Callable[[list[str], Sequence[Page], "PageLayout | None"], Coroutine[Any, Any, list[T]]]
 
 
 @dataclass(frozen=True)
@@ -163,13 +169,13 @@ class PageStore:
         none = [[False] * len(row) for row in rows]
         return self._move(self._find([list(row) for row in rows], gaps, none), none)
 
-    def load(self, keys: Sequence[str], pages: Sequence[Page], layout: PageLayout | None = None) -> Future[list[bool]]:
+    def load(self, keys: Sequence[str], pages: Sequence[Page], layout: Layouts = None) -> Future[list[bool]]:
         """Fill pages with the objects stored under their keys. Only pages with a valid checksum count as loaded."""
-        return self._move(self._load(list(keys), pages, layout), [False] * len(keys))
+        return self._move(self._of_each(self._load, list(keys), pages, layout), [False] * len(keys))
 
-    def store(self, keys: Sequence[str], pages: Sequence[Page], layout: PageLayout | None = None) -> Future[list[str]]:
+    def store(self, keys: Sequence[str], pages: Sequence[Page], layout: Layouts = None) -> Future[list[str]]:
         """Store pages under their keys, and report each outcome: `STORED`, `PRESENT`, or why it was not stored."""
-        return self._move(self._store(list(keys), pages, layout), ["internal"] * len(keys))
+        return self._move(self._of_each(self._store, list(keys), pages, layout), ["internal"] * len(keys))
 
     def delete(self, keys: Sequence[str]) -> Future[list[bool]]:
         """Remove the objects under keys, and report whether each existed."""
@@ -300,6 +306,23 @@ class PageStore:
             model = layout.model, self._settings.revision
             self._encoded[layout] = self._objects.encoded(layout.dtype, layout.shape, layout.order, quality, model)
         return self._encoded[layout]
+
+    async def _of_each(self, work: _Work[T], keys: list[str], pages: Sequence[Page], layout: Layouts) -> list[T]:
+        """Do the work for the pages of each layout, all at once, and return its results in the order of the keys."""
+        if layout is None or isinstance(layout, PageLayout):
+            return await work(keys, pages, layout)
+        places: dict[PageLayout | None, list[int]] = {}
+        for place, each in enumerate(layout):
+            places.setdefault(None if self._settings.quality is None else each, []).append(place)
+        batches = (work([keys[at] for at in those], [pages[at] for at in those], each) for each, those in places.items())
+        # All of them end before a failure is told: until then they use the engine's memory.
+        done = await asyncio.gather(*batches, return_exceptions=True)
+        results: dict[int, T] = {}
+        for those, outcome in zip(places.values(), done, strict=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+            results.update(zip(those, outcome, strict=True))
+        return [results[place] for place in range(len(keys))]
 
     async def _load(self, keys: list[str], pages: Sequence[Page], layout: PageLayout | None) -> list[bool]:
         objects = self._objects_of(layout)

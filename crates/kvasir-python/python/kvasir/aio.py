@@ -226,7 +226,7 @@ class Session:
         present: int = 0,
         rank: tuple[int, int] | None = None,
     ) -> Loaded:
-        """As `kvasir.Session.load`."""
+        """As `kvasir.Session.load`. If it is cancelled, writes to `into` may follow shortly after the `CancelledError`."""
         target = self._spec.empty(self.matched) if into is None else into
         loaded = Loaded._of(target, await self._core.load(target, deadline, level, present, rank, True))
         self.missing = loaded.missing

@@ -97,7 +97,7 @@ class KvasirL2(L2AdapterInterface):
             self._stored.notify()
 
         task = self._next_task()
-        self._pages.store(self._names_of(keys), pages, _layout_of(keys, objects)).add_done_callback(finish)
+        self._pages.store(self._names_of(keys), pages, _layouts_of(keys, objects)).add_done_callback(finish)
         return task
 
     def pop_completed_store_tasks(self) -> dict[int, L2StoreResult]:
@@ -147,7 +147,7 @@ class KvasirL2(L2AdapterInterface):
             self._loaded.notify()
 
         task = self._next_task()
-        self._pages.load(self._names_of(keys), pages, _layout_of(keys, objects)).add_done_callback(finish)
+        self._pages.load(self._names_of(keys), pages, _layouts_of(keys, objects)).add_done_callback(finish)
         return task
 
     def query_load_result(self, task_id: int) -> Bitmap | None:
@@ -226,13 +226,12 @@ def _group_of(key: ObjectKey) -> _Group:
     return key.model_name, key.kv_rank, key.object_group_id
 
 
-def _layout_of(keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> PageLayout | None:
-    """Return the layout of a batch if all of it can be encoded: keys and values of all layers, of one type."""
-    layouts = {_layout(key, each.metadata) for key, each in zip(keys, objects, strict=True)}
-    return layouts.pop() if len(layouts) == 1 else None
+def _layouts_of(keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> list[PageLayout | None]:
+    return [_layout(key, each.metadata) for key, each in zip(keys, objects, strict=True)]
 
 
 def _layout(key: ObjectKey, meta: Any) -> PageLayout | None:
+    """Return the layout of an object if it can be encoded: keys and values of all layers, of one type."""
     shapes, dtypes = meta.shapes or [meta.shape], meta.dtypes or [meta.dtype]
     if len(shapes) != 1 or len(shapes[0]) != 4 or shapes[0][0] != 2 or dtypes[0] not in _DTYPES:
         return None

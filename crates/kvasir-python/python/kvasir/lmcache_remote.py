@@ -96,7 +96,9 @@ class _Connector(RemoteConnector):
 
     async def batched_get(self, keys: list[CacheEngineKey]) -> list[MemoryObj | None]:
         """Load chunks into LMCache's memory: as many as it has room for."""
-        allocated = (self._memory.allocate(self._metadata.get_shapes(), self._metadata.get_dtypes(), self.meta_fmt) for _ in keys)
+        shapes, dtypes = self._metadata.get_shapes(), self._metadata.get_dtypes()
+        # Unless told not to, LMCache sleeps until memory is free, on its loop: transfers there, which hold memory, would never end.
+        allocated = (self._memory.allocate(shapes, dtypes, self.meta_fmt, busy_loop=False) for _ in keys)
         objects = list(takewhile(lambda object: object is not None, allocated))
         loading = self._pages.load(self._names_of(keys[: len(objects)]), _pages_of(objects))
         try:
@@ -164,6 +166,9 @@ class _Connector(RemoteConnector):
                 ("dtype", str(key.dtype)),
                 ("chunk_size", self._metadata.chunk_size),
                 ("world_size", key.world_size),
+                # Ranks that divide heads and ranks that divide layers may have chunks of equal sizes. The shape of the
+                # configuration, not of the groups of layers: a scheduler, which only looks up, has none of these.
+                ("kv_shape", str(tuple(self._metadata.kv_shape))),
             )
             # Chunks with other tags never match, like those with other salts.
             salt = json.dumps(key.tags) if key.tags else ""

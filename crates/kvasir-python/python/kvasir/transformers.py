@@ -35,8 +35,18 @@ _VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2])
 # Earlier versions cached the keys and values of all heads for latent attention.
 _LATENT_SINCE = (5, 15)
 _KNOWN_LAYERS = {"DynamicLayer", "DynamicSlidingWindowLayer"}
-# Options that change the rows of a cache during generation.
-_UNKNOWN_WAYS = {"num_beams": 1, "num_return_sequences": 1, "assistant_model": None, "prompt_lookup_num_tokens": None}
+# A caller's own cache, whose name newer versions of transformers shorten.
+_OWN_CACHE = ("past_key_values", "cache")
+# Options that change the rows of a cache during generation, or use none, or one of another kind. "hybrid", which models with
+# sliding windows on the Hub name, is none for transformers 5.
+_UNKNOWN_WAYS = {
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "assistant_model": None,
+    "prompt_lookup_num_tokens": None,
+    "use_cache": True,
+    "cache_implementation": "hybrid",
+}
 
 
 @dataclass(frozen=True)
@@ -92,7 +102,8 @@ class KvasirCache:
     Raises
     ------
     InputError
-        ``unknown_layers`` for an encoder-decoder, or for layers whose cache does not consist of keys and values.
+        ``unknown_layers`` for an encoder-decoder, a model on several devices, or layers whose cache does not consist of keys and
+        values; ``invalid_config`` for a model with a LoRA without `adapter`.
     """
 
     def __init__(
@@ -113,6 +124,9 @@ class KvasirCache:
     ) -> None:
         if getattr(model.config, "is_encoder_decoder", False):
             raise InputError("the model is an encoder-decoder", "unknown_layers", "use a causal decoder")
+        # Each layer's cache must be on its layer's device.
+        if len(set(map(str, (getattr(model, "hf_device_map", None) or {}).values()))) > 1:
+            raise InputError("the model is on several devices", "unknown_layers", "load it on one device")
         spec = spec_of_model(model, weights=weights, revision=revision, adapter=adapter)
         self._model = store.model(
             spec, profile, chunk_tokens=chunk_tokens, prefill_tokens_per_s=prefill_tokens_per_s, quality=quality
@@ -195,21 +209,23 @@ class KvasirCache:
     def reuse(self, model: Any) -> Iterator[None]:
         """Make ``model.generate`` load before it generates, and save afterwards.
 
-        Calls that pass their own cache, use beam search, or speculate are unchanged.
+        Calls that pass or name their own cache, use none, use beam search, or speculate are unchanged.
 
         Parameters
         ----------
         model : PreTrainedModel
             The model that this object was made for.
         """
-        generate = model.generate
+        # The model's own where this is within another block, else its class's.
+        generate, own = model.generate, model.__dict__.get("generate")
 
         def with_store(inputs: Any = None, **options: Any) -> Any:
             ids = options.pop("input_ids", inputs)
             mask = options.get("attention_mask")
             # Without a mask, transformers may number the positions of padding too.
             is_padded_unsaid = mask is None and ids is not None and len(ids) > 1
-            if ids is None or is_padded_unsaid or not _is_usual(model, options) or options.get("past_key_values") is not None:
+            has_own = any(options.get(name) is not None for name in _OWN_CACHE)
+            if ids is None or is_padded_unsaid or has_own or not _is_usual(model, options):
                 return generate(ids, **options)
             cache = self.load(ids, mask)
             output = generate(ids, past_key_values=cache, **options)
@@ -220,7 +236,10 @@ class KvasirCache:
         try:
             yield
         finally:
-            del model.generate
+            if own is None:
+                del model.generate
+            else:
+                model.generate = own
 
     def drain(self) -> None:
         """Wait until all background saves have ended."""
@@ -272,8 +291,14 @@ def _is_usual(model: Any, options: dict[str, Any]) -> bool:
     # Images, embeddings and positions change rows that token ids do not tell apart.
     if any(_has_tensors(given) and name != "attention_mask" for name, given in options.items()):
         return False
-    config = options.get("generation_config") or model.generation_config
-    return all(options.get(name, getattr(config, name, None)) in (None, usual) for name, usual in _UNKNOWN_WAYS.items())
+    # What a given configuration leaves open is the model's.
+    configs = (options.get("generation_config"), model.generation_config)
+
+    def is_usual(name: str, usual: Any) -> bool:
+        given = [options[name]] if name in options else [getattr(config, name, None) for config in configs]
+        return bool(next((value for value in given if value is not None), usual) == usual)
+
+    return all(is_usual(name, usual) for name, usual in _UNKNOWN_WAYS.items())
 
 
 def spec_of_model(model: Any, *, weights: str | None = None, revision: str | None = None, adapter: str | None = None) -> ModelSpec:
@@ -285,7 +310,14 @@ def spec_of_model(model: Any, *, weights: str | None = None, revision: str | Non
         A causal decoder.
     weights, revision, adapter : str, optional
         Identity of the weights, if the model's configuration does not contain it.
+
+    Raises
+    ------
+    InputError
+        ``invalid_config`` for a model with a LoRA without `adapter`; ``unknown_layers`` for layers without keys and values.
     """
+    if adapter is None and getattr(model, "peft_config", None):
+        raise InputError("the model has a LoRA, which changes its cache", "invalid_config", "give adapter=, its name and digest")
 
     def read(pairing: str | None) -> ModelSpec:
         return ModelSpec.from_config(

@@ -103,11 +103,18 @@ class KvasirTier(SecondaryTierManager):
         if settings.quality is not None:
             refuse("secondary_tiers", "quality is not supported here", "omit it: vLLM does not tell tiers the layout of a block")
         self.locality = None if locality is None else Locality(locality)
-        # Properties that make bytes with equal hashes incompatible, as in vLLM's own tiers.
+        config = offloading_spec.config
+        # Properties that make bytes with equal hashes incompatible. As in vLLM's own tiers, but: vLLM counts its direct layout as
+        # the same for all numbers of ranks, and a chunk of it has each rank's layers one after the other.
         mapper = FileMapper.from_offloading_spec(
-            "", offloading_spec, blocks_per_file=offloading_spec.blocks_per_chunk, parallel_agnostic=True
+            "",
+            offloading_spec,
+            blocks_per_file=offloading_spec.blocks_per_chunk,
+            parallel_agnostic=config.canonical_layout or config.replicated_layout,
         )
         fields = mapper.get_run_config() | {"revision": settings.revision, "bytes of a chunk": self.block_size_bytes}
+        # The order of heads and tokens in a block.
+        fields["kv_cache_layout"] = config.kv_cache_layout or ""
         named = ((name, value if isinstance(value, (str, int)) else json.dumps(value)) for name, value in sorted(fields.items()))
         self._identity = Identity("vllm", (mapper.rank,), tuple(named))
         # Keep no view: vLLM unmaps the memory once all tiers are shut down.

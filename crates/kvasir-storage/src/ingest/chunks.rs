@@ -16,6 +16,7 @@ use tokio::sync::oneshot;
 
 use super::{Ingest, limited, sent, spool::Spool, streamed::AnnouncedBody};
 use crate::{
+    changes::ledger::Reservation,
     error::{ChunkMismatch, PutError},
     hot::RequestHint,
     index::{IndexEntry, IndexRow, Scope},
@@ -39,13 +40,16 @@ pub struct PutChunk {
     pub hint: RequestHint,
     /// The writer's announcement before the first byte of the body.
     pub announced: Option<AnnouncedBody>,
+    /// The quota reserved for it, until it is stored or given up.
+    pub reservation: Option<Arc<Reservation>>,
 }
 
 impl PutChunk {
     /// A chunk without further data.
     pub fn new(tenant: &Name, model_id: &ModelId, seq_hash: &SeqHash) -> Self {
-        let (tenant, hint) = (tenant.clone(), RequestHint::default());
-        Self { tenant, model_id: *model_id, seq_hash: *seq_hash, namespace: None, hint, announced: None }
+        let (tenant, model_id, seq_hash) = (tenant.clone(), *model_id, *seq_hash);
+        let hint = RequestHint::default();
+        Self { tenant, model_id, seq_hash, namespace: None, hint, announced: None, reservation: None }
     }
 
     pub(super) fn scope(&self) -> Scope {

@@ -29,6 +29,7 @@ use super::{
     limited, sent,
 };
 use crate::{
+    changes::ledger::Reservation,
     error::{ChunkError, ObjectError, PutError},
     hot::RequestHint,
     index::Scope,
@@ -53,6 +54,8 @@ pub struct PutObject {
     /// Whether lists of the namespace's keys include it. Sealed tenants have no lists: they would reveal
     /// keys.
     pub listed: bool,
+    /// The quota reserved for it, until it is stored or given up.
+    pub reservation: Option<Arc<Reservation>>,
 }
 
 impl Ingest {
@@ -70,7 +73,7 @@ impl Ingest {
         put: PutObject,
         body: impl Stream<Item = Result<Bytes, E>> + Send,
     ) -> Result<StoredObject, ObjectError> {
-        let PutObject { tenant, namespace, key, bytes, hint, listed } = put;
+        let PutObject { tenant, namespace, key, bytes, hint, listed, reservation } = put;
         if bytes > self.chunk_bytes_max {
             return Err(PutError::TooLarge { limit: self.chunk_bytes_max }.into());
         }
@@ -103,13 +106,18 @@ impl Ingest {
             namespace: Some(namespace.clone()),
             hint,
             announced: None,
+            reservation,
         };
         let mut upload = Upload::new(put, (head, object_digest, spool));
         let (this, of_key) = (Arc::clone(self), key.clone());
         let storing = tokio::spawn(carry(async move {
             let tenant = upload.put.tenant.clone();
             // Of a body that was refused, nothing is left.
-            this.catalog.open_namespace(&tenant, &namespace, &ModelId::OPAQUE).await?;
+            let root_now = this.catalog.open_namespace(&tenant, &namespace, &ModelId::OPAQUE).await?;
+            if root_now != root {
+                let reason = "the salt of its namespace was rotated while its body arrived";
+                return Err(StoreError::own("storing an object", reason).into());
+            }
             let (created, object_digest) = this.commit_opaque(&mut upload, &of_key, &older_names).await?;
             if listed && !this.bucket.seals(&tenant) {
                 let listed = ListedKey { tenant, namespace, key: of_key, object_digest };
@@ -209,7 +217,7 @@ impl Ingest {
         for (there, meta) in offered {
             let found = self.reads.payload_digest(&there).await?;
             if found != payload {
-                has_other |= found.is_some() && self.sound_payload(&there, payload).await?.is_some();
+                has_other |= found.is_some() && self.sound_payload(&there, found, payload).await?.is_some();
                 continue;
             }
             has_equal = true;
@@ -282,12 +290,20 @@ impl Ingest {
         loop {
             let (before, since_ms) = (self.reads.index().removals(), self.bucket.now_ms());
             let offered = self.reads.offered_objects(&mine.tenant, &mine.model_id, &mine.seq_hash).await?;
-            let (mut equal, mut others) = (Vec::new(), Vec::new());
+            let (mut alike, mut others) = (Vec::new(), Vec::new());
             for other in offered.iter().filter(|other| *other != mine) {
-                match self.sound_payload(other, payload).await? {
-                    Some(found) if Some(found) == payload => equal.push(other.clone()),
-                    Some(_) => others.push(other),
-                    None => {}
+                let found = self.reads.payload_digest(other).await?;
+                if found == payload {
+                    alike.push(other);
+                } else if self.sound_payload(other, found, payload).await?.is_some() {
+                    others.push(other);
+                }
+            }
+            // To read them whole takes long, and decides nothing where another payload is.
+            let mut equal = Vec::new();
+            for other in alike.iter().filter(|_| others.is_empty()) {
+                if self.sound_payload(other, payload, payload).await? == payload {
+                    equal.push(ChunkKey::clone(other));
                 }
             }
             // More than the listing covers.
@@ -307,17 +323,18 @@ impl Ingest {
         }
     }
 
-    /// The payload of an object that counts. A head is only trusted to show that it differs from `mine`. If
-    /// it is the same, or the head is damaged, or this replica has found the object damaged before, the
-    /// object is read whole, and quarantined if it is damaged: it would block its key.
+    /// The payload of an object that counts, of which the head says `payload`. A head is only trusted to show
+    /// that it differs from `mine`. If it is the same, or the head is damaged, or this replica has found the
+    /// object damaged before, the object is read whole, and quarantined if it is damaged: it would block its
+    /// key.
     async fn sound_payload(
         &self,
         other: &ChunkKey,
+        payload: Option<[u8; 32]>,
         mine: Option<[u8; 32]>,
     ) -> Result<Option<[u8; 32]>, ObjectError> {
         let scope = Scope::new(&other.tenant, &other.model_id);
         let was_broken = self.reads.index().is_gone(scope, other.object_digest);
-        let payload = self.reads.payload_digest(other).await?;
         if payload.is_some() && payload != mine && !was_broken {
             return Ok(payload);
         }

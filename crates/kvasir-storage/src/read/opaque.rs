@@ -4,7 +4,7 @@
 //! Concurrent writers of different bytes leave differing objects for a moment; if one of them ended midway,
 //! until they are collected: then it is unknown which one was acknowledged, and the key is a miss.
 
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use bytes::BytesMut;
 use futures::{Stream, StreamExt, TryStreamExt, future, stream};
@@ -234,9 +234,7 @@ impl Reads {
     /// Whether an object is so old that its writer, acknowledged or not, no longer withdraws it.
     pub(crate) fn is_settled(&self, meta: &ObjectMeta) -> bool {
         let age = self.bucket.now_ms().map(|now| now.saturating_sub(meta.last_modified.timestamp_millis()));
-        age.is_some_and(|age| {
-            age >= i64::try_from(limits::OPAQUE_SETTLED_AFTER.as_millis()).unwrap_or(i64::MAX)
-        })
+        age.is_some_and(|age| age >= i64::try_from(settled_after(meta.size).as_millis()).unwrap_or(i64::MAX))
     }
 
     /// The first of a key's objects, if all have the same payload: writers of the same bytes each write one.
@@ -278,8 +276,28 @@ impl Reads {
     }
 }
 
+/// Age at which no writer withdraws an object of `bytes`. S3 dates one that was sent in parts by the beginning of its
+/// upload.
+fn settled_after(bytes: u64) -> Duration {
+    let is_in_parts = bytes > limits::MULTIPART_PART_BYTES as u64;
+    let upload = if is_in_parts { limits::OPAQUE_PARTS_TIME_MAX } else { Duration::ZERO };
+    limits::OPAQUE_SETTLED_AFTER + upload
+}
+
 /// The stored object of a row.
 fn opaque_chunk(tenant: &Name, name: &SeqHash, row: &IndexRow) -> ChunkKey {
     let (tenant, model_id, object_digest) = (tenant.clone(), ModelId::OPAQUE, row.object_digest);
     ChunkKey { tenant, model_id, seq_hash: *name, object_digest }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_object_that_may_have_been_sent_in_parts_is_settled_later() {
+        let part = limits::MULTIPART_PART_BYTES as u64;
+        assert_eq!(settled_after(part), limits::OPAQUE_SETTLED_AFTER);
+        assert!(settled_after(part + 1) > limits::OPAQUE_PARTS_TIME_MAX);
+    }
 }

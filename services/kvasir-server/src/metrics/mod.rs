@@ -89,6 +89,16 @@ fn unix_seconds() -> i64 {
     (unix_ms() / 1000) as i64
 }
 
+/// A request whose response has not begun. Its client may hang up.
+#[derive(Debug)]
+pub(crate) struct RequestInFlight(IntGauge);
+
+impl Drop for RequestInFlight {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
 impl Metrics {
     pub(crate) fn new() -> Self {
         let registry = Registry::new();
@@ -288,12 +298,13 @@ impl Metrics {
         &self.cluster
     }
 
-    pub(crate) fn request_begins(&self) {
+    /// Counts a request until what is returned is dropped.
+    pub(crate) fn request_begins(&self) -> RequestInFlight {
         self.http_in_flight.inc();
+        RequestInFlight(self.http_in_flight.clone())
     }
 
     pub(crate) fn request_ends(&self, route: &str, method: &str, status: u16, elapsed: Duration) {
-        self.http_in_flight.dec();
         self.http_requests.with_label_values(&[route, method, &status.to_string()]).inc();
         self.http_seconds.with_label_values(&[route]).observe(elapsed.as_secs_f64());
     }

@@ -36,7 +36,7 @@ fn a_rate_limited_refusal_counts_under_both_label_values() {
 #[test]
 fn every_metric_is_documented() {
     let metrics = Metrics::new();
-    metrics.request_begins();
+    drop(metrics.request_begins());
     metrics.request_ends("/livez", "GET", 200, Duration::ZERO);
     metrics.request(StoreOp::Get, RequestOutcome::Ok, 1, Duration::ZERO);
     metrics.event(StoreEvent::Retried);

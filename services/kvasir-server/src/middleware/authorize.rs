@@ -12,7 +12,7 @@ use kvasir_api::{ErrorCode, Problem, Role, required_role};
 
 use crate::{
     api_error::ApiError,
-    audit::AuditedRequest,
+    audit::{AuditedRequest, OpenAudit},
     auth::{AuthFailure, Principal},
     middleware::credential_watch::CredentialWatch,
     state::AppState,
@@ -59,8 +59,8 @@ pub(crate) async fn authorize(State(state): State<AppState>, mut request: Reques
                 return exceeded.into_response();
             }
         };
-    let audited = AuditedRequest::new(&request, route.as_deref().unwrap_or_default(), required)
-        .map(|request| (principal.clone(), request));
+    let audited = AuditedRequest::new(&request, route.as_deref().unwrap_or_default(), required);
+    let audited = OpenAudit::new(&state, &principal, audited);
     let tenant = principal.tenant.clone();
     let watch = watch(&state, &request, &principal);
     request.extensions_mut().insert(principal);
@@ -73,9 +73,7 @@ pub(crate) async fn authorize(State(state): State<AppState>, mut request: Reques
         let was_cut = watch.has_ended() && !response.status().is_success();
         response = if was_cut { unauthenticated(AuthFailure::Invalid) } else { watch.response(response) };
     }
-    if let Some((principal, request)) = audited {
-        request.record(state.audit(), &principal, response.status().as_u16());
-    }
+    audited.end(response.status().as_u16());
     let response = match permit {
         Some(permit) => permit.charge(response),
         None => response,

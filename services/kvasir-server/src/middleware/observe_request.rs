@@ -37,7 +37,7 @@ pub(crate) async fn observe_request(State(state): State<AppState>, request: Requ
         route
     );
     let metrics = state.metrics();
-    metrics.request_begins();
+    let in_flight = metrics.request_begins();
     let answered = AssertUnwindSafe(next.run(request)).catch_unwind().instrument(span.clone());
     let answered = trace::scope(trace, answered).await;
     let mut response = answered.unwrap_or_else(|_| {
@@ -48,6 +48,7 @@ pub(crate) async fn observe_request(State(state): State<AppState>, request: Requ
     response.headers_mut().insert(REQUEST_ID, id);
     let elapsed = start.elapsed();
     let route = response.extensions().get::<RouteLabel>().map_or(route.as_str(), |label| label.0);
+    drop(in_flight);
     metrics.request_ends(route, method, response.status().as_u16(), elapsed);
     span.in_scope(|| tracing::debug!(status = response.status().as_u16(), ?elapsed, "answered"));
     response

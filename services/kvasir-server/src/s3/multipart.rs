@@ -1,6 +1,6 @@
 //! Multipart uploads.
 
-use kvasir_storage::{PartContent, StoredPart};
+use kvasir_storage::{PartContent, PutObject, StoredPart};
 use s3s::{S3Request, S3Result, dto::*, s3_error};
 use uuid::Uuid;
 
@@ -64,9 +64,10 @@ impl Operations {
         let put = objects::listed_put(&principal, &bucket, &key, bytes)?;
         let (storage, upload_id) = (self.state().storage().map_err(S3Failure::from)?, upload(&upload_id)?);
         // Its parts may have been counted by another replica, and count until they are deleted.
-        let _reservation =
+        let reservation =
             quota_reservation::reserve(self.state(), &principal, bytes).await.map_err(S3Failure::from)?;
-        let stored = storage.ingest().complete_parts(upload_id, put.clone(), parts).await;
+        let reserved = PutObject { reservation, ..put.clone() };
+        let stored = storage.ingest().complete_parts(upload_id, reserved, parts).await;
         let stored = stored.map_err(S3Failure::from)?;
         let e_tag = Some(self.etag_of_stored(storage, &put, &stored, is_create).await?);
         let (bucket, key) = (Some(bucket), Some(key));

@@ -70,8 +70,9 @@ impl Operations {
         let storage = self.state().storage().map_err(S3Failure::from)?;
         let mut upload = Upload::new(self.state(), body, &request.headers, request.trailing_headers)?;
         let stored = async {
-            let _reservation = quota_reservation::reserve(self.state(), &principal, bytes).await?;
-            Ok::<_, S3Failure>(storage.ingest().put_object(put.clone(), upload.parts()).await?)
+            let reservation = quota_reservation::reserve(self.state(), &principal, bytes).await?;
+            let put = PutObject { reservation, ..put.clone() };
+            Ok::<_, S3Failure>(storage.ingest().put_object(put, upload.parts()).await?)
         };
         match stored.await {
             Ok(stored) => {
@@ -307,6 +308,7 @@ pub(super) fn listed_put(principal: &Principal, bucket: &str, name: &str, bytes:
         bytes,
         hint: RequestHint::default(),
         listed: true,
+        reservation: None,
     })
 }
 

@@ -37,6 +37,7 @@ async fn plain_bucket() -> Arc<InMemory> {
         bytes: 5,
         hint: RequestHint::default(),
         listed: true,
+        reservation: None,
     };
     storage.ingest().put_object(object, body(b"bytes")).await.expect("stores");
     storage.ingest().put_part(&tenant, Uuid::nil(), 1, 5, body(b"bytes")).await.expect("stores");

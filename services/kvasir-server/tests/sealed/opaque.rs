@@ -19,7 +19,7 @@ async fn opaque_objects_are_sealed_with_their_keys() {
         let (tenant, namespace, key) =
             (name("default"), name("n"), "canary of the key".parse().expect("a key"));
         let (length, hint) = (bytes.len() as u64, RequestHint::default());
-        let put = PutObject { tenant, namespace, key, bytes: length, hint, listed: true };
+        let put = PutObject { tenant, namespace, key, bytes: length, hint, listed: true, reservation: None };
         storage.ingest().put_object(put, body(bytes)).await
     };
     let get = async |storage: &Arc<Storage>| {

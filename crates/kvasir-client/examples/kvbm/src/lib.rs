@@ -17,6 +17,8 @@ use kvbm_physical::transfer::PhysicalLayout;
 
 /// Most objects per request.
 const BATCH: usize = 256;
+/// Most bytes per request that stores: they are copied.
+const BATCH_BYTES: usize = 64 << 20;
 
 type Outcomes = Vec<Result<SequenceHash, SequenceHash>>;
 
@@ -113,6 +115,13 @@ fn parts(layout: &PhysicalLayout, block: BlockId) -> Result<Vec<Part>, String> {
         .collect()
 }
 
+/// Blocks per request that stores, of at most [`BATCH_BYTES`] together: all blocks of a layout have as many.
+fn blocks_per_store(blocks: &[(SequenceHash, BlockId)], layout: &PhysicalLayout) -> usize {
+    let first = blocks.first().and_then(|(_, block)| parts(layout, *block).ok());
+    let bytes = first.map_or(0, |parts| parts.iter().map(|part| part.bytes).sum::<usize>());
+    (BATCH_BYTES / bytes.max(1)).clamp(1, BATCH)
+}
+
 /// The results of blocks for KVBM; a failure applies to all of them, and is logged.
 fn outcomes(blocks: &[(SequenceHash, BlockId)], done: Result<Vec<bool>, String>) -> Outcomes {
     let done = done.unwrap_or_else(|error| {
@@ -171,7 +180,7 @@ impl ObjectBlockOps for KvasirBlocks {
         let put = async move {
             let blocks: Vec<_> = hashes.into_iter().zip(block_ids).collect();
             let mut all = Vec::with_capacity(blocks.len());
-            for batch in blocks.chunks(BATCH) {
+            for batch in blocks.chunks(blocks_per_store(&blocks, &layout)) {
                 all.extend(outcomes(batch, this.put(batch, &layout).await));
             }
             all

@@ -52,7 +52,12 @@ async fn read_within(room: &Semaphore, body: Body, limit: usize) -> Result<Bytes
 
 /// A JSON body.
 pub(super) async fn json<T: DeserializeOwned>(body: Body) -> Result<T, ApiError> {
-    let bytes = read(body, limits::JSON_BYTES_MAX).await?;
+    json_within(body, limits::JSON_BYTES_MAX).await
+}
+
+/// A JSON body of at most `limit` bytes.
+pub(super) async fn json_within<T: DeserializeOwned>(body: Body, limit: usize) -> Result<T, ApiError> {
+    let bytes = read(body, limit).await?;
     serde_json::from_slice(&bytes)
         .map_err(|e| ApiError::bad_request(format!("the body is not valid JSON for this route: {e}")))
 }

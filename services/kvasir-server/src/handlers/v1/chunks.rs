@@ -43,8 +43,8 @@ pub(in crate::handlers) async fn put(
         namespace: hint::namespace(&headers)?,
         hint: hint::parse(state.cluster(), &headers)?,
         announced: hint::announced(&headers)?,
+        reservation: quota_reservation::reserve_body(&state, &principal, &headers).await?,
     };
-    let _reservation = quota_reservation::reserve_body(&state, &principal, &headers).await?;
     let mut upload = body::upload(&state, request_body);
     match storage.ingest().put_chunk(put, &mut upload).await {
         Ok(stored) => {

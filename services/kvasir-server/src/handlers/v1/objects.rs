@@ -16,7 +16,7 @@ use kvasir_storage::{ByteRange, ChunkError, ObjectRead, OpaqueObject, PutObject}
 use kvasir_types::{Name, ObjectKey};
 
 use super::{body, conditional, hint, path::id};
-use crate::{api_error::ApiError, auth::Principal, quota_reservation, state::AppState};
+use crate::{api_error::ApiError, auth::Principal, limits, quota_reservation, state::AppState};
 
 const MEDIA_BYTES: &str = "application/octet-stream";
 
@@ -44,9 +44,9 @@ pub(in crate::handlers) async fn put(
     };
     let bytes = body::declared_length(&headers).ok_or_else(no_length)?;
     let (tenant, hint) = (principal.tenant.clone(), hint::parse(state.cluster(), &headers)?);
-    let _reservation = quota_reservation::reserve(&state, &principal, bytes).await?;
+    let reservation = quota_reservation::reserve(&state, &principal, bytes).await?;
     let mut upload = body::upload(&state, request_body);
-    let put = PutObject { tenant, namespace, key, bytes, hint, listed: false };
+    let put = PutObject { tenant, namespace, key, bytes, hint, listed: false, reservation };
     match storage.ingest().put_object(put, &mut upload).await {
         Ok(stored) => {
             state.metrics().object_stored(&stored);
@@ -131,7 +131,7 @@ pub(in crate::handlers) async fn lookup(
     let storage = state.caught_up_storage().await?;
     let (namespace, hint): (Name, _) =
         (id("namespace", &namespace)?, hint::parse(state.cluster(), &headers)?);
-    let ObjectsLookup { keys, gaps } = body::json(request_body).await?;
+    let ObjectsLookup { keys, gaps } = body::json_within(request_body, limits::KEYS_BYTES_MAX).await?;
     check_count(&keys)?;
     let (reads, parallel) = (storage.reads(), storage.settings().lookup_parallel);
     let info = |object: OpaqueObject| ObjectInfo { bytes: object.bytes() };
@@ -159,7 +159,7 @@ pub(in crate::handlers) async fn explain(
 ) -> Result<Json<ExplainObjectsResponse>, ApiError> {
     let storage = state.caught_up_storage().await?;
     let namespace: Name = id("namespace", &namespace)?;
-    let ObjectsRequest { keys } = body::json(request_body).await?;
+    let ObjectsRequest { keys } = body::json_within(request_body, limits::KEYS_BYTES_MAX).await?;
     check_count(&keys)?;
     Ok(Json(storage.explain_objects(&principal.tenant, &namespace, &keys).await?))
 }
@@ -180,7 +180,7 @@ pub(in crate::handlers) async fn read(
     let storage = state.caught_up_storage().await?;
     let (namespace, hint): (Name, _) =
         (id("namespace", &namespace)?, hint::parse(state.cluster(), &headers)?);
-    let ObjectsRequest { keys } = body::json(request_body).await?;
+    let ObjectsRequest { keys } = body::json_within(request_body, limits::KEYS_BYTES_MAX).await?;
     check_count(&keys)?;
     let parallel = storage.settings().lookup_parallel.max(1);
     let found = storage.reads().opaque_run(&principal.tenant, &namespace, &keys, parallel, &hint).await?;

@@ -49,7 +49,7 @@ pub(in crate::handlers) async fn write(
             let permit =
                 Arc::clone(&at_once).acquire_owned().await.map_err(|error| ApiError::internal(&error))?;
             let (tenant, namespace, hint) = (principal.tenant.clone(), namespace.clone(), hint.clone());
-            let put = PutObject { tenant, namespace, key, bytes, hint, listed: false };
+            let put = PutObject { tenant, namespace, key, bytes, hint, listed: false, reservation: None };
             let (mut sender, parts) = mpsc::channel(0);
             let (state, principal) = (state.clone(), principal.clone());
             storing.push(tokio::spawn(carry(async move {
@@ -88,10 +88,10 @@ pub(in crate::handlers) async fn write(
 async fn store(
     state: &AppState,
     principal: &Principal,
-    put: PutObject,
+    mut put: PutObject,
     parts: impl Stream<Item = Result<Bytes, axum::Error>> + Send,
 ) -> Result<StoredObject, ApiError> {
-    let _reservation = quota_reservation::reserve(state, principal, put.bytes).await?;
+    put.reservation = quota_reservation::reserve(state, principal, put.bytes).await?;
     let stored = state.storage()?.ingest().put_object(put, parts).await?;
     state.metrics().object_stored(&stored);
     Ok(stored)
