@@ -115,7 +115,8 @@ impl OpenAudit {
 
 impl Drop for OpenAudit {
     fn drop(&mut self) {
-        self.record(limits::STATUS_ABANDONED);
+        // A panic is answered with 500, further out.
+        self.record(if std::thread::panicking() { 500 } else { limits::STATUS_ABANDONED });
     }
 }
 

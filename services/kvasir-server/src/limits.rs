@@ -22,8 +22,8 @@ pub(crate) const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(15);
 pub(crate) const IDLE_MAX: Duration = Duration::from_secs(120);
 /// How long a sender may pause within a body.
 pub(crate) const BODY_STALL_MAX: Duration = Duration::from_secs(30);
-/// How long a client may take nothing of a response that has something for it: 1 MiB at 17 kB/s.
-pub(crate) const RESPONSE_STALL_MAX: Duration = Duration::from_secs(60);
+/// How long a client may take for what was handed over of a response that has more: 4 MiB at 17 kB/s.
+pub(crate) const RESPONSE_STALL_MAX: Duration = Duration::from_secs(240);
 /// Minimum average rate of a body, after such a pause: slower than any link worth sending KV caches over.
 pub(crate) const BODY_BYTES_PER_SECOND_MIN: u64 = 1 << 10;
 /// Bytes of path and query: enough for 256 ranges of sections, or 32 labels.

@@ -9,8 +9,8 @@ use uuid::Uuid;
 
 use crate::{api_error::ApiError, auth::Principal, state::AppState};
 
-/// Reserves quota for one object of `bytes`, until the reservation is dropped. Writes that go on without their
-/// client keep it. A tenant without a limit needs none.
+/// Reserves quota for one object of `bytes`, until the reservation is dropped. Writes of bodies that go on without
+/// their client keep it. A tenant without a limit needs none.
 ///
 /// # Errors
 /// `storage_quota`.

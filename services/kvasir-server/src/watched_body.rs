@@ -24,8 +24,9 @@ pub(crate) struct WatchedBody {
 
 #[derive(Debug)]
 struct WatchedState {
-    /// `None` once it was dropped.
+    /// `None` once it has ended or was dropped.
     body: Option<Body>,
+    has_ended: bool,
     /// Since when the client may take the next part; `None` while the client waits for it.
     since: Option<Instant>,
 }
@@ -34,7 +35,11 @@ impl WatchedBody {
     /// Must be called in a runtime.
     pub(crate) fn new(body: Body) -> Self {
         let has_more = !body.is_end_stream();
-        let state = Arc::new(Mutex::new(WatchedState { body: Some(body), since: Some(Instant::now()) }));
+        let state = Arc::new(Mutex::new(WatchedState {
+            body: Some(body),
+            has_ended: false,
+            since: Some(Instant::now()),
+        }));
         let watched = Arc::downgrade(&state);
         let watcher = has_more.then(|| tokio::spawn(watch(watched)).abort_handle());
         Self { state, watcher }
@@ -65,6 +70,9 @@ impl HttpBody for WatchedBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let mut state = self.state.lock();
+        if state.has_ended {
+            return Poll::Ready(None);
+        }
         let Some(body) = &mut state.body else {
             return Poll::Ready(Some(Err(axum::Error::new(
                 "the client took nothing of the response for too long",
@@ -72,11 +80,15 @@ impl HttpBody for WatchedBody {
         };
         let polled = Pin::new(body).poll_frame(cx);
         state.since = polled.is_ready().then(Instant::now);
+        if matches!(polled, Poll::Ready(None)) {
+            (state.body, state.has_ended) = (None, true);
+        }
         polled
     }
 
     fn is_end_stream(&self) -> bool {
-        self.state.lock().body.as_ref().is_some_and(HttpBody::is_end_stream)
+        let state = self.state.lock();
+        state.has_ended || state.body.as_ref().is_some_and(HttpBody::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -136,5 +148,7 @@ mod tests {
         }
         drop(parts);
         assert!(next(&mut body).await.is_none());
+        seconds_pass().await;
+        assert!(body.is_end_stream() && next(&mut body).await.is_none());
     }
 }

@@ -224,6 +224,14 @@ impl PrefixIndex {
         self.rows.insert((scope, row.object_digest), Arc::clone(row));
     }
 
+    /// Like [`note_row`](Self::note_row), unless the object is known to be gone.
+    pub(crate) fn note_row_unless_gone(&self, scope: Scope, row: &Arc<IndexRow>) {
+        let _turning = self.turning.lock();
+        if !self.is_gone(scope, row.object_digest) {
+            self.note_row(scope, row);
+        }
+    }
+
     pub(crate) fn entry(&self, scope: Scope, object: ObjectDigest) -> Option<Arc<IndexEntry>> {
         self.entries.get(&(scope, object))
     }

@@ -174,6 +174,8 @@ impl Ingest {
         let storing = tokio::spawn(carry(async move {
             let stored = this.commit(&mut upload).await;
             let is_stored = stored.is_ok();
+            // It is in the ledger now, and its writer may send the next one at once.
+            upload.put.reservation = None;
             // The caller may be gone.
             let _ = ack.send(stored);
             if is_stored && let Err(error) = this.offer_base(upload).await {

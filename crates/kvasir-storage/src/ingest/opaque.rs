@@ -227,7 +227,10 @@ impl Ingest {
             match if stays { self.kept_payload(scope, &there).await? } else { None } {
                 Some(kept) if Some(kept) != payload => return Ok(Found::Other),
                 Some(_) => match self.settle(&there, payload).await? {
-                    Standing::Alone { .. } => return Ok(Found::Same(there.object_digest)),
+                    Standing::Alone { before, .. } => {
+                        self.index_equal(scope, &there, before).await;
+                        return Ok(Found::Same(there.object_digest));
+                    }
                     Standing::Contested => return Ok(Found::Other),
                     Standing::Removed => {}
                 },
@@ -260,8 +263,8 @@ impl Ingest {
         Ok(())
     }
 
-    /// Adds another object with the same payload to the index, so that this replica names the same one of
-    /// them as the others do: the smallest.
+    /// Adds an object that stays, with the payload of a PUT, to the index: this replica finds it from now on,
+    /// and names the same one of several as the others do, the smallest.
     async fn index_equal(&self, scope: Scope, other: &ChunkKey, before: u64) {
         if let Ok(entry) = self.reads.entry(other).await {
             self.reads.index().insert_listed(scope, &entry, before);

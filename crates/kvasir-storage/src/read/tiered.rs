@@ -13,7 +13,7 @@ use super::Reads;
 use crate::{
     error::{ChunkError, ChunkMismatch},
     hot::{FrameKey, HotCache, HotContext, HotObject, RangeReader, RequestHint},
-    index::{Scope, Walk},
+    index::{IndexEntry, Scope, Walk},
     limits,
     object_read::{ByteRange, ObjectRead},
 };
@@ -62,7 +62,7 @@ impl Reads {
     }
 
     /// A head from the hot tier or the store, verified. Frames on disk outlive what this replica remembers of
-    /// removals, so for an object that the index does not know, the store is asked.
+    /// removals, so for an object of which this process remembers no row, the store is asked.
     pub(crate) async fn head(&self, key: &ChunkKey) -> Result<Head, ChunkError> {
         let scope = Scope::new(&key.tenant, &key.model_id);
         let is_known = self.index.row(scope, key.object_digest).is_some()
@@ -75,7 +75,13 @@ impl Reads {
         {
             return Ok(head);
         }
-        self.read_head(key).await
+        let head = self.read_head(key).await?;
+        if self.tier.is_some() {
+            // It is known from now on: the next read does not ask the store.
+            let entry = IndexEntry::of_head(&head, key.object_digest);
+            self.index.note_row_unless_gone(scope, &entry.row);
+        }
+        Ok(head)
     }
 
     /// Counts and drops the object that an error reports as corrupt in the store.

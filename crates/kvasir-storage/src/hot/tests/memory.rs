@@ -36,7 +36,7 @@ async fn slow_readers_hold_no_more_than_the_tiers_memory_and_all_get_their_bytes
         bench.settled().await;
         let memory = bench.tier.memory();
         assert!(memory.peak() <= ram_bytes, "{} of {ram_bytes}", memory.peak());
-        // With everybody gone, what is kept is all that is paid for, each frame in whole steps of 64 KiB.
+        // With everybody gone, what is kept is all that is paid for, each frame rounded up by less than 64 KiB.
         let kept = bench.tier.usage();
         let rounded = kept.ram_bytes..=kept.ram_bytes + ((kept.ram_frames as u64) << 16);
         assert!(rounded.contains(&memory.used()), "{} of {rounded:?}", memory.used());
