@@ -338,6 +338,25 @@ async fn a_pin_outlives_a_change_that_is_refused_after_a_pass() {
     assert_eq!(collect(&storage, &all_expired()).await.expired, 3, "of four chunks");
 }
 
+/// A collector passes while a change to other chunks waits to be refused: what the version before pins stays.
+#[tokio::test]
+async fn a_change_that_is_refused_lets_go_of_nothing() {
+    let backend = Backend::memory();
+    let storage = backend.replica().await;
+    let contexts = expired_chunks(&storage, 190).await;
+    let (first, second) = (contexts[0].1.seq_hash, contexts[1].1.seq_hash);
+    let context_id = pin(&storage, first).await.expect("pins").context_id;
+    let change = ContextChange { chunks: Some(vec![second]), ..ContextChange::default() };
+    storage.contexts().update(&tenant(), context_id, change).await.expect("changes");
+    let policy = GcPolicy { grace: Duration::from_secs(900), ..all_expired() };
+    assert_eq!(collect(&storage, &policy).await.expired, 2, "of four chunks");
+    // As a writer does whose change is refused.
+    let record = Key::Context { tenant: tenant(), context_id, version: 2 };
+    storage.store().objects().delete(&storage.store().layout().path(&record)).await.expect("withdraws");
+    assert_eq!(pinned(&storage).await, [first]);
+    assert_eq!(matched(&backend.replica().await, &contexts[0].0).await, 64);
+}
+
 #[tokio::test]
 async fn a_damaged_context_holds_its_tenants_chunks_and_stops_nobody() {
     let backend = Backend::memory();

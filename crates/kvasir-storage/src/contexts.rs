@@ -42,6 +42,12 @@ impl StoredContext {
     pub(crate) fn is_over(&self, now_ms: u64) -> bool {
         self.deleted || self.context.expires_at_ms.is_some_and(|end| end <= now_ms)
     }
+
+    /// The same without its chunks, which may be many.
+    pub(crate) fn without_chunks(&self) -> Self {
+        let context = Context { chunks: Vec::new(), ..self.context.clone() };
+        Self { context, deleted: self.deleted }
+    }
 }
 
 /// Named contexts of all tenants.

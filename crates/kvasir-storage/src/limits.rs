@@ -263,7 +263,7 @@ pub const EVENTS_KEPT_BYTES: usize = 16 << 20;
 /// Events passed to a reader at once.
 pub const EVENTS_BATCH: usize = 64;
 /// Events that a reader reconnecting to another replica gets again, at least: those within this time of its
-/// last one.
+/// last one, beyond the time that replicas take to hear of each other's events. Their clocks may differ by as much.
 pub const EVENTS_OVERLAP: Duration = Duration::from_secs(10);
 /// Contexts read concurrently for a page.
 pub const CONTEXTS_PARALLEL: usize = 16;

@@ -47,6 +47,11 @@ impl JournalSync {
         self.interval.max(shared.min(limits::JOURNAL_SHARED_INTERVAL_MAX))
     }
 
+    /// The longest time until another replica has an event of this one: it is written and read, each at most an interval later.
+    pub(crate) fn lag_max(&self, members: usize) -> Duration {
+        self.interval(members).saturating_mul(9) / 4
+    }
+
     /// Age of the last read at which a lookup reads first: more than the interval with its jitter and a read.
     fn age_max(&self, members: usize) -> Duration {
         limits::JOURNAL_AGE_MAX.max(self.interval(members).mul_f64(1.25)).min(limits::JOURNAL_AGE_MAX * 2)

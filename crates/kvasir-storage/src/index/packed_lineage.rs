@@ -53,7 +53,10 @@ impl LineageRun {
 
     /// The chunks from a depth on, if the run covers it, each with whether its children are next to it.
     pub(super) fn from(&self, depth: u32) -> impl Iterator<Item = (IndexRow, bool)> {
-        let (mut rest, mut before) = (&self.bytes[..], None);
+        let skipped = depth.checked_sub(self.first).unwrap_or(self.count);
+        // Nothing is unpacked for a walk behind the run, which asks at each step.
+        let bytes: &[u8] = if skipped < self.count { &self.bytes } else { &[] };
+        let (mut rest, mut before) = (bytes, None);
         let rows = std::iter::from_fn(move || {
             let (&continues, packed) = rest.split_first()?;
             rest = packed;
@@ -61,7 +64,6 @@ impl LineageRun {
             before = Some(row.profile_hash);
             Some((row, continues != 0))
         });
-        let skipped = depth.checked_sub(self.first).unwrap_or(self.count);
         rows.skip(skipped as usize)
     }
 }

@@ -1,6 +1,6 @@
 //! The event log: the latest events, bounded, and positions in it.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use kvasir_api::Event;
 use parking_lot::Mutex;
@@ -89,7 +89,8 @@ impl EventLog {
     }
 
     /// The position after a reader's last event. `None` if events in between were dropped, or may have been.
-    pub fn after(&self, id: &str) -> Option<LogPosition> {
+    /// `lag` is the longest time after which a replica hears of another's event.
+    pub fn after(&self, id: &str, lag: Duration) -> Option<LogPosition> {
         let mut parts = id.splitn(3, '-');
         let millis: u64 = parts.next()?.parse().ok()?;
         let (replica_tag, number) = (parts.next()?, parts.next()?.parse::<u64>().ok()?);
@@ -100,7 +101,8 @@ impl EventLog {
             return (first..=end).contains(&number.saturating_add(1)).then(|| LogPosition(number + 1));
         }
         // Another replica's event: start well before it, if those events are still here.
-        let from = millis.saturating_sub(limits::EVENTS_OVERLAP.as_millis() as u64);
+        let overlap = limits::EVENTS_OVERLAP.saturating_add(lag).as_millis();
+        let from = millis.saturating_sub(u64::try_from(overlap).unwrap_or(u64::MAX));
         let kept = state.events.iter().skip(usize::try_from(first - state.first).unwrap_or(usize::MAX));
         let skipped = kept.take_while(|(event, _)| event.timestamp_ms < from).count();
         (skipped > 0).then(|| LogPosition(first + skipped as u64))
@@ -148,17 +150,24 @@ mod tests {
             events[0].event_id.clone()
         };
         let heard = last_id();
-        assert_eq!(log.after(&heard), Some(log.end()));
+        assert_eq!(log.after(&heard, Duration::ZERO), Some(log.end()));
         log.set_complete(false);
         log.push(event(20_000, 1));
         let (alone, of_other) = (last_id(), "90000-other-7");
-        assert_eq!((log.after(&heard), log.after(&alone), log.after(of_other)), (None, None, None));
+        assert_eq!(
+            (
+                log.after(&heard, Duration::ZERO),
+                log.after(&alone, Duration::ZERO),
+                log.after(of_other, Duration::ZERO)
+            ),
+            (None, None, None)
+        );
         log.set_complete(true);
-        assert_eq!((log.after(&heard), log.after(of_other)), (None, None));
-        assert_eq!(log.after(&alone), Some(log.end()), "nothing was missed since");
+        assert_eq!((log.after(&heard, Duration::ZERO), log.after(of_other, Duration::ZERO)), (None, None));
+        assert_eq!(log.after(&alone, Duration::ZERO), Some(log.end()), "nothing was missed since");
         log.push(event(30_000, 1));
         log.set_complete(true);
-        assert_eq!(log.after(of_other), Some(log.end()));
+        assert_eq!(log.after(of_other, Duration::ZERO), Some(log.end()));
     }
 
     fn event(timestamp_ms: u64, blocks: usize) -> Event {
@@ -201,7 +210,7 @@ mod tests {
         }
         let first = ids(log.read(&mut place));
         assert_eq!(first.len(), limits::EVENTS_BATCH);
-        let mut again = log.after(&first[9]).expect("there");
+        let mut again = log.after(&first[9], Duration::ZERO).expect("there");
         assert_eq!(ids(log.read(&mut again))[0], first[10]);
         assert_eq!(ids(log.read(&mut place)).len(), 100 - limits::EVENTS_BATCH);
         for bad in [
@@ -211,8 +220,17 @@ mod tests {
             &format!("1-{}-100", log.replica_tag),
             &format!("1-{}-18446744073709551615", log.replica_tag),
         ] {
-            assert_eq!(log.after(bad), None, "{bad}");
+            assert_eq!(log.after(bad, Duration::ZERO), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn what_another_replica_had_not_heard_of_yet_is_told() {
+        let log = EventLog::new("b");
+        [10_000, 40_000, 66_000].into_iter().for_each(|at| log.push(event(at, 1)));
+        // The other one told an event of 65 s before it read the batch with that of 40 s.
+        let mut place = log.after("65000-other-7", Duration::from_secs(28)).expect("the log reaches back");
+        assert_eq!(ids(log.read(&mut place)).len(), 2);
     }
 
     #[test]
@@ -221,11 +239,11 @@ mod tests {
         old.push(event(60_000, 1));
         let mut place = LogPosition(0);
         let last = ids(old.read(&mut place)).remove(0);
-        assert_eq!(new.after(&last), None, "an empty log cannot say what was missed");
+        assert_eq!(new.after(&last, Duration::ZERO), None, "an empty log cannot say what was missed");
         for at in [30_000, 55_000, 61_000] {
             new.push(event(at, 1));
         }
-        let mut place = new.after(&last).expect("the log reaches back");
+        let mut place = new.after(&last, Duration::ZERO).expect("the log reaches back");
         assert_eq!(ids(new.read(&mut place)).len(), 2, "within the overlap and after it");
     }
 

@@ -130,7 +130,8 @@ pub(super) fn walk(
             cursors.get(&at).map_or([Some(RowPosition::under(root)), None], |cursor| cursor.children);
         let [Some(first), second] = positions else { continue };
         if search == Search::Fast && !only_children.contains_key(&at) {
-            only_children = only_children_from(index, scope, first, at, blocks, usable)?;
+            // Beside those of other chains: contexts that are cut in two ways take turns.
+            only_children.extend(only_children_from(index, scope, first, at, blocks, usable)?);
         }
         let only_child = only_children.remove(&at);
         let is_only = only_child.is_some();

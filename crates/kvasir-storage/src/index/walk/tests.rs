@@ -301,6 +301,23 @@ fn seeks_do_not_grow_with_the_number_of_siblings() {
 }
 
 #[test]
+fn a_context_that_is_cut_in_two_ways_is_a_few_seeks() {
+    let (index, seeks) = counting();
+    let tokens: Vec<u32> = (0..400 * 16).collect();
+    for first in [16, 32] {
+        index.insert(&row(&tokens, 0, first, 1));
+        for start in (first..=tokens.len() - 32).step_by(32) {
+            index.insert(&row(&tokens, start, start + 32, 1));
+        }
+    }
+    let chain = TokenChain::new(ROOT.into(), &tokens);
+    seeks();
+    assert_eq!(index.walk(chain.blocks()).whole_blocks, 400);
+    let seeks = seeks();
+    assert!(seeks <= 40, "{seeks}");
+}
+
+#[test]
 fn a_long_context_is_a_few_seeks_and_a_scan() {
     let (index, seeks) = counting();
     // Conversations that share their first chunk; and one that is alone.

@@ -16,14 +16,17 @@ use crate::{index::Scope, limits, removal::Removal};
 pub(super) struct CapacityPlan {
     objects: Vec<(ChunkKey, u64, StoreTime)>,
     excluded: HashSet<ObjectDigest>,
-    /// Bytes of all listed objects, with or without tombstones.
-    bytes: u64,
+    /// Bytes of all listed objects of each tenant, recorded or not.
+    held: BTreeMap<Name, u64>,
 }
 
 impl CapacityPlan {
     /// Adds a listed object.
     pub(super) fn observe(&mut self, key: &ChunkKey, meta: &ObjectMeta) {
-        self.bytes += meta.size;
+        match self.held.get_mut(&key.tenant) {
+            Some(held) => *held += meta.size,
+            None => drop(self.held.insert(key.tenant.clone(), meta.size)),
+        }
         if self.objects.len() < limits::COLD_OBJECTS_MAX {
             self.objects.push((key.clone(), meta.size, StoreTime::of(meta)));
         }
@@ -33,6 +36,19 @@ impl CapacityPlan {
     pub(super) fn exclude(&mut self, object: ObjectDigest) {
         self.excluded.insert(object);
     }
+
+    /// The bytes that every tenant may keep; `None` if everything fits. Objects that were not recorded count
+    /// for their owners.
+    fn level(&mut self, capacity: u64) -> Option<u64> {
+        let leaving = self.objects.iter().filter(|(key, ..)| self.excluded.contains(&key.object_digest));
+        for (key, bytes, _) in leaving {
+            if let Some(held) = self.held.get_mut(&key.tenant) {
+                *held = held.saturating_sub(*bytes);
+            }
+        }
+        let is_full = self.held.values().sum::<u64>() > capacity;
+        is_full.then(|| water_level(self.held.values().copied().collect(), capacity))
+    }
 }
 
 impl Lifecycle {
@@ -40,16 +56,11 @@ impl Lifecycle {
     pub(super) async fn evict_to_capacity(
         &self,
         pass: &mut GcPass<'_>,
-        plan: CapacityPlan,
+        mut plan: CapacityPlan,
     ) -> Result<(), StoreError> {
         let Some(capacity) = pass.policy.capacity_bytes else { return Ok(()) };
-        let CapacityPlan { objects, excluded, bytes, .. } = plan;
-        let leaving: u64 =
-            objects.iter().filter(|(key, ..)| excluded.contains(&key.object_digest)).map(|o| o.1).sum();
-        let staying = bytes - leaving;
-        if staying <= capacity {
-            return Ok(());
-        }
+        let Some(level) = plan.level(capacity) else { return Ok(()) };
+        let CapacityPlan { objects, excluded, held } = plan;
         let numbered: HashMap<(Scope, SeqHash), u32> = objects
             .iter()
             .enumerate()
@@ -91,25 +102,21 @@ impl Lifecycle {
                 }
             })
             .collect();
-        let mut tenants: BTreeMap<&Name, Holding> = BTreeMap::new();
-        for (key, bytes, _) in objects.iter().filter(|(key, ..)| !excluded.contains(&key.object_digest)) {
-            tenants.entry(&key.tenant).or_default().bytes += bytes;
-        }
+        let mut tenants: BTreeMap<&Name, Vec<ColdObject<u32>>> = BTreeMap::new();
         for candidate in candidates {
             let Some((key, ..)) = objects.get(candidate.key as usize) else { continue };
-            tenants.entry(&key.tenant).or_default().candidates.push(candidate);
+            tenants.entry(&key.tenant).or_default().push(candidate);
         }
-        // Objects that were not recorded stay, and leave less for every tenant.
-        let noted: u64 = tenants.values().map(|holding| holding.bytes).sum();
-        let level = water_level(
-            tenants.values().map(|holding| holding.bytes).collect(),
-            capacity.saturating_sub(staying.saturating_sub(noted)),
-        );
-        for holding in tenants.into_values().filter(|holding| holding.bytes > level) {
-            let candidate_bytes: u64 = holding.candidates.iter().map(|object| object.bytes).sum();
-            // Pinned objects leave less for the rest of their tenant, and for no other tenant.
-            let allowed = level.saturating_sub(holding.bytes - candidate_bytes);
-            for victim in victims(pass.policy.eviction, allowed, &holding.candidates, pass.now.moment()) {
+        for (tenant, candidates) in tenants {
+            let holding = held.get(tenant).copied().unwrap_or(0);
+            if holding <= level {
+                continue;
+            }
+            let candidate_bytes: u64 = candidates.iter().map(|object| object.bytes).sum();
+            // Pinned objects, and those that were not recorded, leave less for the rest of their tenant, and for
+            // no other tenant.
+            let allowed = level.saturating_sub(holding.saturating_sub(candidate_bytes));
+            for victim in victims(pass.policy.eviction, allowed, &candidates, pass.now.moment()) {
                 let Some((key, bytes, _)) = objects.get(victim as usize) else { continue };
                 pass.report.evicted += 1;
                 pass.report.evicted_bytes += bytes;
@@ -118,13 +125,6 @@ impl Lifecycle {
         }
         Ok(())
     }
-}
-
-/// A tenant's objects, and those that may be evicted.
-#[derive(Default)]
-struct Holding {
-    bytes: u64,
-    candidates: Vec<ColdObject<u32>>,
 }
 
 /// The bytes that every tenant may keep, so that together they fit `capacity`: an equal share, and more as
@@ -157,6 +157,21 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    /// A tenant of which nothing was recorded takes nothing from a small one of which all was.
+    #[test]
+    fn what_is_not_recorded_counts_for_its_owner() {
+        let (small, large): (Name, Name) = ("a".parse().expect("a name"), "z".parse().expect("a name"));
+        let (seq_hash, object_digest) = ([2; 32].into(), [3; 32].into());
+        let key = ChunkKey { tenant: small.clone(), model_id: [1; 32].into(), seq_hash, object_digest };
+        let mut plan = CapacityPlan {
+            objects: vec![(key, 10, StoreTime(0))],
+            held: [(small, 10), (large, 1_000)].into(),
+            ..CapacityPlan::default()
+        };
+        assert_eq!(plan.level(100), Some(90));
+        assert_eq!(plan.level(1_010), None);
+    }
 
     proptest! {
         /// Everything fits, no space remains that a tenant could have kept, and no tenant below an equal

@@ -87,9 +87,11 @@ impl Lifecycle {
             .get_mut(tenant)
             .map(|before| std::mem::take(&mut before.read))
             .unwrap_or_default();
-        let mut of_tenant = TenantContexts::default();
+        // Pins of versions that are not read again. A copy: if this fails, those known before still hold.
+        let pinned = pass.contexts.0.get(tenant).map(|before| before.pinned.clone()).unwrap_or_default();
+        let mut of_tenant = TenantContexts { pinned, ..TenantContexts::default() };
         for (context_id, versions) in contexts {
-            let newest = self.newest_context(tenant, context_id, &versions, &before).await;
+            let newest = self.newest_context(tenant, context_id, &versions, u64::MAX, &before).await;
             let (newest, meta, stored) = match newest {
                 Ok(Some(found)) => found,
                 Ok(None) => continue,
@@ -100,15 +102,37 @@ impl Lifecycle {
                     continue;
                 }
             };
-            let over = stored.is_over(u64::try_from(pass.now.0).unwrap_or(0));
-            if stored.context.pinned && !over {
-                let context = &stored.context;
-                of_tenant.pinned.extend(context.chunks.iter().map(|c| (context.model_id, *c)));
+            let now_ms = u64::try_from(pass.now.0).unwrap_or(0);
+            let over = stored.is_over(now_ms);
+            // A pin may still be refused and withdrawn. Then the version before it is in force again: both hold.
+            let (now, grace) = (pass.now, pass.policy.grace);
+            let is_settled =
+                |meta: &ObjectMeta, stored: &StoredContext| !stored.context.pinned || now.age(meta) >= grace;
+            let is_newest_settled = is_settled(meta, &stored);
+            let mut in_force = Some((newest, meta, stored));
+            while let Some((version, meta, stored)) = in_force.take() {
+                if stored.context.pinned && !stored.is_over(now_ms) {
+                    let context = &stored.context;
+                    of_tenant.pinned.extend(context.chunks.iter().map(|c| (context.model_id, *c)));
+                }
+                let last = version.checked_sub(1).filter(|_| !is_settled(meta, &stored));
+                if let Some(last) = last {
+                    match self.newest_context(tenant, context_id, &versions, last, &before).await {
+                        Ok(older) => in_force = older,
+                        Err(error) => {
+                            tracing::warn!(%error, %tenant, %context_id,
+                                "a version of a context cannot be read; until it is readable or superseded, none of its tenant's chunks expire or are evicted");
+                            of_tenant.unreadable += 1;
+                        }
+                    }
+                }
+                of_tenant
+                    .read
+                    .insert(meta.location.clone(), (StoreTime::of(meta), Arc::new(stored.without_chunks())));
             }
-            of_tenant.read.insert(meta.location.clone(), (StoreTime::of(meta), stored));
             // Older versions stay readable for a while, and in force while the newest may still be withdrawn. The last one is
             // deleted once it records the end of the context, and none before it is left that would bring it back.
-            let is_superseded = over || pass.now.age(meta) >= pass.policy.grace;
+            let is_superseded = over && is_newest_settled || pass.now.age(meta) >= pass.policy.grace;
             let mut is_older_left = false;
             for (version, meta) in &versions {
                 let is_unneeded = if *version < newest { is_superseded } else { over && !is_older_left };
@@ -125,15 +149,17 @@ impl Lifecycle {
         Ok(of_tenant)
     }
 
-    /// The newest existing version of a context, and its number. A listed one may have been withdrawn since.
+    /// The newest existing version of a context up to `last`, and its number. A listed one may have been
+    /// withdrawn since.
     async fn newest_context<'a>(
         &self,
         tenant: &Name,
         context_id: Uuid,
         versions: &'a BTreeMap<u64, ObjectMeta>,
+        last: u64,
         before: &HashMap<Path, (StoreTime, Arc<StoredContext>)>,
     ) -> Result<Option<(u64, &'a ObjectMeta, Arc<StoredContext>)>, StoreError> {
-        for (version, meta) in versions.iter().rev() {
+        for (version, meta) in versions.range(..=last).rev() {
             let known = before.get(&meta.location).filter(|(date, _)| *date == StoreTime::of(meta));
             if let Some((_, stored)) = known {
                 return Ok(Some((*version, meta, Arc::clone(stored))));

@@ -49,10 +49,10 @@ impl Lifecycle {
             self.mark_deleted_under(pass, tenant, &model_id, salts.iter().map(root).collect()).await?;
         }
         self.carry_out(pass).await?;
-        // Unreadable chunks may be under one of these roots, and the tenant's actions may have ended before its chunks: the salts
-        // stay for a pass that can read and mark the rest.
+        // Unreadable chunks may be under one of these roots, and the tenant's actions or an intent may have ended before its chunks:
+        // the salts stay for a pass that can read and mark the rest.
         let is_spent = !pass.tenant_budget.has_remaining(tenant);
-        if pass.policy.dry_run || pass.report.unread > unread || is_spent {
+        if pass.policy.dry_run || pass.report.unread > unread || is_spent || pass.was_cut_short {
             return Ok(());
         }
         for rotation in rotations.expired() {

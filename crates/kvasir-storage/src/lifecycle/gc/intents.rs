@@ -87,6 +87,7 @@ impl Lifecycle {
             pass.pace().await;
             // After a long suspension, others may no longer respect the intent.
             if begun.elapsed() >= limits::GC_INTENT_USE {
+                pass.was_cut_short = true;
                 break;
             }
             self.changes.write_tombstone(&key, reason).await?;

@@ -164,6 +164,8 @@ struct GcPass<'a> {
     actions: u32,
     contexts: Contexts,
     decided: Decided,
+    /// Whether decisions were dropped, because their intent had become too old.
+    was_cut_short: bool,
     /// Deleted objects that have no deletion note yet.
     gone: Vec<ChunkKey>,
     capacity_plan: CapacityPlan,
@@ -356,6 +358,7 @@ impl<'a> GcPass<'a> {
             actions: 0,
             contexts: Contexts::default(),
             decided: Decided::default(),
+            was_cut_short: false,
             gone: Vec::new(),
             capacity_plan: CapacityPlan::default(),
             removed_opaque: HashSet::new(),

@@ -87,7 +87,8 @@ pub(in crate::handlers) async fn stream(
     let changes = log.changes();
     // A replica that did not read what others stored begins now.
     state.journal().hear_stored(&state, &storage).await;
-    let (position, batch) = match last.as_deref().map(|id| log.after(id)) {
+    let lag = state.journal().lag_max(state.cluster().len());
+    let (position, batch) = match last.as_deref().map(|id| log.after(id, lag)) {
         None => (log.end(), VecDeque::new()),
         Some(Some(position)) => (position, VecDeque::new()),
         Some(None) => (log.end(), VecDeque::from([storage.changes().cleared_event(&filter.tenant)])),
