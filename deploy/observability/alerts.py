@@ -39,9 +39,10 @@ def answered(values: str, failed: str) -> list:
 
 RECORDED = [(f"namespace_job:kvasir_http_errors:ratio_rate{window}", errors(window)) for window in ("5m", "30m", "1h", "6h")]
 RECORDED += [
+    # Nothing where nothing was asked: 0/0 would make a day's average NaN, which no alert compares with.
     ("namespace_job:kvasir_lookup_tokens_found:ratio_rate30m",
      f'sum {BY} (rate(kvasir_lookup_tokens_total{{result="matched"}}[30m]))\n'
-     f'  / sum {BY} (rate(kvasir_lookup_tokens_total{{result="asked"}}[30m]))'),
+     f'  / (sum {BY} (rate(kvasir_lookup_tokens_total{{result="asked"}}[30m])) > 0)'),
     ("namespace_job:kvasir_loads_in_slo:ratio_rate30m",
      f'sum {BY} (rate(kvasir_loads_total{{slo="met"}}[30m])) / sum {BY} (rate(kvasir_loads_total[30m]))'),
 ]
@@ -54,14 +55,19 @@ def burn(short: str, long: str, factor: float) -> str:
 
 
 AVAILABILITY = [
-    Alert("KvasirAbsent", PAGE, "absent(kvasir_ready)", "5m",
+    Alert("KvasirAbsent", PAGE,
+          # The second: one deployment of several is gone.
+          f"absent(kvasir_ready)\nor (group {BY} (count_over_time(kvasir_ready[1h])) unless on (namespace, job) group {BY} (kvasir_ready))", "5m",
           "No replica of Kvasir is scraped.", "Prometheus has no metrics of any replica for 5 minutes.",
-          at="10m", fires=[Series("up", "1x40")], silent=[one("kvasir_ready", "1x40")]),
-    Alert("KvasirDown", PAGE, "up == 0\nand on (job) group by (job) (count_over_time(kvasir_build_info[1d]))", "3m",
+          at="10m", fires=[Series("up", "1x40")],
+          also=(([one("kvasir_ready", "1x2 stale"), Series('kvasir_ready{instance="c",job="other",namespace="dev"}', "1x40")], KVASIR),),
+          silent=[one("kvasir_ready", "1x40"), two("kvasir_ready", "1x2 stale")]),
+    Alert("KvasirDown", PAGE, f"up == 0\nand on (namespace, job) group {BY} (count_over_time(kvasir_build_info[1d]))", "3m",
           "A replica of Kvasir does not answer.", "Prometheus cannot scrape it, while it or its neighbours were scraped within a day.",
           at="10m", labels={**KVASIR, "instance": "b"},
           fires=[one("up", "1x40"), two("up", "1x4 0x40"), one("kvasir_build_info", "1x40", 'version="1"')],
-          silent=[one("up", "1x40"), two("up", "1x40"), Series('up{job="other"}', "0x40"), one("kvasir_build_info", "1x40", 'version="1"')]),
+          silent=[one("up", "1x40"), two("up", "1x40"), Series('up{job="other"}', "0x40"), Series('up{job="kvasir",namespace="other"}', "0x40"),
+                  one("kvasir_build_info", "1x40", 'version="1"')]),
     Alert("KvasirNotServing", PAGE, f"sum {BY} (kvasir_ready) == 0", "1m",
           "No replica of Kvasir takes traffic.",
           "Replicas run and none is ready: none has reached its store, or a background task that they need panics.",
@@ -107,6 +113,8 @@ VALUE = [
           at="5h", labels=KVASIR, template="{{ $value | humanizePercentage }}", value="10%",
           fires=[one("kvasir_lookup_tokens_total", "0+30000x700", 'result="asked"'),
                  one("kvasir_lookup_tokens_total", "0+24000x420 10080000+3000x280", 'result="matched"')],
+          also=(([one("kvasir_lookup_tokens_total", "0+30000x100 3000000x100 3000000+30000x500", 'result="asked"'),
+                  one("kvasir_lookup_tokens_total", "0+24000x100 2400000x100 2400000+24000x220 7680000+3000x280", 'result="matched"')], KVASIR),),
           silent=[one("kvasir_lookup_tokens_total", "0+30000x700", 'result="asked"'),
                   one("kvasir_lookup_tokens_total", "0+24000x420 10080000+15000x280", 'result="matched"')]),
     Alert("KvasirLookupsSlow", TICKET,
@@ -160,19 +168,30 @@ STORE = [
           silent=[one("kvasir_cache_unusable", "0x60", 'part="index"')]),
     Alert("KvasirCollectorStalled", TICKET,
           # A replica that starts anew has made no pass: what it said before counts. An interval of 0 is a collector that is off.
-          f"time() - max {BY} (max_over_time(kvasir_gc_last_pass_time_seconds[7d]) > 0)\n"
+          # Where no pass ever ended, the first start counts at which the collector was on.
+          "time() - (\n"
+          f"  max {BY} (max_over_time(kvasir_gc_last_pass_time_seconds[7d]) > 0)\n"
+          f"  or min {BY} (min_over_time((kvasir_start_time_seconds and kvasir_gc_interval_seconds > 0)[7d:30m]))\n"
+          ")\n"
           f"  > clamp_min(3 * max {BY} (kvasir_gc_interval_seconds > 0), 6 * 3600)", "10m",
-          "Kvasir's collector has not run for hours.", "The last pass was {value} ago: deleted and expired chunks keep their space, and gc.capacity is not kept.",
+          "Kvasir's collector has not run for hours.", "The last pass was {value} ago, or the first start if there was no pass: deleted and expired chunks keep their space, and gc.capacity is not kept.",
           at="10h", labels=KVASIR, template="{{ $value | humanizeDuration }}", value="9h 55m 0s",
           fires=[one("kvasir_gc_last_pass_time_seconds", "0x10 300x1190"), one("kvasir_gc_interval_seconds", "600x1200"),
                  two("kvasir_gc_last_pass_time_seconds", "0x1200"), two("kvasir_gc_interval_seconds", "600x1200")],
-          also=(([one("kvasir_gc_last_pass_time_seconds", "0x10 300x600 0x590"), one("kvasir_gc_interval_seconds", "600x1200")], KVASIR),),
+          also=(([one("kvasir_gc_last_pass_time_seconds", "0x10 300x600 0x590"), one("kvasir_gc_interval_seconds", "600x1200")], KVASIR),
+                ([one("kvasir_gc_last_pass_time_seconds", "0x1200"), one("kvasir_gc_interval_seconds", "600x1200"),
+                  one("kvasir_start_time_seconds", "300x900 27300x300")], KVASIR)),
           silent=[one("kvasir_gc_last_pass_time_seconds", "0x10 300x1190"), one("kvasir_gc_interval_seconds", "14400x1200"),
                   two("kvasir_gc_last_pass_time_seconds", "0x1200"), two("kvasir_gc_interval_seconds", "14400x1200"),
                   Series('kvasir_gc_last_pass_time_seconds{instance="a",job="off",namespace="ml"}', "300x1200"),
                   Series('kvasir_gc_interval_seconds{instance="a",job="off",namespace="ml"}', "0x1200"),
                   Series('kvasir_gc_last_pass_time_seconds{instance="a",job="works",namespace="ml"}', "300x800 24300x400"),
-                  Series('kvasir_gc_interval_seconds{instance="a",job="works",namespace="ml"}', "600x1200")]),
+                  Series('kvasir_gc_interval_seconds{instance="a",job="works",namespace="ml"}', "600x1200"),
+                  *(Series(f'{name}{{instance="a",job="{job}",namespace="ml"}}', values) for job, name, values in (
+                      ("new", "kvasir_gc_last_pass_time_seconds", "_x700 0x500"), ("new", "kvasir_gc_interval_seconds", "_x700 600x500"),
+                      ("new", "kvasir_start_time_seconds", "_x700 21000x500"),
+                      ("turned-on", "kvasir_gc_last_pass_time_seconds", "0x1200"), ("turned-on", "kvasir_gc_interval_seconds", "0x1100 600x100"),
+                      ("turned-on", "kvasir_start_time_seconds", "300x1100 33000x100")))]),
 ]
 
 DATA = [
@@ -185,12 +204,18 @@ DATA = [
           # A lost key is answered with 502 too.
           silent=[one("kvasir_scrub_objects_total", "0+50x60", 'result="sound"'), one("kvasir_corrupt_reads_total", "1x60"),
                   one("kvasir_http_requests_total", "0x20 5x40", 'status="502",route="/v1/chunks/{id}",method="GET"')]),
-    Alert("KvasirDiskCorruption", TICKET, 'increase(kvasir_hot_evictions_total{reason="corrupt"}[1h]) > 0\nor delta(kvasir_index_replaced[1h]) > 0', "0m",
+    Alert("KvasirDiskCorruption", TICKET,
+          # A process that replaces its index as it opens it never showed another number.
+          'increase(kvasir_hot_evictions_total{reason="corrupt"}[1h]) > 0\nor delta(kvasir_index_replaced[1h]) > 0\n'
+          "or (kvasir_index_replaced > 0 and time() - kvasir_start_time_seconds < 3600)", "0m",
           "A disk of a Kvasir replica gives other bytes than were written.", "Frames of the hot tier or the index were thrown away; the store has them all.",
           at="20m", labels={**KVASIR, "instance": "a", "medium": "disk", "reason": "corrupt"},
           fires=[one("kvasir_hot_evictions_total", "0x20 3x40", 'medium="disk",reason="corrupt"')],
-          also=(([one("kvasir_index_replaced", "0x20 1x40")], {**KVASIR, "instance": "a"}),),
-          silent=[one("kvasir_hot_evictions_total", "0+9x60", 'medium="disk",reason="capacity"'), one("kvasir_index_replaced", "1x60")]),
+          also=(([one("kvasir_index_replaced", "0x20 1x40")], {**KVASIR, "instance": "a"}),
+                ([one("kvasir_index_replaced", "_x10 1x50"), one("kvasir_start_time_seconds", "_x10 300x50")], {**KVASIR, "instance": "a"})),
+          silent=[one("kvasir_hot_evictions_total", "0+9x60", 'medium="disk",reason="capacity"'),
+                  one("kvasir_index_replaced", "1x60"), one("kvasir_start_time_seconds", "-3000x60"),
+                  two("kvasir_index_replaced", "0x60"), two("kvasir_start_time_seconds", "0x60")]),
     Alert("KvasirBadUploads", TICKET, f'sum {BY} (rate(kvasir_http_requests_total{{method="PUT",status="422"}}[15m])) > 0.1', "15m",
           "A client sends Kvasir damaged or misnamed chunks.", "{value} uploads a second are refused.",
           at="40m", labels=KVASIR, template="{{ $value | humanize }}", value="1",

@@ -110,7 +110,7 @@ WRONG = [
     Panel("The store's answers", "Time to the head of the answer, 99 of 100, by kind.",
           [Query("{{op}}", quantile(0.99, "kvasir_store_request_duration_seconds", "op"))], unit="s", width=8),
     Panel("What more memory would have", "Share of the bytes asked for in the last hour that memory of 0.5 to 4 times the size would have, as estimated from a sample.",
-          [Query("{{memory}} x", "avg by (memory) (kvasir_hot_estimated_hit_ratio{@})")], unit="percentunit", width=8, ceiling=1),
+          [Query("{{memory}} x", "avg by (memory) (kvasir_hot_estimated_hit_ratio{@} >= 0)")], unit="percentunit", width=8, ceiling=1),
     Panel("Age of what is evicted", "Half of the frames that left memory or disk for lack of room were younger. Minutes: the hot tier is too small.",
           [Query("{{medium}}", "histogram_quantile(0.5, sum by (le, medium) (rate(kvasir_hot_eviction_age_seconds_bucket{@,reason=~\"capacity|not_admitted\"}"
                  + R + ")))", quiet=True)], unit="s", width=8),

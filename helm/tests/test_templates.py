@@ -255,6 +255,15 @@ class Availability(unittest.TestCase):
         self.assertFalse(all_of(rendered("minimal"), "CronJob"), "replicas collect")
         self.assertNotIn("gc", tomllib.loads(config(rendered("minimal"))))
 
+    def test_the_garbage_collectors_pod_has_what_is_added(self):
+        """Variables that are added may name files of volumes that are added."""
+        volume, mount = {"name": "keys", "secret": {"secretName": "keys"}}, {"name": "keys", "mountPath": "/etc/keys"}
+        documents = of({"gc": {"mode": "cronJob"}, "extraVolumes": [volume], "extraVolumeMounts": [mount]})
+        job = one(documents, "CronJob")["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+        for spec in (pod(documents), job):
+            self.assertIn(volume, spec["volumes"])
+            self.assertIn(mount, spec["containers"][0]["volumeMounts"])
+
 
 class Network(unittest.TestCase):
     def test_policy(self):

@@ -9,7 +9,10 @@ use std::{
     io,
     os::unix::fs::{FileExt, OpenOptionsExt},
     path::{Path as FilePath, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use async_trait::async_trait;
@@ -144,6 +147,8 @@ struct StagedFile {
     file: File,
     /// The same file, bypassing the page cache, if the file system supports it. The writer holds the buffer.
     unbuffered: Option<(File, Mutex<AlignedBuffer>)>,
+    /// Whether it was renamed: from then on its staging name may be another writer's.
+    is_renamed: AtomicBool,
 }
 
 impl StagedFile {
@@ -172,7 +177,7 @@ impl StagedFile {
         let (staging, file) = created.map_err(|error| failed("creating", &place, &error))?;
         let unbuffered = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(&staging).ok();
         let unbuffered = unbuffered.map(|file| (file, Mutex::default()));
-        Ok(Self { place, staging, file, unbuffered })
+        Ok(Self { place, staging, file, unbuffered, is_renamed: AtomicBool::new(false) })
     }
 
     /// Writes a payload from offset `at` on.
@@ -237,6 +242,7 @@ impl StagedFile {
         self.file.sync_all().map_err(|error| failed("writing", &self.staging, &error))?;
         let published = if replace {
             std::fs::rename(&self.staging, &self.place)
+                .inspect(|()| self.is_renamed.store(true, Ordering::Relaxed))
         } else {
             std::fs::hard_link(&self.staging, &self.place)
         };
@@ -254,8 +260,9 @@ impl StagedFile {
 
 impl Drop for StagedFile {
     fn drop(&mut self) {
-        // It does not exist if it was renamed.
-        let _ = std::fs::remove_file(&self.staging);
+        if !*self.is_renamed.get_mut() {
+            let _ = std::fs::remove_file(&self.staging);
+        }
     }
 }
 
@@ -349,6 +356,25 @@ mod tests {
     async fn is_there(store: &FileStore, path: &Path, bytes: &[u8]) {
         let read = store.get(path).await.expect("is there").bytes().await.expect("reads");
         assert!(read == bytes, "{path}: {} of {} bytes", read.len(), bytes.len());
+    }
+
+    /// A writer renames its file, and before it has ended, another one begins under the same staging name.
+    #[test]
+    fn a_writer_that_has_finished_leaves_the_files_of_others_alone() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let place = directory.path().join("object");
+        let create = || StagedFile::create(place.clone()).expect("creates");
+        let first = create();
+        first.write(0, &payload(b"bytes")).expect("writes");
+        first.publish(true).expect("is named");
+        let second = create();
+        drop(first);
+        let third = create();
+        third.write(0, &payload(b"by")).expect("writes");
+        second.write(0, &payload(b"bytes")).expect("writes");
+        second.publish(true).expect("its file is there");
+        drop(third);
+        assert_eq!(std::fs::read(&place).expect("reads"), b"bytes");
     }
 
     #[tokio::test]

@@ -3,6 +3,8 @@ Settings of the service that the validation looks at, where values do not give t
 `helm/check` compares them with kvasir-server.example.toml.
 */}}
 {{- define "kvasir.defaults" -}}
+server.connections_max: 1024
+server.connection_memory: 128KiB
 hot.memory: 256MiB
 hot.disk: 4GiB
 cache.index_memory: 192MiB

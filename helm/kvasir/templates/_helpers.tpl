@@ -89,6 +89,16 @@ annotations:
 {{- mul (regexFind "^[0-9]+" . | int64) (get $scales $unit) -}}
 {{- end -}}
 
+{{/* Seconds of `30s` or `1m30s`. */}}
+{{- define "kvasir.seconds" -}}
+{{- $scales := dict "s" 1 "m" 60 "h" 3600 -}}
+{{- $sum := 0 -}}
+{{- range regexFindAll "[0-9]+[hms]" . -1 -}}
+{{- $sum = add $sum (mul (regexFind "^[0-9]+" . | int64) (get $scales (regexFind "[hms]$" .))) -}}
+{{- end -}}
+{{- $sum -}}
+{{- end -}}
+
 {{/* A setting of the service as it will be in force: (list $ "gc" "grace"). */}}
 {{- define "kvasir.setting" -}}
 {{- $root := index . 0 -}}

@@ -190,12 +190,14 @@ cache.directory: cache
 {{- end -}}
 
 {{/*
-Bytes that a busy replica uses in addition to its caches: buffers of connections, requests to the store, chunks in flight;
-and where there is a capacity, what the collector chooses among.
+Bytes that a busy replica uses in addition to its caches: buffers of all the connections that it takes; requests to the
+store, chunks in flight; and where there is a capacity, what the collector chooses among.
 */}}
 {{- define "kvasir.workingBytes" -}}
 {{- $capacity := include "kvasir.bytes" (include "kvasir.setting" (list . "gc" "capacity")) | int64 -}}
-{{- add 536870912 (gt $capacity 0 | ternary 419430400 0) -}}
+{{- $connections := include "kvasir.setting" (list . "server" "connections_max") | int64 -}}
+{{- $each := include "kvasir.bytes" (include "kvasir.setting" (list . "server" "connection_memory")) | int64 -}}
+{{- add 402653184 (mul $connections $each) (gt $capacity 0 | ternary 419430400 0) -}}
 {{- end -}}
 
 {{- define "kvasir.validate.sizes" -}}
@@ -213,7 +215,7 @@ and where there is a capacity, what the collector chooses among.
 {{- $needed = add $needed (include "kvasir.bytes" (include "kvasir.setting" .) | int64) -}}
 {{- end -}}
 {{- if lt $limit $needed }}
-  resources.limits.memory={{ . }} is below {{ div (add $needed 1048575) 1048576 }}Mi, the sum of config.hot.memory, config.cache.index_memory, config.upload.memory and {{ div (include "kvasir.workingBytes" $ | int64) 1048576 }}Mi for requests and the collector: raise it, or lower those
+  resources.limits.memory={{ . }} is below {{ div (add $needed 1048575) 1048576 }}Mi, the sum of config.hot.memory, config.cache.index_memory, config.upload.memory and {{ div (include "kvasir.workingBytes" $ | int64) 1048576 }}Mi for connections, requests and the collector: raise it, or lower those
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -225,6 +227,11 @@ and where there is a capacity, what the collector chooses among.
 {{- end -}}
 {{- if and .enabled (not .scrapers) $.Values.metrics.serviceMonitor.enabled }}
   networkPolicy.enabled blocks the scrapes of metrics.serviceMonitor: name Prometheus in networkPolicy.scrapers
+{{- end -}}
+{{- end -}}
+{{- with .Values.metrics.serviceMonitor -}}
+{{- if and .enabled (gt (include "kvasir.seconds" .scrapeTimeout | int64) (include "kvasir.seconds" .interval | int64)) }}
+  metrics.serviceMonitor.scrapeTimeout={{ .scrapeTimeout }} is longer than metrics.serviceMonitor.interval={{ .interval }}: Prometheus refuses that, lower it
 {{- end -}}
 {{- end -}}
 {{- if eq (int .Values.ports.http) (int .Values.ports.ops) }}

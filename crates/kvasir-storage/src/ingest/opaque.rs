@@ -304,9 +304,15 @@ impl Ingest {
             }
             // To read them whole takes long, and decides nothing where another payload is.
             let mut equal = Vec::new();
-            for other in alike.iter().filter(|_| others.is_empty()) {
-                if self.sound_payload(other, payload, payload).await? == payload {
-                    equal.push(ChunkKey::clone(other));
+            for other in alike {
+                if !others.is_empty() {
+                    break;
+                }
+                // The store may have answered with the head of another object of the key.
+                match self.sound_payload(other, payload, payload).await? {
+                    Some(found) if Some(found) == payload => equal.push(other.clone()),
+                    Some(_) => others.push(other),
+                    None => {}
                 }
             }
             // More than the listing covers.

@@ -62,6 +62,11 @@ impl Ingest {
         if announced.bytes > self.chunk_bytes_max {
             return Err(PutError::TooLarge { limit: self.chunk_bytes_max });
         }
+        // The key that seals an object follows from its digest, and must seal one content only: what is sealed is
+        // compared with the digest first.
+        if self.bucket.seals(&put.tenant) {
+            return Ok(None);
+        }
         let part_bytes = match self.bucket.open().kind() {
             // One request is cheaper than three.
             StoreKind::S3 if announced.bytes <= limits::MULTIPART_PART_BYTES as u64 => return Ok(None),
@@ -142,6 +147,14 @@ impl Ingest {
                 object.abort().await;
                 return Err(found.err().map_or_else(removed, PutError::from));
             }
+        }
+        // It was begun in the clear. Its tenant may have got a key since, here or elsewhere.
+        let is_plain = self.bucket.open().keyring().is_plain(&put.tenant).await;
+        if !matches!(is_plain, Ok(true)) {
+            object.abort().await;
+            const STORING: &str = "storing an object in parts";
+            let sealed = || StoreError::own(STORING, "its tenant got a key while the body arrived");
+            return Err(is_plain.err().map_or_else(sealed, StoreError::request(STORING)).into());
         }
         object.complete().await?;
         self.bucket.reached(Transition::ObjectWritten);

@@ -317,9 +317,15 @@ fn sealed_place(location: &Path) -> Path {
     }
 }
 
+/// Characters of the shortest id that names a folder of sealed objects: a UUID.
+const ID_CHARACTERS_MIN: usize = 36;
+
 /// A listed object in its form for the layers above.
 fn presented(mut meta: ObjectMeta) -> ObjectMeta {
-    if let Some(stem) = meta.location.as_ref().strip_suffix(".kvs") {
+    // Not names that look like it, as of a namespace: sealed objects lie below hashes and ids.
+    let is_below_id =
+        |stem: &&str| stem.rsplit('/').nth(1).is_some_and(|folder| folder.len() >= ID_CHARACTERS_MIN);
+    if let Some(stem) = meta.location.as_ref().strip_suffix(".kvs").filter(is_below_id) {
         meta.location = Path::from(format!("{stem}.kvc"));
         // An object of an impossible size is shown unchanged: reading it reports that it was altered.
         meta.size = segments::plain_bytes(meta.size).unwrap_or(meta.size);

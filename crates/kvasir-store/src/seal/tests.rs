@@ -56,6 +56,20 @@ fn block_on<F: Future>(future: F) -> F::Output {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(future)
 }
 
+/// A namespace may be called like the sealed form of an object.
+#[test]
+fn a_name_that_looks_like_a_sealed_object_is_listed_as_it_is() {
+    block_on(async {
+        let inner = Arc::new(InMemory::new());
+        let store = sealed(&inner, FIRST);
+        let (tenant, namespace) = ("b".parse().expect("a name"), "x.kvs".parse().expect("a name"));
+        let path = layout().path(&Key::Namespace { tenant, namespace });
+        store.put(&path, PutPayload::new()).await.expect("puts");
+        let listed: Vec<_> = store.list(None).try_collect().await.expect("lists");
+        assert_eq!(listed.iter().map(|meta| &meta.location).collect::<Vec<_>>(), [&path]);
+    });
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     /// A sealed store answers every read as a plain one does.

@@ -66,6 +66,10 @@ impl ApiMetrics {
             )
             .expect("a constant name"),
         };
+        // From the start: without loads that met it, the share of them would be unknown instead of 0.
+        for slo in ["met", "missed"] {
+            this.loads.with_label_values(&[slo]);
+        }
         let all: [Box<dyn prometheus::core::Collector>; 10] = [
             Box::new(this.lookup_tokens.clone()),
             Box::new(this.lookup_keys.clone()),

@@ -32,6 +32,15 @@ fn a_rate_limited_refusal_counts_under_both_label_values() {
     assert_eq!(series, ["{reason=\"braked\"} 2", "{reason=\"invalid\"} 1", "{reason=\"rate_limited\"} 2"]);
 }
 
+/// Before the first load both are 0, so that the share of those in time is known when all miss it.
+#[test]
+fn loads_are_counted_from_the_start() {
+    let text = String::from_utf8(Metrics::new().render()).expect("text");
+    for slo in ["met", "missed"] {
+        assert!(text.contains(&format!("kvasir_loads_total{{slo=\"{slo}\"}} 0\n")), "{slo}");
+    }
+}
+
 /// The page of metrics lists exactly those there are.
 #[test]
 fn every_metric_is_documented() {

@@ -1,5 +1,6 @@
 //! Sealed tenants over a store that loses, damages and forges objects: replicas share the store, nothing else.
 
+mod announced;
 mod move_over;
 mod opaque;
 

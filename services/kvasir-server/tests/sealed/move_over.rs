@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use kvasir_storage::{PutObject, SealReport, hot::RequestHint};
+use kvasir_storage::{AnnouncedBody, PutChunk, PutObject, SealReport, hot::RequestHint};
 use kvasir_store::seal::{KeyBytes, KeyService, KeyServiceError};
 use kvasir_tests::chunks;
 use kvasir_types::{Name, RootHash};
@@ -111,6 +111,28 @@ async fn a_replica_that_gets_the_key_while_it_runs_leaves_the_plain_salt() {
     assert_eq!(root, replica(&truth).catalog().root(&tenant, &name("z"), &model_id).await.expect("opens"));
     let unsealed = keyless(&truth).lifecycle().seal_tenant(&tenant, |_| {}).await.expect_err("has no key");
     assert!(unsealed.to_string().contains("encryption.keys_file"), "{unsealed}");
+}
+
+/// The first key comes while a body arrives that was announced with its digest.
+#[tokio::test]
+async fn a_body_that_began_in_the_clear_does_not_end_there() {
+    let (truth, late) = (Arc::new(InMemory::new()), Arc::new(LateKeys::default()));
+    let running = storage(&truth, |store| store.sealed(Arc::clone(&late) as Arc<dyn KeyService>));
+    let root = prepare(&running).await;
+    let chunk = chunks::chunk(root, &chunks::tokens(1, 256), 0, 256, 500);
+    let bytes = bytes::Bytes::copy_from_slice(&chunk.bytes);
+    let arriving = futures::stream::once(async move {
+        late.0.store(true, Ordering::Relaxed);
+        Ok::<_, std::io::Error>(bytes)
+    });
+    let announced =
+        Some(AnnouncedBody { object_digest: chunk.object_digest, bytes: chunk.bytes.len() as u64 });
+    let put = PutChunk {
+        announced,
+        ..PutChunk::new(&name("default"), &chunks::spec().model_id(), &chunk.seq_hash)
+    };
+    running.ingest().put_chunk(put, arriving).await.expect_err("it began in the clear");
+    assert_eq!(found(&truth, ".kvc").await, []);
 }
 
 /// Keys that come into force while a replica runs.
