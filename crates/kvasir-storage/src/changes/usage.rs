@@ -10,7 +10,7 @@ use super::{
     Changes,
     count::Count,
     journal::{JournalEntry, included_until},
-    ledger::{Full, Ledger, Reach, Reservation, Stored, StoredQuota},
+    ledger::{Full, Later, Ledger, Reach, Reservation, Stored, StoredQuota},
 };
 use crate::error::QuotaError;
 
@@ -129,8 +129,14 @@ impl Changes {
 
     /// Records an object that is not in the journal: other replicas learn of it from the next count.
     pub(crate) fn note_stored(&self, tenant: &Name, digest: [u8; 32], bytes: u64) {
-        let batch = (self.journal.replica(), self.journal.next());
-        self.ledger.note_unjournaled(tenant, digest, Stored::one(bytes), batch, self.bucket.now_ms());
+        let later = Later {
+            replica: self.journal.replica().clone(),
+            n: self.journal.next(),
+            is_journaled: false,
+            stored_ms: self.bucket.now_ms(),
+            stored: Stored::one(bytes),
+        };
+        self.ledger.note_later(tenant, digest, later);
     }
 
     /// The collector starts listing, at `begun_ms` of the store's time.

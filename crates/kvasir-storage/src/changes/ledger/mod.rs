@@ -124,14 +124,15 @@ struct Meanwhile {
 
 /// Changes after a count, of one batch.
 #[derive(Debug)]
-struct Later {
-    replica: Name,
-    n: u64,
+pub(crate) struct Later {
+    pub(crate) replica: Name,
+    /// The batch; of what no journal reports, the next one of its replica.
+    pub(crate) n: u64,
     /// Whether the batch says so. Otherwise only this replica knows of them, until they are listed.
-    is_journaled: bool,
+    pub(crate) is_journaled: bool,
     /// The store's time in ms at which the last of them was stored.
-    stored_ms: Option<i64>,
-    stored: Stored,
+    pub(crate) stored_ms: Option<i64>,
+    pub(crate) stored: Stored,
 }
 
 #[derive(Debug, Default)]
@@ -239,21 +240,8 @@ impl Ledger {
         self.note_later(tenant, digest, later);
     }
 
-    /// As [`note`](Self::note), for an object of this replica that no journal reports, while `n` is the number
-    /// of its next batch.
-    pub(crate) fn note_unjournaled(
-        &self,
-        tenant: &Name,
-        digest: [u8; 32],
-        stored: Stored,
-        (replica, n): (&Name, u64),
-        stored_ms: Option<i64>,
-    ) {
-        let later = Later { replica: replica.clone(), n, is_journaled: false, stored_ms, stored };
-        self.note_later(tenant, digest, later);
-    }
-
-    fn note_later(&self, tenant: &Name, digest: [u8; 32], later: Later) {
+    /// Records a stored object; `digest` identifies it.
+    pub(crate) fn note_later(&self, tenant: &Name, digest: [u8; 32], later: Later) {
         let (stored, stored_ms) = (later.stored, later.stored_ms);
         let mut state = self.0.lock();
         if state.heard.get(&later.replica).is_none_or(|last| later.n > *last) {

@@ -58,7 +58,14 @@ async fn a_count_is_valid_for_an_hour_or_until_the_next_one_is_done() {
 #[test]
 fn what_no_journal_says_counts_until_a_listing_includes_it() {
     let (ledger, a, own, keeper) = (Ledger::default(), name("a"), name("own"), name("keeper"));
-    ledger.note_unjournaled(&a, [1; 32], Stored::one(50), (&own, 7), Some(1_000));
+    let unreported = Later {
+        replica: own.clone(),
+        n: 7,
+        is_journaled: false,
+        stored_ms: Some(1_000),
+        stored: Stored::one(50),
+    };
+    ledger.note_later(&a, [1; 32], unreported);
     ledger.note(&a, [2; 32], Stored::one(1), (&own, 7), Some(1_001));
     let take = |stored, until_ms, listed_ms| {
         let reach = Reach { batches: [(own.clone(), 7)].into(), until_ms: Some(until_ms), listed_ms };

@@ -1,0 +1,64 @@
+"""Parts of vLLM's tier that need no engine: plain objects stand in for what they import of its packages."""
+
+from __future__ import annotations
+
+import logging
+from types import ModuleType, SimpleNamespace
+
+from stand_ins import Cls
+
+
+def import_tier(import_over, monkeypatch) -> ModuleType:
+    class FileMapper:
+        """vLLM's, of 0.32.0."""
+
+        def __init__(self, spec, is_agnostic: bool) -> None:
+            parallel = spec.config.parallel
+            self.rank = 0 if is_agnostic else parallel.rank
+            self.fields = {"model_name": "m", "tp_size": 1 if is_agnostic else parallel.tp_size}
+
+        @classmethod
+        def from_offloading_spec(cls, root_dir, spec, blocks_per_file=1, parallel_agnostic=False):
+            config = spec.config
+            is_agnostic = config.parallel.is_parallelism_agnostic or config.replicated_layout
+            return cls(spec, parallel_agnostic and is_agnostic)
+
+        def get_run_config(self) -> dict:
+            return dict(self.fields)
+
+    class Manager(Cls):
+        def __init__(self, *_) -> None:
+            self.block_size_bytes, self.tier_type = 64, "KvasirTier"
+
+    base = ["Locality", "LookupResult", "OffloadingCounterMetadata", "OffloadingEvent", "OffloadingMetricMetadata", "OffloadKey"]
+    base += ["ReqContext", "RequestOffloadingContext", "ScheduleEndContext", "get_offload_group_idx"]
+    offload = "vllm.v1.kv_offload"
+    stand_ins = {
+        "vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics": {"OffloadingConnectorStats": Cls},
+        "vllm.logger": {"init_logger": logging.getLogger},
+        f"{offload}.base": dict.fromkeys(base, Cls) | {"Medium": SimpleNamespace(STORAGE="storage")},
+        f"{offload}.file_mapper": {"FileMapper": FileMapper},
+        f"{offload}.tiering.async_lookup": {"AsyncLookupManager": Cls},
+        f"{offload}.tiering.backpressure": {"BackpressureDetector": Cls},
+        f"{offload}.tiering.base": {"JobResult": Cls, "SecondaryTierManager": Manager, "TransferJob": Cls},
+    }
+    module = import_over("kvasir.vllm_tier", stand_ins)
+    monkeypatch.setattr(module, "PageStore", lambda *_: SimpleNamespace(names=lambda identity, _: identity.prefix()))
+    return module
+
+
+def test_chunks_of_the_tier_are_shared_where_their_bytes_are_the_same(import_over, monkeypatch):
+    module = import_tier(import_over, monkeypatch)
+
+    def name(tp, agnostic=True, canonical=False, replicated=False, layout="LBNHC") -> str:
+        parallel = SimpleNamespace(rank=0, tp_size=tp, is_parallelism_agnostic=agnostic)
+        layouts = {"canonical_layout": canonical, "replicated_layout": replicated, "kv_cache_layout": layout}
+        config = SimpleNamespace(parallel=parallel, **layouts)
+        spec = SimpleNamespace(config=config, blocks_per_chunk=1)
+        return module.KvasirTier(spec, memoryview(bytearray(64)), "KvasirTier", url="http://x")._names_of([])
+
+    assert name(1) == name(1) != name(2)
+    assert name(1, canonical=True) == name(2, canonical=True) != name(2, agnostic=False, canonical=True)
+    # Latent attention's, which each rank has.
+    assert name(2, agnostic=False, replicated=True) == name(4, agnostic=False, replicated=True)
+    assert len({name(1, layout=layout) for layout in ("LBNHC", "LBHNC", None)}) == 3
