@@ -229,3 +229,18 @@ fn the_consoles_page_of_a_question_has_its_tokens_in_the_fragment() {
     let model_id = known.spec.model_id();
     assert_eq!(fragment, format!("/explain?model_id={model_id}&namespace=team&tokens={}", tokens.join(",")));
 }
+
+/// A finished output is renamed over its path, and would replace a device or a socket.
+#[test]
+fn no_output_replaces_what_is_not_a_file() {
+    let bench = bench();
+    let socket = bench.path("socket");
+    let _bound = std::os::unix::net::UnixListener::bind(&socket).expect("binds");
+    for command in [
+        "object encode --kv kv.safetensors --profile p.kvp -o socket",
+        "object decode out.kvc --profile p.kvp -o socket",
+    ] {
+        bench.run(command).fails(exit::NO_OUTPUT, &["not a regular file"]);
+        assert!(!std::fs::metadata(&socket).expect("is there").is_file());
+    }
+}

@@ -1,6 +1,8 @@
 //! Commands that talk to a service: serve, config, context put, lookup, get, admin rebuild-index, admin … --direct.
 
-use crate::{dump, empty_bench, exit, json, prose, serve};
+use std::path::PathBuf;
+
+use crate::{Bench, dump, empty_bench, exit, json, prose, serve};
 
 #[test]
 fn a_context_is_stored_found_and_fetched() {
@@ -142,6 +144,48 @@ fn the_index_can_be_lost_and_rebuilt() {
     let service = serve(&bench);
     let found = json(&bench.ok(&format!("context lookup --url {} --kv kv.safetensors --json", service.url)));
     assert_eq!(found["matched_tokens"], 300);
+}
+
+/// The only chunk object of a bench's store.
+fn stored_object(bench: &Bench) -> PathBuf {
+    let mut folders = vec![bench.path("store")];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            match path.extension() {
+                _ if path.is_dir() => folders.push(path),
+                Some(end) if end == "kvc" => return path,
+                _ => {}
+            }
+        }
+    }
+    panic!("there is no chunk object");
+}
+
+#[test]
+fn damage_is_named_and_is_no_success() {
+    let bench = empty_bench();
+    dump(&bench, &prose(2, 400), 300, "kv.safetensors");
+    let service = serve(&bench);
+    bench.ok(&format!("context put --url {} --kv kv.safetensors", service.url));
+    let settings = format!(
+        "--store.url file://{} --cache.directory {}",
+        bench.path("store").display(),
+        bench.path("data").display()
+    );
+    bench
+        .run(&format!("admin rebuild-index {settings}"))
+        .fails(exit::UNAVAILABLE, &["Stop the service that uses this directory"]);
+    drop(service);
+    let object = stored_object(&bench);
+    let mut bytes = std::fs::read(&object).expect("readable");
+    bytes[..16].fill(0);
+    std::fs::write(&object, bytes).expect("writable");
+    bench.run(&format!("admin rebuild-index {settings}")).fails(exit::DATA, &["1 objects could not be read"]);
+    let digest = object.file_stem().and_then(|stem| stem.to_str()).expect("a digest");
+    bench
+        .run(&format!("admin scrub --direct --dry-run {settings}"))
+        .fails(exit::DATA, &[digest, "Nothing was quarantined"]);
 }
 
 #[test]

@@ -3,12 +3,14 @@
 use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use futures::TryStreamExt;
+use futures::{FutureExt, TryStreamExt};
 use kvasir_storage::{
-    ByteRange, ObjectError, PartContent, PutError, PutObject, Storage, StoredPart, gc::GcPolicy,
+    ByteRange, ObjectError, PartContent, PutError, PutObject, PutPart, Storage, StoredPart, gc::GcPolicy,
     hot::RequestHint,
 };
+use kvasir_tests::hooked::{Hook, Hooked};
 use kvasir_types::ObjectKey;
+use tokio::sync::Notify;
 use uuid::Uuid;
 
 use crate::{
@@ -21,9 +23,12 @@ fn key() -> ObjectKey {
     "of parts".parse().expect("a key")
 }
 
+fn put(upload_id: Uuid, number: u16, bytes: u64) -> PutPart {
+    PutPart { tenant: tenant(), upload_id, number, bytes, reservation: None }
+}
+
 async fn part(storage: &Arc<Storage>, upload_id: Uuid, number: u16, bytes: &[u8]) -> StoredPart {
-    let stored =
-        storage.ingest().put_part(&tenant(), upload_id, number, bytes.len() as u64, body(bytes)).await;
+    let stored = storage.ingest().put_part(put(upload_id, number, bytes.len() as u64), body(bytes)).await;
     StoredPart { number, content: stored.expect("stores") }
 }
 
@@ -80,8 +85,41 @@ pub(crate) async fn parts_become_an_object(backend: &Backend) {
     let damaged = async {
         let upload_id = Uuid::now_v7();
         let sent = futures::stream::iter([Err::<Bytes, _>("the line broke")]);
-        one.ingest().put_part(&tenant(), upload_id, 1, 3, sent).await
+        one.ingest().put_part(put(upload_id, 1, 3), sent).await
     };
     assert!(matches!(damaged.await, Err(PutError::Body { .. })));
     assert!(backend.paths("/u/").await.is_empty());
+}
+
+/// A client hangs up while its part is written: the part is stored and counted all the same, and no request is cut off.
+#[tokio::test]
+async fn a_part_is_stored_without_its_client() {
+    let backend = Backend::memory();
+    let (begun, may_write) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (told, waits) = (Arc::clone(&begun), Arc::clone(&may_write));
+    let hook: Hook = Arc::new(move |request, path| {
+        let is_part = request == Hooked::Writing && path.as_ref().contains("/u/");
+        let (told, waits) = (Arc::clone(&told), Arc::clone(&waits));
+        async move {
+            if is_part {
+                told.notify_one();
+                waits.notified().await;
+            }
+            Ok(())
+        }
+        .boxed()
+    });
+    let storage = backend.hooked_replica(hook).await;
+    let sending = storage.ingest().put_part(put(Uuid::now_v7(), 1, 3), body(b"abc"));
+    tokio::select! {
+        stored = sending => panic!("it waits: {stored:?}"),
+        () = begun.notified() => {}
+    }
+    may_write.notify_one();
+    let written = async {
+        while backend.paths("/u/").await.is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), written).await.expect("the part is stored");
 }

@@ -184,30 +184,37 @@ async fn the_intent_of_a_collector_that_ended_refuses_pins() {
 /// A request removes a chunk while a collector spares it for a pin: removed it stays.
 #[tokio::test]
 async fn a_removal_beside_a_pin_stays() {
-    let backend = Backend::memory();
-    let other = backend.replica().await;
-    let contexts = expired_chunks(&other, 142).await;
-    let removed = contexts[0].1.seq_hash;
-    pin(&other, contexts[1].1.seq_hash).await.expect("pins");
     for part in ["/gc/epoch/", "/gc/intent/", "/d/"] {
-        let remover = Arc::clone(&other);
+        let backend = Backend::memory();
+        let other = backend.replica().await;
+        let contexts = expired_chunks(&other, 142).await;
+        let removed = contexts[0].1.seq_hash;
+        pin(&other, contexts[1].1.seq_hash).await.expect("pins");
+        let (remover, pinning) = (Arc::clone(&other), Arc::new(Mutex::new(None)));
+        let told = Arc::clone(&pinning);
         let act = move || {
-            let remover = Arc::clone(&remover);
+            let (remover, pinner) = (Arc::clone(&remover), Arc::clone(&remover));
+            // It waits for the collector, which this hook holds.
+            let begun = tokio::spawn(async move { pin(&pinner, removed).await });
+            *told.lock().expect("not poisoned") = Some(begun);
             async move {
-                let _ = pin(&remover, removed).await;
-                // What is removed already is not there.
-                let _ = remover.lifecycle().remove_chunk(&tenant(), &model_id(), &removed).await;
+                // Until the pin is in the bucket.
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                remover.lifecycle().remove_chunk(&tenant(), &model_id(), &removed).await.expect("removes");
             }
             .boxed()
         };
         let collector = backend.hooked_replica(once_written(part, act)).await;
         collect(&collector, &all_expired()).await;
+        let begun = pinning.lock().expect("not poisoned").take().expect("the hook acted");
+        // A pin is acknowledged before the removal, and refused after it.
+        let _ = begun.await.expect("it ends");
         collect(&other, &all_expired()).await;
         for replica in [&other, &collector, &backend.replica().await] {
             assert_eq!(matched(replica, &contexts[0].0).await, 0, "{part}");
         }
+        assert_eq!(matched(&backend.replica().await, &contexts[1].0).await, 64, "{part}");
     }
-    assert_eq!(matched(&backend.replica().await, &contexts[1].0).await, 64);
 }
 
 /// One collector takes the object that was to stay, while another has decided on the superfluous one.
@@ -306,7 +313,11 @@ async fn a_pin_beside_a_removal_is_withdrawn() {
 pub(crate) async fn stored_for(storage: &Arc<Storage>, tenant: &Name, tokens: &[u32]) -> Chunk {
     storage.catalog().register_model(tenant, chunks::spec()).await.expect("registers");
     let hash = ProfileHash::of(chunks::PROFILE);
-    storage.ingest().put_profile(tenant, &model_id(), &hash, body(chunks::PROFILE)).await.expect("stores");
+    storage
+        .ingest()
+        .put_profile(tenant, &model_id(), &hash, None, body(chunks::PROFILE))
+        .await
+        .expect("stores");
     let root = storage.catalog().root(tenant, &name("n"), &model_id()).await.expect("a root");
     let chunk = chunks::chunk(root, tokens, 0, 64, 50);
     let stored = storage

@@ -39,7 +39,11 @@ pub(crate) fn body(
 pub(crate) async fn prepare(storage: &Arc<Storage>) -> RootHash {
     storage.catalog().register_model(&tenant(), chunks::spec()).await.expect("registers");
     let hash = ProfileHash::of(chunks::PROFILE);
-    storage.ingest().put_profile(&tenant(), &model_id(), &hash, body(chunks::PROFILE)).await.expect("stores");
+    storage
+        .ingest()
+        .put_profile(&tenant(), &model_id(), &hash, None, body(chunks::PROFILE))
+        .await
+        .expect("stores");
     storage.catalog().root(&tenant(), &name("n"), &model_id()).await.expect("a root")
 }
 

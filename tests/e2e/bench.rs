@@ -1,6 +1,9 @@
 //! A service with two tenants, and a valid request for every operation of the document that it serves.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use kvasir_api::{Role, routes};
 use kvasir_server::Config;
@@ -246,21 +249,24 @@ impl Bench {
     pub(crate) async fn finished_job(&self, tenant: &'static str) -> Uuid {
         let operator = &self.tokens[&(tenant, Role::Operator)];
         let request = json!({"kind": "gc", "dry_run": true}).to_string();
+        let begun = Instant::now();
         loop {
+            assert!(begun.elapsed() < Duration::from_secs(60), "no job ends");
             let started = self.guarded.send(operator, Method::POST, routes::JOBS, request.clone()).await;
             if started.status() == 202 {
                 let job: Value = started.json().await.expect("its JSON");
                 let id: Uuid = job["job_id"].as_str().expect("an id").parse().expect("a UUID");
                 loop {
+                    assert!(begun.elapsed() < Duration::from_secs(60), "the job does not end");
                     let job = self.guarded.send(operator, Method::GET, &routes::job(&id), "").await;
                     let job: Value = job.json().await.expect("its JSON");
                     if job["state"] != "running" {
                         return id;
                     }
-                    tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+                    tokio::time::sleep(Duration::from_millis(5)).await;
                 }
             }
-            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 

@@ -190,6 +190,9 @@ async fn reported_loads_are_kept_for_their_tenant_alone() {
         assert_eq!(send(READER, report(elapsed_ms, LOAD_TIMELINE_MAX)).await, 204);
     }
     assert_eq!(send(READER, report(1, LOAD_TIMELINE_MAX + 1)).await, 400, "a timeline has a limit");
+    let mut large = report(1, 1);
+    large["saved_gpu_ms"] = u64::MAX.into();
+    assert_eq!(send(READER, large).await, 400, "it would overflow the sum for all");
     let mut unknown = report(1, 1);
     unknown["timeline"]["chunks"][0]["html"] = "<script>".into();
     assert_eq!(send(READER, unknown).await, 400);

@@ -1,6 +1,6 @@
 //! Named contexts over HTTP.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvasir_api::{Context, ContextList, ContextVersions, routes};
 use kvasir_store::StoreConfig;
@@ -104,7 +104,9 @@ async fn a_life(store: StoreConfig, directory: &TempDir) {
     let short = create(&service, &short).await;
     assert_eq!(short.expires_at_ms, Some(short.created_at_ms + 1_000));
     let gone = routes::context(&short.context_id);
+    let begun = Instant::now();
     while service.get(&gone, &[]).await.status() != StatusCode::NOT_FOUND {
+        assert!(begun.elapsed() < Duration::from_secs(30), "its life does not end");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     assert_eq!(service.send(Method::DELETE, &path, "").await.status(), StatusCode::NO_CONTENT);

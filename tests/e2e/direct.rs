@@ -1,6 +1,6 @@
 //! The direct path: presigned uploads and reads against a real S3 protocol, and the behaviour without it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvasir_api::{
     LookupRequest, LookupResponse, ObjectUrl, StoredChunk, UploadRequest, UploadTicket, Via, routes,
@@ -121,7 +121,9 @@ async fn expired_urls_are_refused_and_renewed() {
     let ask = async || service.get(&path, &[]).await.json::<ObjectUrl>().await.expect("its JSON");
     let old = ask().await;
     // The condition of this test is that the time is over.
+    let begun = Instant::now();
     while service.http.get(&old.url).send().await.expect("an answer").status() != StatusCode::FORBIDDEN {
+        assert!(begun.elapsed() < Duration::from_secs(30), "the URL does not expire");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     let new = service.http.get(ask().await.url).send().await.expect("an answer");

@@ -17,6 +17,8 @@ use object_store::{
 use reqwest::StatusCode;
 use tempfile::TempDir;
 
+use crate::guarded::token;
+
 pub(crate) fn client(address: SocketAddr, id: &str, secret: &str) -> AmazonS3 {
     let builder = AmazonS3Builder::new().with_endpoint(format!("http://{address}")).with_allow_http(true);
     let builder = builder.with_access_key_id(id).with_secret_access_key(secret).with_bucket_name("n");
@@ -82,7 +84,9 @@ async fn access_keys_are_taken_in_and_end() {
     let key = |name: &str, role| NewAccessKey::generate(name, &"a".parse().expect("a name"), role);
     let (writer, reader) = (key("writer", kvasir_api::Role::Write), key("reader", kvasir_api::Role::Read));
     let past = format!("{}expires = \"2020-01-01T00:00:00Z\"\n", key("late", kvasir_api::Role::Write).entry);
-    std::fs::write(&file, format!("{}{}{past}", writer.entry, reader.entry)).expect("writes");
+    let admin = token("a", kvasir_api::Role::Admin);
+    let entries = [&writer.entry, &reader.entry, &admin.entry, &past].map(String::as_str).concat();
+    std::fs::write(&file, entries).expect("writes");
     let service = Service::start_with(server.config("s"), directory.path(), |config| {
         config.server.s3_listen = Some(([127, 0, 0, 1], 0).into());
         config.auth.tenants_file = Some(file.clone());
@@ -102,6 +106,15 @@ async fn access_keys_are_taken_in_and_end() {
     for refused in [reads.put(&Path::from("b"), "bytes".into()).await.map(drop), reads.delete(&path).await] {
         assert!(matches!(refused, Err(Error::PermissionDenied { .. })), "{refused:?}");
     }
+    let metrics = service.metrics().await;
+    for counted in ["{reason=\"invalid\"} 3", "{reason=\"role\"} 2"] {
+        assert!(metrics.contains(&format!("kvasir_auth_refused_total{counted}\n")), "{metrics}");
+    }
+    let bearer = format!("Bearer {}", admin.token);
+    let audited = service.get(routes::AUDIT, &[("authorization", &bearer)]).await;
+    let audited: kvasir_api::AuditList = audited.json().await.expect("a list");
+    let refused = audited.calls.iter().filter(|call| call.status == 403 && call.path.starts_with("/n"));
+    assert_eq!(refused.count(), 2, "{audited:?}");
     service.stop().await;
 }
 

@@ -134,7 +134,11 @@ impl World {
         storage.catalog().register_model(&tenant, own).await.expect("registers");
         for profile in [chunks::PROFILE.to_vec(), own_profile(&tenant)] {
             let hash = ProfileHash::of(&profile);
-            storage.ingest().put_profile(&tenant, &model_id(), &hash, body(&profile)).await.expect("stores");
+            storage
+                .ingest()
+                .put_profile(&tenant, &model_id(), &hash, None, body(&profile))
+                .await
+                .expect("stores");
         }
         let root = storage.catalog().open_namespace(&tenant, &namespace, &model_id()).await.expect("a root");
         let context = chunks::context(root, &chunks::tokens(seed, 600), 256, 100);

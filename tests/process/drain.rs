@@ -1,7 +1,12 @@
 //! SIGTERM: running requests are completed within the grace period, no new ones start, and the process exits.
 
+use std::time::{Duration, Instant};
+
 use kvasir_api::routes;
-use kvasir_tests::{chunks, process::Start};
+use kvasir_tests::{
+    chunks,
+    process::{Process, Start},
+};
 use reqwest::{Method, StatusCode};
 use tempfile::TempDir;
 use tokio::{
@@ -10,6 +15,9 @@ use tokio::{
 };
 
 use crate::{SERVER, file_store};
+
+/// Maximum time of any step before a test fails.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Begins an upload and sends half of it.
 async fn half_an_upload(address: std::net::SocketAddr, path: &str, bytes: &[u8]) -> TcpStream {
@@ -20,6 +28,15 @@ async fn half_an_upload(address: std::net::SocketAddr, path: &str, bytes: &[u8])
     socket.write_all(&bytes[..length / 2]).await.expect("sends");
     socket.flush().await.expect("sends");
     socket
+}
+
+/// Waits until the service has taken the upload in, beside the request that asks.
+async fn upload_arrives(process: &Process) {
+    let begun = Instant::now();
+    while !process.metrics().await.contains("kvasir_http_requests_in_flight 2\n") {
+        assert!(begun.elapsed() < PATIENCE, "the upload is not taken in:\n{}", process.log());
+        tokio::task::yield_now().await;
+    }
 }
 
 #[tokio::test]
@@ -34,13 +51,12 @@ async fn an_upload_under_way_is_finished_and_acknowledged() {
     let chunk = chunks::chunk(root, &tokens, 0, 512, 300_000);
     let path = routes::chunk(&model_id, &chunk.seq_hash);
     let mut upload = half_an_upload(process.address, &path, &chunk.bytes).await;
-    // Until the service has taken the request in.
-    while !process.metrics().await.contains("kvasir_http_requests_in_flight 2") {
-        tokio::task::yield_now().await;
-    }
+    upload_arrives(&process).await;
     process.terminate();
     // The listener closes: nothing new.
+    let begun = Instant::now();
     while process.try_send(Method::GET, "/livez", "").await.is_ok_and(|r| r.status() == StatusCode::OK) {
+        assert!(begun.elapsed() < PATIENCE, "it still listens:\n{}", process.log());
         tokio::task::yield_now().await;
     }
     upload.write_all(&chunk.bytes[chunk.bytes.len() / 2..]).await.expect("still listens to it");
@@ -64,9 +80,7 @@ async fn what_takes_longer_than_the_grace_is_cut_off_and_leaves_nothing() {
     let chunk = chunks::chunk(root, &tokens, 0, 512, 300_000);
     let path = routes::chunk(&model_id, &chunk.seq_hash);
     let _upload = half_an_upload(process.address, &path, &chunk.bytes).await;
-    while !process.metrics().await.contains("kvasir_http_requests_in_flight 2") {
-        tokio::task::yield_now().await;
-    }
+    upload_arrives(&process).await;
     process.terminate();
     // Although the client never sends the rest.
     assert!(process.wait().await.success(), "{}", process.log());

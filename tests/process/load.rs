@@ -53,11 +53,12 @@ impl Book {
         for (seq_hash, (tokens, object)) in kept.iter().step_by(step) {
             let found = api.lookup_tokens(*model_id, tokens).await;
             assert_eq!(found.matched_tokens, tokens.len() as u64, "lost: {seq_hash} {object}");
-            let path = routes::chunk_object(model_id, seq_hash, &found.chunks[0].object_digest);
+            assert_eq!(found.chunks[0].object_digest, *object, "another object: {seq_hash}");
+            let path = routes::chunk_object(model_id, seq_hash, object);
             let response = api.get(&path, &[]).await;
             assert_eq!(response.status(), StatusCode::OK, "lost: {seq_hash}");
             let bytes = response.bytes().await.expect("reads");
-            assert_eq!(ObjectDigest::of(&bytes), found.chunks[0].object_digest, "wrong: {seq_hash}");
+            assert_eq!(ObjectDigest::of(&bytes), *object, "wrong: {seq_hash}");
         }
     }
 }
@@ -109,6 +110,8 @@ impl Client<'_> {
         let Ok(text) = response.text().await else { return false };
         if stores {
             let stored: StoredChunk = serde_json::from_str(&text).expect("its JSON");
+            // No chunk is sent twice, so no object of it was removed before.
+            assert_eq!((stored.seq_hash, stored.object_digest), (chunk.seq_hash, chunk.object_digest));
             self.book.keep(tokens, &stored);
             self.book.count("stored");
         }

@@ -92,7 +92,9 @@ async fn outage(process: &Process, proxy: &FaultProxy, model_id: &ModelId, root:
     let chunk = |seed| chunks::chunk(root, &chunks::tokens(seed, 64), 0, 64, 50);
     let mut refused = 0;
     // Until the breaker opens, and then a little.
+    let begun = std::time::Instant::now();
     while refused < 5 {
+        assert!(begun.elapsed().as_secs() < 50, "the breaker does not open: {}", process.log());
         let response = process.put(model_id, &chunk(900_001)).await;
         assert_eq!(response.status(), 503, "{}", process.log());
         assert!(response.headers().contains_key("retry-after"));

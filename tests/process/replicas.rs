@@ -1,8 +1,9 @@
 //! Three replicas over one server: each finds data that another acknowledged. Replicas are killed and added,
 //! disks are wiped, and clocks are wrong by minutes.
 
-use std::{path::Path, process::Command, time::Duration};
+use std::{collections::BTreeSet, path::Path, process::Command, time::Duration};
 
+use kvasir_api::routes;
 use kvasir_store::StoreConfig;
 use kvasir_tests::{
     chunks,
@@ -65,6 +66,13 @@ async fn matched(api: &Api, model_id: ModelId, tokens: &[u32]) -> u64 {
     api.lookup(&lookup_request(model_id, "n", tokens, false)).await.matched_tokens
 }
 
+/// The time of a replica, to the minute.
+async fn minute(api: &Api) -> String {
+    let answer = api.get(routes::LIVEZ, &[]).await;
+    let date = answer.headers()["date"].to_str().expect("text");
+    date[.."Tue, 01 Dec 2026 12:00".len()].to_owned()
+}
+
 async fn three_replicas(name: &str, store: &StoreConfig) {
     let directory = TempDir::new().expect("a directory");
     let skew = skewing_library(directory.path());
@@ -80,6 +88,13 @@ async fn three_replicas(name: &str, store: &StoreConfig) {
     assert_eq!(c.prepare("n").await, (model_id, root));
     let mut all = Vec::new();
     let mut replicas = [a, b, c];
+    if group.skew.is_some() {
+        let mut minutes = BTreeSet::new();
+        for replica in &replicas {
+            minutes.insert(minute(replica).await);
+        }
+        assert_eq!(minutes.len(), replicas.len(), "the library shifts no clock: {minutes:?}");
+    }
     for round in 0..6u64 {
         let tokens = chunks::tokens(round, 1_700);
         for replica in &replicas {

@@ -245,9 +245,11 @@ class Member(FaultProxy):
     """A way to a service that is listed as its replica. Counts answers to requests of prompts: they name the list of members."""
 
     answers = 0
+    _counting = threading.Lock()
 
     def _answer(self, sink, data):
-        self.answers += data.count(b"\r\nkvasir-members: ")
+        with self._counting:
+            self.answers += data.count(b"\r\nkvasir-members: ")
         super()._answer(sink, data)
 
 

@@ -49,7 +49,7 @@ pub(crate) fn body(
 pub(crate) async fn join(storage: &Arc<Storage>, tenant: &Name) -> Result<RootHash, PutError> {
     let hash = ProfileHash::of(chunks::PROFILE);
     storage.catalog().register_model(tenant, chunks::spec()).await?;
-    storage.ingest().put_profile(tenant, &model_id(), &hash, body(chunks::PROFILE)).await?;
+    storage.ingest().put_profile(tenant, &model_id(), &hash, None, body(chunks::PROFILE)).await?;
     Ok(storage.catalog().root(tenant, &namespace(), &model_id()).await?)
 }
 
@@ -235,9 +235,10 @@ impl Book {
         }
     }
 
-    /// Looks up, reads heads and pieces, and has all that passes a client's checks judged.
-    pub(crate) async fn load(&self, node: &Node, root: RootHash, tokens: &[u32], fresh: bool) {
-        self.load_as(node, &RequestHint::default(), root, tokens, fresh).await;
+    /// Looks up, reads heads and pieces, and has all that passes a client's checks judged. Returns whether the lookup was
+    /// answered and all that it offered could be read.
+    pub(crate) async fn load(&self, node: &Node, root: RootHash, tokens: &[u32], fresh: bool) -> bool {
+        self.load_as(node, &RequestHint::default(), root, tokens, fresh).await
     }
 
     /// The same, as the replica takes the requests for.
@@ -248,7 +249,7 @@ impl Book {
         root: RootHash,
         tokens: &[u32],
         fresh: bool,
-    ) {
+    ) -> bool {
         let chain = TokenChain::new(root, tokens);
         let query = Query::Tokens(tokens.to_vec());
         let (begun, asked, faults) = (self.now(), Instant::now(), node.life.faults());
@@ -258,20 +259,24 @@ impl Book {
         let found = node.run(node.storage.lookup(&asking)).await;
         let reached = node.life.has_reached_the_store(asked, faults);
         let answer = match found {
-            None => return,
+            None => return false,
             Some(Err(error)) => {
                 let refused = Err(format!("a lookup by {} of a store that answers: {error}", node.id));
-                return self.judge(if reached { refused } else { Ok(()) });
+                self.judge(if reached { refused } else { Ok(()) });
+                return false;
             }
             Some(Ok(answer)) => answer,
         };
         let (by, at, chain, answer) = (node.id, self.since(begun), &chain, &answer);
         let lookup = Lookup { by, at, fresh, reached, chain, tokens, answer };
         self.judge(self.model().lookup(lookup));
+        let mut is_whole = true;
         for hit in &answer.chunks {
-            let delivered = node.run(self.load_chunk((node, hint), hit, chain, tokens)).await;
-            self.delivered.set(self.delivered.get() + usize::from(delivered == Some(true)));
+            let delivered = node.run(self.load_chunk((node, hint), hit, chain, tokens)).await == Some(true);
+            self.delivered.set(self.delivered.get() + usize::from(delivered));
+            is_whole &= delivered;
         }
+        is_whole
     }
 
     /// Reads every piece by its range. Unverifiable data is a miss.

@@ -76,6 +76,7 @@ fn simulate(seed: u64, replicas: usize, rounds: usize, by_routes: bool) -> Outco
 struct Sums {
     seeds: u64,
     kept: usize,
+    kept_keys: usize,
     delivered: usize,
     judged: BTreeMap<&'static str, u64>,
     corruptions: (u64, u64),
@@ -89,6 +90,7 @@ impl Sums {
     fn add(&mut self, outcome: Outcome) {
         self.seeds += 1;
         self.kept += outcome.kept;
+        self.kept_keys += outcome.kept_keys;
         self.delivered += outcome.delivered;
         outcome.judged.into_iter().for_each(|(what, n)| *self.judged.entry(what).or_default() += n);
         self.corruptions.0 += outcome.corruptions.0;
@@ -145,10 +147,10 @@ fn the_promises_hold() {
     let (sums, failed) =
         all_seeds(first, wanted, wanted.max(SEEDS_MAX), |seed| simulate(seed, REPLICAS, ROUNDS, false));
     assert!(failed.is_empty(), "{failed:#?}");
-    let Sums { seeds, kept, delivered, judged, corruptions, injected, cuts, restarts, .. } = &sums;
+    let Sums { seeds, kept, kept_keys, delivered, judged, corruptions, injected, cuts, restarts, .. } = &sums;
     println!(
-        "{seeds} seeds: {} corrupt bodies, of them {} misdirected; {delivered} chunks delivered; {kept} owed at the \
-         end\njudged: {judged:?}\nreplicas on a disk of another, on an empty one: {restarts:?}\nfaults: {:?}\ncuts: \
+        "{seeds} seeds: {} corrupt bodies, of them {} misdirected; {delivered} chunks delivered; {kept} chunks and {kept_keys} \
+         keys owed at the end\njudged: {judged:?}\nreplicas on a disk of another, on an empty one: {restarts:?}\nfaults: {:?}\ncuts: \
          {cuts:?}",
         corruptions.0,
         corruptions.1,
@@ -159,6 +161,10 @@ fn the_promises_hold() {
     }
     // The simulation is of no use if it does not get to the point.
     assert!(*kept > 60 && *delivered > 500, "{kept} kept, {delivered} delivered");
+    assert!(*kept_keys > 0, "{kept_keys} keys kept");
+    for what in ["tampered chunk", "tampered journal"] {
+        assert!(judged.contains_key(what), "there was no {what}: {judged:?}");
+    }
     assert!(corruptions.0 > 400 && corruptions.1 > 200, "{corruptions:?}");
     assert!(restarts.iter().all(|n| *n > 50), "{restarts:?}");
     assert!(judged.get("lookup that owed something").is_some_and(|n| *n > 1_000), "{judged:?}");

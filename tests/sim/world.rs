@@ -29,6 +29,8 @@ pub(crate) const CONTEXTS: usize = 14;
 const FAULTS: usize = 120;
 /// How long a request without an answer may still take effect: its last retry, and the store's delay.
 const UNKNOWN: Duration = Duration::from_secs(100 + ZOMBIE_MAX.as_secs());
+/// How often a replica is asked at the end until all that it offers can be read.
+const READS_OF_OFFERED: usize = 5;
 /// Twice as long as misses are remembered.
 const NEGATIVE_TTL: Duration = Duration::from_secs(2);
 const GRACE: Duration = Duration::from_secs(20);
@@ -39,6 +41,7 @@ const TOMBSTONE_RETENTION: Duration = Duration::from_secs(200);
 pub(crate) struct Outcome {
     pub wrong: Vec<String>,
     pub kept: usize,
+    pub kept_keys: usize,
     pub delivered: usize,
     /// Answers that were judged.
     pub judged: BTreeMap<&'static str, u64>,
@@ -276,13 +279,16 @@ impl World {
                 self.book.judge(Err(format!("{seq_hash} is lost: {problem}")));
             }
         }
-        // An adversary may change any of their objects at any time.
-        if self.store.tampered().is_empty() {
-            self.book.find_owed_keys(&cold).await;
+        let nodes: Vec<Node> = self.nodes.iter().map(|(node, _)| node.clone()).collect();
+        let mut kept_keys = 0;
+        for node in nodes.iter().filter(|node| !node.life.is_over()).chain([&cold]) {
+            self.read_all_offered(node).await;
+            kept_keys = self.book.find_owed_keys(node).await;
         }
         Outcome {
             wrong: self.book.wrong.take(),
             kept: owed.len(),
+            kept_keys,
             delivered: self.book.delivered.get(),
             judged: self.book.model().judged().clone(),
             corruptions: self.store.corruptions(),
@@ -291,6 +297,29 @@ impl World {
             trace: self.store.trace(),
             restarts: self.restarts,
             situations: self.cluster.map(|cluster| cluster.seen).unwrap_or_default(),
+        }
+    }
+
+    /// After all faults, everything that a replica offers can be read there.
+    async fn read_all_offered(&self, node: &Node) {
+        // An adversary's objects are offered until somebody reads them.
+        if self.book.model().judged().keys().any(|what| what.starts_with("tampered")) {
+            return;
+        }
+        for (tokens, _) in &self.contexts {
+            let mut is_whole = false;
+            // A row of an object that is gone, such as a duplicate, is corrected by the read that misses it.
+            for _ in 0..READS_OF_OFFERED {
+                self.book.sync(node).await;
+                is_whole = self.book.load(node, self.root, tokens, true).await;
+                if is_whole {
+                    break;
+                }
+            }
+            // One that is cut meanwhile answers nothing.
+            if !is_whole && !node.life.is_over() {
+                self.book.judge(Err(format!("what {} offers cannot be read after all faults", node.id)));
+            }
         }
     }
 

@@ -4,6 +4,7 @@ use std::{
     net::SocketAddr,
     ops::{Deref, DerefMut},
     path::Path,
+    time::{Duration, Instant},
 };
 
 use kvasir_api::{
@@ -16,6 +17,9 @@ use reqwest::{Method, Response, StatusCode};
 use tokio::{sync::oneshot, task::JoinHandle};
 
 use crate::chunks::{self, Chunk};
+
+/// Maximum time of a job before a test fails.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A running service, as plain HTTP shows it.
 #[derive(Debug, Clone)]
@@ -123,12 +127,17 @@ impl Api {
     }
 
     /// Starts a job and waits for its end.
+    ///
+    /// # Panics
+    /// When it does not come.
     pub async fn job(&self, request: &str) -> Job {
         let response = self.send(Method::POST, routes::JOBS, request.to_owned()).await;
         assert_eq!(response.status(), StatusCode::ACCEPTED);
         let mut job: Job = response.json().await.expect("its JSON");
+        let begun = Instant::now();
         while job.state == JobState::Running {
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            assert!(begun.elapsed() < PATIENCE, "{job:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
             job = self.get(&routes::job(&job.job_id), &[]).await.json().await.expect("its JSON");
         }
         assert_eq!(job.state, JobState::Done, "{job:?}");

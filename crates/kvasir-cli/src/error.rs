@@ -80,8 +80,25 @@ pub fn read_file(path: &Path) -> CliResult<Vec<u8>> {
     })
 }
 
+/// Refuses an output path at which something other than a file is: outputs are written beside their place and renamed,
+/// which would replace a device or a pipe.
+pub fn check_replaceable(path: &Path) -> CliResult {
+    match std::fs::metadata(path) {
+        Ok(found) if !found.is_file() => {
+            let message = format!("{} is not a regular file", path.display());
+            Err(CliError::new(
+                Exit::NoOutput,
+                message,
+                "Give the path of a file: outputs replace what is there.",
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Writes a whole output file atomically: a reader never sees a part of it.
 pub fn write_file(path: &Path, bytes: &[u8]) -> CliResult {
+    check_replaceable(path)?;
     let folder = match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),

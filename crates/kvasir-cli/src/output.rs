@@ -10,10 +10,11 @@ use kvasir_dump::DumpDtype;
 use kvasir_types::ModelSpec;
 use serde::Serialize;
 
-use crate::error::{CliError, CliResult, Exit};
+use crate::error::{CliError, CliResult, Exit, check_replaceable};
 
 /// Writes a KV dump with elements in the type of the model's cache.
 pub fn write_dump(path: &Path, spec: &ModelSpec, tokens: &[u32], kv: &dyn KvSource) -> CliResult {
+    check_replaceable(path)?;
     kvasir_dump::write_dump(path, spec, tokens, kv, DumpDtype::of(spec.kv_dtype)).map_err(|error| {
         let message = format!("{}: {error}", path.display());
         CliError::new(Exit::NoOutput, message, "Check that the folder is writable.")
@@ -22,10 +23,16 @@ pub fn write_dump(path: &Path, spec: &ModelSpec, tokens: &[u32], kv: &dyn KvSour
 
 /// Prints text and a newline. A reader that closed the pipe (`| head`) is no error.
 pub fn print(text: &str) -> CliResult {
+    print_if_read(text).map(drop)
+}
+
+/// Like [`print()`]. Returns false if the reader closed the pipe: a command without an end then stops.
+pub fn print_if_read(text: &str) -> CliResult<bool> {
     let mut stdout = io::stdout().lock();
     match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(CliError::internal(error)),
-        _ => Ok(()),
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(CliError::internal(error)),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Progress on stderr: a bar on a terminal, one plain line per finished step elsewhere.
 
 use std::{
-    io::IsTerminal as _,
+    io::{IsTerminal as _, Write as _},
     time::{Duration, Instant},
 };
 
@@ -59,7 +59,7 @@ fn style(template: &str) -> ProgressStyle {
 }
 
 /// Prints a line for people, never for programs.
-#[allow(clippy::print_stderr, reason = "progress belongs on stderr")]
 pub fn note(text: &str) {
-    eprintln!("{text}");
+    // A closed stderr ends nothing.
+    let _ = writeln!(std::io::stderr(), "{text}");
 }

@@ -75,11 +75,6 @@ pub fn client(service: &ServiceArguments) -> CliResult<Client> {
     client_at(service.url.clone(), &service.credential)
 }
 
-/// A client of a service without authentication at `url`, as commands start for themselves.
-pub fn open_client_at(url: Url) -> CliResult<Client> {
-    Client::new(url, ClientConfig::default()).map_err(client_error)
-}
-
 /// A client of the service at `url`, with the given credential.
 pub fn client_at(url: Url, credential: &CredentialArguments) -> CliResult<Client> {
     Client::new(url, client_config(credential)?).map_err(client_error)

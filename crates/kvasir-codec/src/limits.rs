@@ -6,7 +6,7 @@ pub const SCOPE_ELEMENTS_MAX: usize = 1 << 20;
 /// Most scopes of a profile; section ids hold the scope as u16.
 pub const SCOPES_MAX: usize = 4_096;
 /// Most exact tokens (attention sinks) at the start of a context; no published method keeps more than 4.
-pub const EXACT_TOKENS_MAX: usize = 16;
+pub const EXACT_TOKENS_MAX: usize = kvasir_container::EXACT_TOKENS_MAX as usize;
 /// Most factors of a token predictor, both tokens together: their int8 × int8 sums stay below 2^24.
 pub const TOKEN_FACTORS_MAX: usize = 512;
 /// Largest shift of a predicted sum: sums are below 2^24, so a larger one would make every prediction 0.

@@ -4,7 +4,7 @@ mod common;
 
 use common::{Noise, Setup, cache, mixed_spec};
 use half::{bf16, f16};
-use kvasir_codec::{ChunkEncoder as _, ChunkInput, EncodeError, KvBuffer};
+use kvasir_codec::{ChunkEncoder as _, ChunkInput, EncodeError, KvBuffer, Profile};
 use kvasir_container::Head;
 use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_types::{ChainLink, KvDtype, Level, Loss, ModelSpec};
@@ -133,4 +133,38 @@ fn the_exact_level_is_smaller_than_zstd_and_all_levels_cost_little_more() {
         let ratio = all as f64 / only as f64;
         assert!(ratio < 1.08, "{dtype:?}: all levels {all}, exact only {only}: {ratio}");
     }
+}
+
+/// A value for which the span is stored as it is lets no other value of it be rounded.
+#[test]
+fn an_infinity_lets_no_other_value_be_rounded() {
+    let (setup, tokens) = (setup(KvDtype::F16, &Recipe::DirectExact), Noise::new(6).tokens(40));
+    let mut kv = typed(&setup.spec, &tokens, 2);
+    kv.as_mut_slice()[3] = -1.0 - 1.0 / 4096.0;
+    kv.as_mut_slice()[4] = f32::INFINITY;
+    let input = ChunkInput {
+        tokens: &tokens,
+        preceding_token: None,
+        first_position: 0,
+        link: ChainLink::first([9; 32].into()),
+        beneath: Loss::NONE,
+        kv: &kv,
+    };
+    let refused = setup.encoder.encode(&input);
+    assert!(matches!(refused, Err(EncodeError::Value { .. })), "{:?}", refused.map(|object| object.len()));
+}
+
+/// The format lets a coefficient enter at the exact level, where no section of it is: decoders take it for 0.
+#[test]
+fn a_coefficient_that_enters_at_the_exact_level_is_none() {
+    let made = setup(KvDtype::Bf16, &Recipe::DirectExact);
+    let mut parts = made.profile.parts();
+    let lossy = made.profile.lossy_levels();
+    let entry = i8::try_from(lossy).expect("few levels");
+    parts.scopes[0].coding.iter_mut().for_each(|coding| coding.entry = entry);
+    let setup = Setup::of((*made.spec).clone(), Profile::assemble(parts).expect("the format allows it"));
+    let tokens = Noise::new(5).tokens(300);
+    let kv = typed(&setup.spec, &tokens, 1);
+    let back = setup.decode(&setup.encode(&tokens, 0, &kv), lossy).expect("decodes");
+    assert!(back.as_slice() == kv.as_slice());
 }

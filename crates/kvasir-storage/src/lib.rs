@@ -38,7 +38,9 @@ pub use error::{
     CatalogError, ChunkError, ChunkMismatch, ContextError, DirectUnavailable, ObjectError, PutError,
     QuotaError, UploadError, UrlError,
 };
-pub use ingest::{AnnouncedBody, DirectUploads, Ingest, PartContent, PutChunk, PutObject, StoredPart};
+pub use ingest::{
+    AnnouncedBody, DirectUploads, Ingest, PartContent, PutChunk, PutObject, PutPart, StoredPart,
+};
 pub use kvasir_container::FORMAT_VERSION;
 /// Observers of requests to the store.
 pub use kvasir_store::observe;

@@ -7,8 +7,6 @@ use std::time::Duration;
 pub const CHUNK_BYTES_MAX: u64 = 1 << 30;
 /// Largest profile: 5 % of the weights of a 70B model is 7 GB, but a basis is bounded at 2 GiB by its own offsets.
 pub const PROFILE_BYTES_MAX: u64 = 2 << 30;
-/// Largest header + directory + tokens that is read into memory: 64 spans of 256 sections and 16 K tokens.
-pub const HEAD_BYTES_MAX: u64 = 4 << 20;
 /// First read of an object whose head is needed: covers header, directory and tokens of a default chunk.
 pub const HEAD_GUESS_BYTES: u64 = 32 << 10;
 /// Bytes between two selected pieces that are read and dropped rather than skipped with another request: a
@@ -240,8 +238,6 @@ pub const REFUSALS_MAX: usize = 4_096;
 pub const REFUSALS_KEPT: Duration = Duration::from_secs(3600);
 /// Chunks whose namespace is remembered as a label of events: ~200 bytes each.
 pub const LINEAGE_MAX: usize = 65_536;
-/// Ancestors of a chunk that are checked to find its namespace.
-pub const ANCESTORS_MAX: usize = 64;
 /// Namespaces of a tenant that are listed.
 pub const NAMESPACES_LISTED_MAX: usize = 1_000;
 /// Models of a tenant that `explain` compares with.
@@ -301,5 +297,7 @@ pub const LEDGER_HEARD_MAX: usize = 4_096;
 pub const LEDGER_REPLICAS_MAX: usize = 400;
 /// Objects remembered as read directly once: after the second time, the hot tier caches their base.
 pub const DIRECT_SEEN_MAX: usize = 16_384;
+/// Unreadable objects that a scrub logs; a tenant's key may be lost, and with it all of its objects.
+pub(crate) const SCRUB_UNREAD_LOGGED: u64 = 100;
 /// How often a rate-limited scrub reports progress and can be stopped.
 pub(crate) const SCRUB_PROGRESS_EVERY: Duration = Duration::from_secs(1);

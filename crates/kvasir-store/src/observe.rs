@@ -259,23 +259,32 @@ impl<T> ObservedStore<T> {
         stream.inspect(move |r| observer.request(op, RequestOutcome::of(r), 0, start.elapsed())).boxed()
     }
 
-    /// One report for the whole listing, when it ends, fails or is dropped.
+    /// One report for the whole listing, when it ends, fails or is dropped, with the time to its first object: its reader may
+    /// pause as long as it likes.
     fn whole<R: Send + 'static>(
         &self,
         stream: BoxStream<'static, Result<R>>,
     ) -> BoxStream<'static, Result<R>> {
-        struct Report(Arc<dyn StoreObserver>, Instant, RequestOutcome);
+        struct Report {
+            observer: Arc<dyn StoreObserver>,
+            started: Instant,
+            first: Option<Duration>,
+            outcome: RequestOutcome,
+        }
         impl Report {
             fn record(&mut self, outcome: RequestOutcome) {
-                self.2 = outcome;
+                self.first.get_or_insert_with(|| self.started.elapsed());
+                self.outcome = outcome;
             }
         }
         impl Drop for Report {
             fn drop(&mut self) {
-                self.0.request(StoreOp::List, self.2, 0, self.1.elapsed());
+                let elapsed = self.first.unwrap_or_else(|| self.started.elapsed());
+                self.observer.request(StoreOp::List, self.outcome, 0, elapsed);
             }
         }
-        let mut report = Report(Arc::clone(&self.observer), Instant::now(), RequestOutcome::Ok);
+        let (observer, started) = (Arc::clone(&self.observer), Instant::now());
+        let mut report = Report { observer, started, first: None, outcome: RequestOutcome::Ok };
         stream.inspect(move |item| report.record(RequestOutcome::of(item))).boxed()
     }
 }

@@ -174,6 +174,13 @@ impl Loss {
         }
     }
 
+    /// Whether the predicted KL is known to be at most `max` nats per token. Profiles without predictions add 0: beside an
+    /// error that is not `transparent`, a KL of 0 is unknown.
+    pub fn is_within_kl(&self, max: f64) -> bool {
+        let is_known = self.kl > 0.0 || self.error <= Quality::Transparent.error_max();
+        is_known && self.kl <= max
+    }
+
     /// The loss of a chunk that was computed over KV with this loss, and decoded at a level with this
     /// predicted KL and error.
     pub fn through(self, kl: f64, error: LevelError) -> Self {

@@ -26,6 +26,10 @@ about = "Conversations through the client crate, on three replicas whose store a
 seconds = 3600
 smoke = { seconds = 3 }
 
+[gates]
+"conversation.availability" = { min = 0.5 }
+"all.checked" = { min = 1 }
+
 [service]
 replicas = 3
 store = "s3"
@@ -86,6 +90,7 @@ mod tests {
         assert_ne!(of(1), of(2));
         let scenario: Scenario = toml::from_str(&of(1)).unwrap();
         let last = scenario.fault.last().unwrap();
+        assert!(scenario.gates.contains_key("all.checked"));
         assert!(scenario.fault.len() > 15 && last.at + last.lasts < 600.0 - CALM_SECONDS);
     }
 }

@@ -33,6 +33,7 @@ const JUDGED: [(&str, &str); 4] = [
 ];
 const CONVERSATION: &str = "conversation";
 const SAMPLE_PAUSE: Duration = Duration::from_secs(2);
+const PROGRESS_SECONDS: f64 = 60.0;
 /// Growth from the second quarter to the last that is noise: histories differ in size, and replicas are young.
 const GROWTH_MAX: f64 = 1.5;
 /// A shorter run never leaves its start phase, so its growth is meaningless.
@@ -151,12 +152,19 @@ impl Started {
         if self.passed.is_none() {
             self.samples.push(Sample::take(self.child.id(), &self.folder.join("tmp"), at_s));
             self.passed = self.child.try_wait()?.map(|status| status.success());
+            if self.passed == Some(false) {
+                say(&format!("after {at_s:.0} s: {} failed; see {}", self.name, self.log_path().display()));
+            }
         }
         Ok(self.passed.is_none())
     }
 
+    fn log_path(&self) -> PathBuf {
+        self.folder.join("log")
+    }
+
     fn log(&self) -> String {
-        fs::read_to_string(self.folder.join("log")).unwrap_or_default()
+        fs::read_to_string(self.log_path()).unwrap_or_default()
     }
 }
 
@@ -202,7 +210,7 @@ pub(crate) fn run(arguments: &HourArguments) -> Result<Hour> {
 
 fn watch(mut started: Vec<Started>, seconds: f64, seed: u64, machine: Machine) -> Result<Hour> {
     let (begun, mut busy) = (Instant::now(), Vec::new());
-    let (mut before, mut wrong) = (sample::processor_ticks(), Vec::new());
+    let (mut before, mut wrong, mut next_progress_s) = (sample::processor_ticks(), Vec::new(), 0.0);
     loop {
         crate::process::pause(SAMPLE_PAUSE);
         let at_s = begun.elapsed().as_secs_f64();
@@ -215,6 +223,12 @@ fn watch(mut started: Vec<Started>, seconds: f64, seed: u64, machine: Machine) -
         }
         if !runs_on {
             break;
+        }
+        if at_s >= next_progress_s {
+            next_progress_s = at_s + PROGRESS_SECONDS;
+            let running = started.iter().filter(|run| run.passed.is_none()).map(|run| run.name);
+            let running: Vec<_> = running.collect();
+            say(&format!("{at_s:.0} of {seconds:.0} s; running: {}", running.join(", ")));
         }
         if at_s > seconds + OVERTIME.as_secs_f64() {
             wrong.extend(
@@ -231,21 +245,28 @@ fn watch(mut started: Vec<Started>, seconds: f64, seed: u64, machine: Machine) -
     for mut run in started {
         let passed = run.passed == Some(true);
         if !passed {
-            let log = run.folder.join("log");
             wrong.push(format!(
                 "{}: the judge found a wrong answer, or a bound was missed; see {}",
                 run.name,
-                log.display()
+                run.log_path().display()
             ));
         }
         if seconds >= GROWTH_SECONDS_MIN && run.name != CONVERSATION {
-            for (what, grew) in growth(&run.samples) {
+            let grown = growth(&run.samples);
+            if grown.is_empty() {
+                wrong.push(format!("{}: no replica was seen, so nothing shows whether it grew", run.name));
+            }
+            for (what, grew) in grown {
                 if grew > GROWTH_MAX {
                     wrong.push(format!("{}: {what} grew by a factor of {grew:.2}", run.name));
                 }
             }
         }
         let said = page::said(&run.log(), run.name == CONVERSATION);
+        // The harness ends well if it finds no such test, and so does the test for real servers if there is none.
+        if passed && said.is_empty() {
+            wrong.push(format!("{}: nothing was judged: there is no such test, or no server", run.name));
+        }
         let samples = std::mem::take(&mut run.samples);
         runs.push(HourRun { name: run.name.to_owned(), said, passed, samples });
     }

@@ -148,6 +148,8 @@ mod tests {
             busy: vec![(2.0, 0.5)],
             wrong: vec!["files: <memory> grew".to_owned()],
         };
+        let nothing = said("\nrunning 0 tests\n\ntest result: ok. 0 passed\n", false);
+        assert!(nothing.is_empty());
         let page = page(&hour);
         check_markup(&page).unwrap();
         assert!(

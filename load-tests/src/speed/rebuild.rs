@@ -38,7 +38,7 @@ async fn fill(store: &StoreConfig, directory: &Path, count: usize) -> Result<()>
     let (tenant, namespace): (Name, Name) = ("default".parse()?, "n".parse()?);
     let (model_id, hash) = (chunks::spec().model_id(), ProfileHash::of(chunks::PROFILE));
     storage.catalog().register_model(&tenant, chunks::spec()).await?;
-    storage.ingest().put_profile(&tenant, &model_id, &hash, body(chunks::PROFILE.to_vec())).await?;
+    storage.ingest().put_profile(&tenant, &model_id, &hash, None, body(chunks::PROFILE.to_vec())).await?;
     let root: RootHash = storage.catalog().root(&tenant, &namespace, &model_id).await?;
     for context in 0..count / CONTEXT_CHUNKS {
         let tokens = chunks::tokens(context as u64, CONTEXT_CHUNKS * CHUNK_TOKENS);

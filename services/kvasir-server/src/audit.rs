@@ -1,6 +1,6 @@
 //! Audit log: a log line for each audited call, and the latest changes in memory.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use axum::{extract::Request, http::Method};
 use kvasir_api::{AUDIT_CALLS_MAX, AuditedCall, Role, routes};
@@ -23,11 +23,23 @@ impl AuditLog {
 
     fn keep(&self, call: AuditedCall) {
         let mut calls = self.0.lock();
-        calls.push_back(call);
-        if calls.len() > AUDIT_CALLS_MAX {
-            calls.pop_front();
+        if calls.len() >= AUDIT_CALLS_MAX {
+            let displaced = displaced(&calls, &call.tenant);
+            calls.remove(displaced);
         }
+        calls.push_back(call);
     }
+}
+
+/// The call that makes room for another: of the tenant that has most, the oldest one that was refused for its role, or
+/// the oldest. So no tenant displaces what another did, and no refusal a change.
+fn displaced(calls: &VecDeque<AuditedCall>, by: &Name) -> usize {
+    let mut held = HashMap::<&Name, usize>::from([(by, 1)]);
+    calls.iter().for_each(|call| *held.entry(&call.tenant).or_default() += 1);
+    let most = held.into_iter().max_by_key(|(_, count)| *count).map(|(tenant, _)| tenant);
+    let is_of_most = |call: &AuditedCall| Some(&call.tenant) == most;
+    let refused = calls.iter().position(|call| is_of_most(call) && call.status == 403);
+    refused.or_else(|| calls.iter().position(is_of_most)).unwrap_or(0)
 }
 
 /// The audited facts of a request.
@@ -47,18 +59,13 @@ impl AuditedRequest {
             routes::CHUNK | routes::CHUNK_OBJECT => is_removal,
             _ => required >= Role::Admin,
         };
-        is_audited.then(|| Self::of(request))
+        is_audited.then(|| Self::of(request.method(), request.uri().path()))
     }
 
-    /// A request that its principal's role does not allow.
-    pub(crate) fn refused(request: &Request) -> Self {
-        Self::of(request)
-    }
-
-    fn of(request: &Request) -> Self {
-        let path = request.uri().path();
+    /// Any request, for example one that its principal's role does not allow.
+    pub(crate) fn of(method: &Method, path: &str) -> Self {
         let end = path.floor_char_boundary(limits::AUDITED_PATH_BYTES_MAX);
-        Self { method: request.method().clone(), path: path[..end].to_owned() }
+        Self { method: method.clone(), path: path[..end].to_owned() }
     }
 
     /// Writes it to the log; keeps it in memory if it is a change.
@@ -129,12 +136,16 @@ mod tests {
     use super::*;
 
     fn recorded(log: &AuditLog, tenant: &str, method: Method, path: &str) {
+        recorded_with(log, tenant, method, path, 202);
+    }
+
+    fn recorded_with(log: &AuditLog, tenant: &str, method: Method, path: &str, status: u16) {
         let principal = Principal {
             tenant: tenant.parse().expect("a name"),
             role: Role::Operator,
             credential: "on call".into(),
         };
-        AuditedRequest { method, path: path.to_owned() }.record(log, &principal, 202);
+        AuditedRequest { method, path: path.to_owned() }.record(log, &principal, status);
     }
 
     #[test]
@@ -149,6 +160,20 @@ mod tests {
         let name = "b".parse().expect("a name");
         let of_one = log.last(Some(&name), 2);
         assert_eq!(of_one.iter().map(|call| call.path.as_str()).collect::<Vec<_>>(), ["/1003", "/1001"]);
+    }
+
+    #[test]
+    fn nobody_displaces_what_another_tenant_did_and_no_refusal_a_change() {
+        let log = AuditLog::default();
+        recorded(&log, "b", Method::DELETE, "/of b");
+        recorded(&log, "a", Method::DELETE, "/of a");
+        for n in 0..3 * AUDIT_CALLS_MAX {
+            recorded_with(&log, "a", Method::POST, &format!("/{n}"), 403);
+        }
+        let all = log.last(None, usize::MAX);
+        assert_eq!(all.len(), AUDIT_CALLS_MAX);
+        let oldest = all.iter().rev().take(2).map(|call| call.path.as_str()).collect::<Vec<_>>();
+        assert_eq!(oldest, ["/of b", "/of a"]);
     }
 
     #[test]

@@ -50,10 +50,11 @@ pub(crate) async fn serve_connection<S>(
     let (request_timer, gather_limit) = (timer.clone(), GatherLimit::new());
     let service = service.map_future(move |answer| {
         let (request, limit) = (request_timer.track_request(), gather_limit.clone());
+        let timer = request_timer.clone();
         async move {
             let answered = answer.await;
             drop(request);
-            answered.map(|response| response.map(|body| GatheredBody::new(body, limit)))
+            answered.map(|response| response.map(|body| GatheredBody::new(body, limit, timer)))
         }
     });
     let service = TowerToHyperService::new(service);

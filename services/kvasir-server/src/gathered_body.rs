@@ -21,7 +21,10 @@ use bytes::Buf;
 use hyper::body::{Frame, SizeHint};
 use tokio::time::Instant;
 
-use crate::{limits, watched_body::WatchedBody};
+use crate::{
+    idle_timer::{IdleTimer, UnwrittenPart},
+    limits,
+};
 
 /// Bytes that are gathered on a connection: more while it takes them fast.
 #[derive(Debug, Clone)]
@@ -48,8 +51,11 @@ impl GatherLimit {
 /// A body whose ready parts are one frame.
 #[derive(Debug)]
 pub(crate) struct GatheredBody {
-    body: WatchedBody,
+    body: Body,
+    /// Polled no more.
+    has_ended: bool,
     limit: GatherLimit,
+    timer: IdleTimer,
     /// When the last parts were handed over.
     handed_over: Option<Instant>,
     /// What came behind the parts and is not one: trailers, or the error that it ended with.
@@ -57,8 +63,8 @@ pub(crate) struct GatheredBody {
 }
 
 impl GatheredBody {
-    pub(crate) fn new(body: Body, limit: GatherLimit) -> Self {
-        Self { body: WatchedBody::new(body), limit, handed_over: None, behind: None }
+    pub(crate) fn new(body: Body, limit: GatherLimit, timer: IdleTimer) -> Self {
+        Self { body, has_ended: false, limit, timer, handed_over: None, behind: None }
     }
 }
 
@@ -77,14 +83,12 @@ impl HttpBody for GatheredBody {
             self.limit.written_in(handed_over.elapsed());
         }
         let (mut parts, limit) = (Parts::default(), self.limit.bytes());
-        while parts.remaining() < limit && !self.body.is_end_stream() {
+        while parts.remaining() < limit && !self.has_ended && !self.body.is_end_stream() {
             match Pin::new(&mut self.body).poll_frame(cx) {
                 Poll::Pending if parts.remaining() == 0 => return Poll::Pending,
-                Poll::Pending | Poll::Ready(None) => break,
-                Poll::Ready(Some(Err(error))) => {
-                    self.behind = Some(Err(error));
-                    break;
-                }
+                Poll::Pending => break,
+                Poll::Ready(None) => self.has_ended = true,
+                Poll::Ready(Some(Err(error))) => (self.behind, self.has_ended) = (Some(Err(error)), true),
                 Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                     Ok(part) => {
                         let is_long = part.len() >= limits::GATHERED_PART_BYTES_MIN;
@@ -105,11 +109,12 @@ impl HttpBody for GatheredBody {
             return Poll::Ready(self.behind.take());
         }
         self.handed_over = Some(Instant::now());
+        parts.unwritten = Some(self.timer.hand_over());
         Poll::Ready(Some(Ok(Frame::data(parts))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.behind.is_none() && self.body.is_end_stream()
+        self.behind.is_none() && (self.has_ended || self.body.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -124,6 +129,8 @@ pub(crate) struct Parts {
     first: Bytes,
     rest: VecDeque<Bytes>,
     bytes: usize,
+    /// Dropped with the parts, when all are written.
+    unwritten: Option<UnwrittenPart>,
 }
 
 impl Parts {
@@ -193,12 +200,12 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_fast_reader_gets_more_at_once_and_a_slow_one_a_part() {
         let limit = GatherLimit::new();
-        let mut body = GatheredBody::new(body_of(megabytes(20)), limit.clone());
+        let mut body = GatheredBody::new(body_of(megabytes(20)), limit.clone(), IdleTimer::new());
         for expected in [1, 2, 4, 4] {
             assert_eq!(next_bytes(&mut body).await, expected * MIB);
         }
         // What a connection was found to take holds for its next answer.
-        let mut other = GatheredBody::new(body_of(megabytes(5)), limit);
+        let mut other = GatheredBody::new(body_of(megabytes(5)), limit, IdleTimer::new());
         assert_eq!(next_bytes(&mut other).await, 4 * MIB);
         for expected in [2, 1, 1] {
             tokio::time::sleep(limits::GATHERED_TIME_MAX + Duration::from_millis(1)).await;
@@ -210,7 +217,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_is_ready_does_not_wait_for_what_is_not() {
         let (sender, receiver) = futures::channel::mpsc::unbounded::<Result<Bytes, axum::Error>>();
-        let mut body = GatheredBody::new(Body::from_stream(receiver), GatherLimit::new());
+        let mut body = GatheredBody::new(Body::from_stream(receiver), GatherLimit::new(), IdleTimer::new());
         assert!(next(&mut body).now_or_never().is_none());
         for part in [MIB, 3, 4] {
             sender.unbounded_send(Ok(Bytes::from(vec![7; part]))).expect("it is read");
@@ -232,13 +239,13 @@ mod tests {
         let limit = GatherLimit::new();
         limit.written_in(Duration::ZERO);
         limit.written_in(Duration::ZERO);
-        let mut body = GatheredBody::new(body_of(parts), limit.clone());
+        let mut body = GatheredBody::new(body_of(parts), limit.clone(), IdleTimer::new());
         assert_eq!(next_bytes(&mut body).await, MIB + 5);
         assert!(!body.is_end_stream());
         assert!(next(&mut body).await.is_some_and(|last| last.is_err()));
 
         let frames = [Frame::data(Bytes::from_static(b"part")), Frame::trailers(HeaderMap::new())];
-        let mut body = GatheredBody::new(Body::new(Frames(frames.into())), limit);
+        let mut body = GatheredBody::new(Body::new(Frames(frames.into())), limit, IdleTimer::new());
         assert_eq!(next_bytes(&mut body).await, 4);
         assert!(next(&mut body).await.is_some_and(|last| last.is_ok_and(|last| last.is_trailers())));
         assert!(next(&mut body).await.is_none());

@@ -5,6 +5,7 @@
 //! the rest.
 
 use std::{
+    collections::BTreeSet,
     io,
     pin::Pin,
     sync::{
@@ -14,6 +15,7 @@ use std::{
     task::{Context, Poll},
 };
 
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     time::Instant,
@@ -32,11 +34,21 @@ struct TimerState {
     last_moved_ms: AtomicU64,
     /// Requests whose response has not begun: the client is waiting for the service.
     in_flight: AtomicUsize,
+    /// When the parts of responses that are not written yet were handed over, each with a number of its own.
+    unwritten: Mutex<BTreeSet<(Instant, u64)>>,
+    handed_over: AtomicU64,
 }
 
 /// Keeps the timer from expiring until a request is answered; released when dropped.
 #[derive(Debug)]
 pub(crate) struct InFlightRequest(IdleTimer);
+
+/// A part of a response that the connection has not written yet; written when dropped.
+#[derive(Debug)]
+pub(crate) struct UnwrittenPart {
+    timer: IdleTimer,
+    key: (Instant, u64),
+}
 
 impl IdleTimer {
     pub(crate) fn new() -> Self {
@@ -44,6 +56,8 @@ impl IdleTimer {
             opened: Instant::now(),
             last_moved_ms: AtomicU64::new(0),
             in_flight: AtomicUsize::new(0),
+            unwritten: Mutex::default(),
+            handed_over: AtomicU64::new(0),
         }))
     }
 
@@ -53,26 +67,48 @@ impl IdleTimer {
         InFlightRequest(self.clone())
     }
 
+    /// Counts a part of a response as unwritten until the result is dropped.
+    pub(crate) fn hand_over(&self) -> UnwrittenPart {
+        let key = (Instant::now(), self.0.handed_over.fetch_add(1, Ordering::Relaxed));
+        self.0.unwritten.lock().insert(key);
+        UnwrittenPart { timer: self.clone(), key }
+    }
+
+    /// Whether the client has left a part of a response for too long. HTTP/2 keeps such parts in memory whatever else
+    /// moves on the connection.
+    fn has_stalled(&self) -> bool {
+        let oldest = self.0.unwritten.lock().first().map(|(at, _)| *at);
+        oldest.is_some_and(|at| at.elapsed() >= limits::RESPONSE_STALL_MAX)
+    }
+
     fn reset(&self) {
         let now = self.0.opened.elapsed().as_millis() as u64;
         self.0.last_moved_ms.store(now.max(1), Ordering::Relaxed);
     }
 
-    /// Resolves when no bytes have moved for too long. The limit is shorter for a client that has never sent
-    /// any.
+    /// Resolves when no bytes have moved for too long, or the client has left a part of a response for too long. The
+    /// first limit is shorter for a client that has never sent any bytes.
     pub(crate) async fn expired(&self) {
         loop {
             let moved = self.0.last_moved_ms.load(Ordering::Relaxed);
             let patience = if moved == 0 { limits::HEADER_READ_TIMEOUT } else { limits::IDLE_MAX };
             let until = self.0.opened + std::time::Duration::from_millis(moved) + patience;
-            if Instant::now() < until {
-                tokio::time::sleep_until(until).await;
+            if self.has_stalled() {
+                return;
+            } else if Instant::now() < until {
+                tokio::time::sleep_until(until.min(Instant::now() + limits::STALL_CHECKED_EVERY)).await;
             } else if self.0.in_flight.load(Ordering::Relaxed) > 0 {
                 self.reset();
             } else {
                 return;
             }
         }
+    }
+}
+
+impl Drop for UnwrittenPart {
+    fn drop(&mut self) {
+        self.timer.0.unwritten.lock().remove(&self.key);
     }
 }
 
@@ -183,5 +219,31 @@ mod tests {
         });
         timer.expired().await;
         assert!(begun.elapsed() >= Duration::from_secs(1_000) + limits::IDLE_MAX, "{:?}", begun.elapsed());
+    }
+
+    /// An HTTP/2 client that answers pings and takes no data.
+    #[tokio::test(start_paused = true)]
+    async fn a_part_that_is_never_taken_ends_a_connection_on_which_bytes_move() {
+        let timer = IdleTimer::new();
+        let (begun, pinged) = (Instant::now(), timer.clone());
+        let pings = tokio::spawn(async move {
+            loop {
+                pinged.reset();
+                drop(pinged.hand_over());
+                tokio::time::sleep(Duration::from_secs(20)).await;
+            }
+        });
+        let waited = tokio::time::timeout(Duration::from_secs(10_000), timer.expired()).await;
+        assert!(waited.is_err(), "what is taken at once ends nothing");
+        let (handed_over, _part) = (Instant::now(), timer.hand_over());
+        timer.expired().await;
+        pings.abort();
+        let waited = handed_over.elapsed();
+        let most = limits::RESPONSE_STALL_MAX + limits::STALL_CHECKED_EVERY;
+        assert!(
+            waited >= limits::RESPONSE_STALL_MAX && waited <= most,
+            "{waited:?} of {:?}",
+            begun.elapsed()
+        );
     }
 }

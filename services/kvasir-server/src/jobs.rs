@@ -103,7 +103,7 @@ impl Jobs {
             job_id: Uuid::now_v7(),
             kind: request.kind,
             state: JobState::Running,
-            dry_run: request.dry_run,
+            dry_run: request.dry_run || request.kind == JobKind::Gc && self.only_counts(),
             tenant: request.tenant.clone(),
             started_at_ms: unix_ms(),
             elapsed_ms: 0,
@@ -121,6 +121,11 @@ impl Jobs {
             jobs.remove(ended);
         }
         Ok((job, cancellation))
+    }
+
+    /// Whether the settings let collections only count.
+    fn only_counts(&self) -> bool {
+        self.gc_policy.get().is_some_and(|policy| policy.dry_run)
     }
 
     fn update(&self, job_id: Uuid, change: impl FnOnce(&mut Job)) {
@@ -218,7 +223,7 @@ async fn run(
     match *work {
         Work::Gc { dry_run } => {
             let mut policy = jobs.gc_policy.get().cloned().unwrap_or_default();
-            policy.dry_run = dry_run;
+            policy.dry_run |= dry_run;
             let progress = |report: &GcReport| {
                 metrics.collecting(report);
                 said(gc_counts(report))
@@ -307,6 +312,16 @@ fn rebuild_counts(done: RebuildProgress) -> BTreeMap<String, u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_collection_only_counts_where_the_settings_say_so() {
+        let jobs = Jobs::default();
+        jobs.set_gc_policy(GcPolicy { dry_run: true, ..GcPolicy::default() });
+        for (kind, only_counts) in [(JobKind::Gc, true), (JobKind::Scrub, false)] {
+            let (job, _) = jobs.register(&JobRequest::new(kind)).expect("none runs");
+            assert_eq!(job.dry_run, only_counts);
+        }
+    }
 
     #[test]
     fn a_job_that_runs_stays_known_however_many_end_meanwhile() {

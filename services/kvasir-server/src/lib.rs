@@ -6,6 +6,7 @@ mod api_error;
 mod audit;
 mod auth;
 mod background;
+mod body_room;
 mod cluster;
 mod config;
 mod connection;
@@ -39,7 +40,6 @@ pub mod telemetry;
 mod tls;
 mod toml_error;
 mod wall_clock;
-mod watched_body;
 
 pub use auth::{AuthError, NewAccessKey, NewToken};
 pub use config::{

@@ -10,20 +10,26 @@ pub(crate) const SHORT_BODY_BYTES: usize = 64 << 10;
 pub(crate) const LONG_BODIES_BYTES_MAX: usize = 256 << 20;
 /// Longest time to read a whole body: 16 MiB at 2.2 Mbit/s.
 pub(crate) const WHOLE_BODY_TIME_MAX: Duration = Duration::from_secs(60);
+/// Longest aws-chunk of an S3 body: `s3s` holds it whole. Clients that sign chunks send 64 KiB; some send a part as one.
+pub(crate) const S3_HELD_BYTES_MAX: usize = 64 << 20;
 /// Longest JSON before objects that are stored together: 256 keys of 512 bytes, each byte an escape.
 pub(crate) const NEW_OBJECTS_HEAD_BYTES_MAX: usize = 1 << 20;
 /// Maximum bytes of a list of keys: as many as a request may name, each byte escaped.
 pub(crate) const KEYS_BYTES_MAX: usize = 1 << 20;
 /// Status in the audit log of a request whose client hung up before its response.
 pub(crate) const STATUS_ABANDONED: u16 = 499;
+/// Largest count in a report of a load: 4 TiB, or 140 years of a GPU in ms. Reports are added up for all tenants.
+pub(crate) const LOAD_COUNT_MAX: u64 = 1 << 42;
 /// How long a client may take to send a request's head; slower ones only occupy connections.
 pub(crate) const HEADER_READ_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long a connection may be idle: longer than the keep-alive pings of HTTP/2 and of event streams.
 pub(crate) const IDLE_MAX: Duration = Duration::from_secs(120);
 /// How long a sender may pause within a body.
 pub(crate) const BODY_STALL_MAX: Duration = Duration::from_secs(30);
-/// How long a client may take for what was handed over of a response that has more: 4 MiB at 17 kB/s.
+/// How long a client may take for a part that was handed over of a response: 4 MiB at 17 kB/s.
 pub(crate) const RESPONSE_STALL_MAX: Duration = Duration::from_secs(240);
+/// How often that is checked on a connection.
+pub(crate) const STALL_CHECKED_EVERY: Duration = Duration::from_secs(15);
 /// Minimum average rate of a body, after such a pause: slower than any link worth sending KV caches over.
 pub(crate) const BODY_BYTES_PER_SECOND_MIN: u64 = 1 << 10;
 /// Bytes of path and query: enough for 256 ranges of sections, or 32 labels.
@@ -69,6 +75,8 @@ pub(crate) const REFUSED_BODY_BYTES_MAX: u64 = 64 << 20;
 pub(crate) const REFUSED_BODY_TIME_MAX: Duration = Duration::from_secs(5);
 /// Concurrent connections to the listener of probes and metrics: a kubelet, a few scrapers, an operator.
 pub(crate) const OPS_CONNECTIONS_MAX: usize = 32;
+/// Those of one address.
+pub(crate) const OPS_CONNECTIONS_PER_ADDRESS_MAX: usize = 8;
 /// Longest connection to it: longer than any probe or scrape, so that idle ones do not keep others out.
 pub(crate) const OPS_CONNECTION_TIME_MAX: Duration = Duration::from_secs(60);
 /// Longest request id that is accepted from a client.

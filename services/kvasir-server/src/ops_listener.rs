@@ -11,8 +11,8 @@ use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use tokio::{net::TcpListener, sync::Semaphore, task::JoinSet};
 
 use crate::{
-    config::Config, connection::connection_builder, limits, router::ops_router, run_error::RunError,
-    state::AppState,
+    config::Config, connection::connection_builder, connection_limiter::ConnectionLimiter, limits,
+    router::ops_router, run_error::RunError, state::AppState,
 };
 
 /// Listens at `server.ops_listen`, if set, until the result is dropped.
@@ -32,16 +32,19 @@ pub(crate) async fn open(config: &Config, state: &AppState) -> Result<JoinSet<()
 
 async fn serve(listener: TcpListener, router: Router) {
     let connections = Arc::new(Semaphore::new(limits::OPS_CONNECTIONS_MAX));
+    let by_address = ConnectionLimiter::new(limits::OPS_CONNECTIONS_PER_ADDRESS_MAX);
     loop {
         let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { return };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection for probes or metrics");
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 continue;
             }
         };
+        // Nobody keeps the kubelet out.
+        let Some(of_address) = by_address.try_acquire(peer.ip()) else { continue };
         let service = TowerToHyperService::new(router.clone());
         tokio::spawn(async move {
             let builder = connection_builder(limits::CONNECTION_MEMORY_BYTES);
@@ -50,7 +53,7 @@ async fn serve(listener: TcpListener, router: Router) {
             if let Ok(Err(error)) = ended {
                 tracing::debug!(error, "a connection for probes or metrics ended with an error");
             }
-            drop(permit);
+            drop((permit, of_address));
         });
     }
 }
@@ -97,8 +100,16 @@ mod tests {
         ] {
             assert_eq!(status(address, path).await, expected, "{path}");
         }
+        let mut held = Vec::new();
+        for _ in 0..=limits::OPS_CONNECTIONS_PER_ADDRESS_MAX {
+            let socket = tokio::net::TcpSocket::new_v4().expect("a socket");
+            socket.bind(([127, 0, 0, 2], 0).into()).expect("any loopback address is ours");
+            held.push(socket.connect(address).await.expect("connects"));
+        }
+        let mut last = held.pop().expect("the last");
+        assert!(matches!(last.read(&mut [0]).await, Ok(0) | Err(_)), "it is closed");
         state.drain();
-        assert_eq!(status(address, "/livez").await, "200");
+        assert_eq!(status(address, "/livez").await, "200", "another address");
         assert_eq!(status(address, "/readyz").await, "503");
         task.shutdown().await;
         assert!(tokio::net::TcpStream::connect(address).await.is_err(), "closed with its task");

@@ -106,7 +106,11 @@ fn storage_over(store: impl ObjectStore, change: impl FnOnce(&mut Settings)) -> 
 async fn prepare(storage: &Arc<Storage>) -> RootHash {
     storage.catalog().register_model(&tenant(), chunks::spec()).await.expect("registers");
     let (model_id, hash) = (chunks::spec().model_id(), ProfileHash::of(chunks::PROFILE));
-    storage.ingest().put_profile(&tenant(), &model_id, &hash, body(chunks::PROFILE)).await.expect("stores");
+    storage
+        .ingest()
+        .put_profile(&tenant(), &model_id, &hash, None, body(chunks::PROFILE))
+        .await
+        .expect("stores");
     storage.catalog().root(&tenant(), &"n".parse().expect("a name"), &model_id).await.expect("a root")
 }
 
@@ -293,7 +297,11 @@ async fn an_objects_status_counts_its_uses_where_they_matter() {
 async fn furnish(storage: &Arc<Storage>, tenant: &Name, seeds: std::ops::Range<u64>) -> u64 {
     let (model_id, hash) = (chunks::spec().model_id(), ProfileHash::of(chunks::PROFILE));
     storage.catalog().register_model(tenant, chunks::spec()).await.expect("registers");
-    storage.ingest().put_profile(tenant, &model_id, &hash, body(chunks::PROFILE)).await.expect("stores");
+    storage
+        .ingest()
+        .put_profile(tenant, &model_id, &hash, None, body(chunks::PROFILE))
+        .await
+        .expect("stores");
     let root =
         storage.catalog().root(tenant, &"n".parse().expect("a name"), &model_id).await.expect("a root");
     let mut bytes = 0;

@@ -54,13 +54,15 @@ impl<'a> Client<'a> {
                 0..6 => self.store(*life, api, chunks).await,
                 6 => self.remove(*life, api, chunk).await,
                 7 => self.store_and_remove(*life, api, chunk).await,
-                8 | 9 => self.name(api, chunk).await,
-                10 => pins.extend(self.pin(api, chunks).await),
+                8 | 9 => self.name(*life, api, chunk).await,
+                10 => pins.extend(self.pin(*life, api, chunks).await),
                 11 if !pins.is_empty() => {
                     let pin = pins.swap_remove(self.below(pins.len()));
-                    self.unpin(api, pin).await;
+                    self.unpin(*life, api, pin).await;
                 }
-                _ => self.load(*life, api, (tokens, chunks), self.below(2) == 0).await,
+                _ => {
+                    self.load(*life, api, (tokens, chunks), self.below(2) == 0).await;
+                }
             }
         }
     }
@@ -87,10 +89,11 @@ impl<'a> Client<'a> {
         let history = self.history;
         let removal = history.model.borrow_mut().removal_begins(life, history.now(), chunk.seq_hash, None);
         let path = routes::chunk(&history.model_id, &chunk.seq_hash);
-        let outcome = match api.try_send(Method::DELETE, &path, "").await {
-            Ok(answer) if answer.status() == StatusCode::NO_CONTENT => Outcome::Acknowledged,
+        let answer = self.send(life, api, Method::DELETE, &path, Vec::new()).await;
+        let outcome = match answer.map(|answer| answer.status()) {
+            Some(StatusCode::NO_CONTENT) => Outcome::Acknowledged,
             // There was nothing, and it has not begun to remove anything.
-            Ok(answer) if answer.status() == StatusCode::NOT_FOUND => Outcome::Refused,
+            Some(StatusCode::NOT_FOUND) => Outcome::Refused,
             _ => Outcome::Unknown,
         };
         history.model.borrow_mut().removal_ends(removal, history.now(), outcome);
@@ -106,10 +109,10 @@ impl<'a> Client<'a> {
     }
 
     /// Asks for the object of a chunk without naming it.
-    async fn name(&self, api: &Api, chunk: &Chunk) {
+    async fn name(&self, life: Replica, api: &Api, chunk: &Chunk) {
         let (history, begun) = (self.history, self.history.now());
         let path = routes::chunk(&history.model_id, &chunk.seq_hash);
-        let Ok(answer) = api.try_send(Method::HEAD, &path, "").await else { return };
+        let Some(answer) = self.send(life, api, Method::HEAD, &path, Vec::new()).await else { return };
         if answer.status() != StatusCode::OK {
             return;
         }
@@ -119,7 +122,7 @@ impl<'a> Client<'a> {
     }
 
     /// Pins the first chunks of a context. Returns the pin and the context if it was acknowledged.
-    async fn pin(&self, api: &Api, chunks: &[Chunk]) -> Option<(u64, uuid::Uuid)> {
+    async fn pin(&self, life: Replica, api: &Api, chunks: &[Chunk]) -> Option<(u64, uuid::Uuid)> {
         let (history, begun) = (self.history, self.history.now());
         let chunks: Vec<&Chunk> = chunks.iter().take(2).collect();
         let request = ContextRequest {
@@ -131,7 +134,7 @@ impl<'a> Client<'a> {
             pinned: true,
         };
         let body = serde_json::to_vec(&request).expect("serialises");
-        let answer = api.try_send(Method::POST, routes::CONTEXTS, body).await.ok()?;
+        let answer = self.send(life, api, Method::POST, routes::CONTEXTS, body).await?;
         if answer.status() != StatusCode::CREATED {
             return None;
         }
@@ -142,35 +145,53 @@ impl<'a> Client<'a> {
         Some((pin, context.context_id))
     }
 
-    async fn unpin(&self, api: &Api, (pin, context): (u64, uuid::Uuid)) {
+    async fn unpin(&self, life: Replica, api: &Api, (pin, context): (u64, uuid::Uuid)) {
         self.history.model.borrow_mut().unpin(pin, self.history.now());
-        let _ = api.try_send(Method::DELETE, &routes::context(&context), "").await;
+        self.send(life, api, Method::DELETE, &routes::context(&context), Vec::new()).await;
     }
 
-    /// Looks up, and reads the offered chunks.
+    /// The answer, if there is one. No mishap excuses an internal error.
+    async fn send(
+        &self,
+        life: Replica,
+        api: &Api,
+        method: Method,
+        path: &str,
+        body: Vec<u8>,
+    ) -> Option<Response> {
+        let answer = api.try_send(method, path, body).await.ok()?;
+        let status = answer.status();
+        assert_ne!(status, StatusCode::INTERNAL_SERVER_ERROR, "{path}\n{}", self.group.log(life));
+        Some(answer)
+    }
+
+    /// Looks up, and reads the offered chunks. Whether the replica gave all that it offered, and was not cut off from the
+    /// store.
     pub(super) async fn load(
         &self,
         life: Replica,
         api: &Api,
         (tokens, chunks): (&[u32], &[Chunk]),
         fresh: bool,
-    ) {
+    ) -> bool {
         let history = self.history;
         let request = history.lookup_of(tokens, fresh);
         let (begun, asked) = (history.now(), Instant::now());
         let body = serde_json::to_vec(&request).expect("serialises");
         let answer = api.try_send(Method::POST, routes::LOOKUP, body.clone()).await;
-        let Some(answer) = self.expect::<LookupResponse>(life, answer).await else { return };
+        let Some(answer) = self.expect::<LookupResponse>(life, answer).await else { return false };
         let chain = TokenChain::new(history.root, tokens);
         let (by, at, answer, chain) = (life, history.since(begun), &answer, &chain);
         let judged_as = |reached| {
             let lookup = Lookup { by, at, fresh, reached, chain, tokens, answer };
             history.model.borrow_mut().lookup(lookup)
         };
-        let mut judged = judged_as(self.group.reached_the_store(asked));
+        let reached = self.group.reached_the_store(asked);
+        let judged = history.judged(|| self.group.log(life), || judged_as(reached));
+        let (mut judged, mut is_whole) = (judged, true);
         // A store that is slow, as on a busy machine, is left alone by the replica's breaker: nobody cut it off, and it is.
         if judged.is_err() && !reaches_the_store(api).await {
-            judged = judged_as(false);
+            (judged, is_whole) = (judged_as(false), false);
         }
         if let Err(wrong) = judged {
             let offered = answer.chunks.iter().map(|hit| hit.seq_hash);
@@ -187,20 +208,23 @@ impl<'a> Client<'a> {
         for hit in &answer.chunks {
             let path = routes::chunk_object(&history.model_id, &hit.seq_hash, &hit.object_digest);
             let (begun, asked) = (history.now(), Instant::now());
-            let Ok(answer) = api.try_send(Method::GET, &path, "").await else { return };
+            let Ok(answer) = api.try_send(Method::GET, &path, "").await else { return false };
             let status = answer.status();
             if status != StatusCode::OK {
                 let is_cut_off = status == StatusCode::SERVICE_UNAVAILABLE
                     && !(self.group.reached_the_store(asked) && reaches_the_store(api).await);
                 assert!(status == StatusCode::NOT_FOUND || is_cut_off, "{status}\n{}", self.group.log(life));
+                is_whole = false;
                 continue;
             }
             // An answer that breaks off is none.
-            let Ok(bytes) = answer.bytes().await else { return };
+            let Ok(bytes) = answer.bytes().await else { return false };
             let by = (life, history.since(begun));
-            let read = history.model.borrow_mut().read(by, &hit.seq_hash, &hit.object_digest, 0, &bytes);
+            let read = || history.model.borrow_mut().read(by, &hit.seq_hash, &hit.object_digest, 0, &bytes);
+            let read = history.judged(|| self.group.log(life), read);
             judge(read.map_err(|wrong| format!("{wrong}\n{}", self.group.log(life))));
         }
+        is_whole
     }
 
     /// The body of a success. A replica that is killed or drained need not answer; one that runs does.

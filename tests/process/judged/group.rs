@@ -158,9 +158,10 @@ impl<'a> Group<'a> {
     }
 
     /// The addresses of running replicas for objects by key: the REST API, and S3.
-    pub(super) fn doors(&self) -> Vec<(Api, SocketAddr)> {
+    pub(super) fn doors(&self) -> Vec<(Replica, Api, SocketAddr)> {
         let members = self.members.borrow();
-        members.iter().flatten().map(|member| (member.process.api().clone(), member.s3)).collect()
+        let door = |member: &Member| (member.life, member.process.api().clone(), member.s3);
+        members.iter().flatten().map(door).collect()
     }
 
     /// The end of the log of a replica, for the report of a failure.

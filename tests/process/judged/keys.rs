@@ -1,12 +1,20 @@
 //! Clients of objects by key, over the REST API and over S3: the promises are the same for both.
 
-use std::{cell::RefCell, net::SocketAddr, time::Duration};
+use std::{
+    cell::RefCell,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 
-use kvasir_tests::{faulty::Dice, model::Outcome, service::Api};
+use kvasir_tests::{
+    faulty::Dice,
+    model::{Outcome, Replica},
+    service::Api,
+};
 use reqwest::{Method, Response, StatusCode};
 use tokio::time::sleep;
 
-use super::{History, group::Group, judge};
+use super::{ASKED_AGAIN, History, SERVED_AGAIN, group::Group, judge};
 
 /// Keys that clients of both write, and as many that only S3 clients do, which lists must have.
 const SHARED: u8 = 2;
@@ -22,6 +30,8 @@ fn payload(key: u8, value: u8) -> Vec<u8> {
 
 /// A client of one replica for one request.
 struct Door<'a> {
+    group: &'a Group<'a>,
+    life: Replica,
     api: &'a Api,
     /// Its S3 address.
     s3: Option<SocketAddr>,
@@ -29,12 +39,16 @@ struct Door<'a> {
 }
 
 impl Door<'_> {
+    /// No mishap excuses an internal error.
     async fn send(&self, method: Method, key: u8, body: Vec<u8>) -> Option<Response> {
         let url = match self.s3 {
             Some(address) => format!("http://{address}/{}/key-{key}", self.namespace),
             None => format!("http://{}/v1/namespaces/{}/objects/key-{key}", self.api.address, self.namespace),
         };
-        self.api.http.request(method, url).body(body).send().await.ok()
+        let answer = self.api.http.request(method, url).body(body).send().await.ok()?;
+        let status = answer.status();
+        assert_ne!(status, StatusCode::INTERNAL_SERVER_ERROR, "key {key}\n{}", self.group.log(self.life));
+        Some(answer)
     }
 
     /// The value of a key; `None` if there is none, or the answer is incomplete.
@@ -69,6 +83,10 @@ impl<'a> KeyClient<'a> {
         self.dice.borrow_mut().below(n)
     }
 
+    fn door<'b>(&'b self, life: Replica, api: &'b Api, s3: Option<SocketAddr>) -> Door<'b> {
+        Door { group: self.group, life, api, s3, namespace: &self.history.namespace }
+    }
+
     /// Until the history is over.
     pub(super) async fn run(self) {
         while !self.history.is_over.get() {
@@ -77,10 +95,10 @@ impl<'a> KeyClient<'a> {
             if live.is_empty() {
                 continue;
             }
-            let (api, s3) = &live[self.below(live.len())];
+            let (life, api, s3) = &live[self.below(live.len())];
             let key = self.below(KEYS.into()) as u8;
             let s3 = (key >= SHARED || self.below(2) == 0).then_some(*s3);
-            let door = Door { api, s3, namespace: &self.history.namespace };
+            let door = self.door(*life, api, s3);
             match self.below(10) {
                 0..4 => self.put(&door, key, self.below(VALUES.into()) as u8).await,
                 4 => self.remove(&door, key).await,
@@ -117,17 +135,26 @@ impl<'a> KeyClient<'a> {
         let (history, begun) = (self.history, self.history.now());
         // Nothing and an error are what a cache may always answer.
         let Some(found) = door.get(key).await else { return };
-        judge(found.and_then(|value| history.keys.borrow().got(key, history.since(begun), value)));
+        let at = history.since(begun);
+        let got = |value| {
+            history.judged(|| self.group.log(door.life), || history.keys.borrow().got(key, at, value))
+        };
+        judge(found.and_then(got));
     }
 
     /// Checks that all replicas find the promised objects through both APIs at the end, and that objects
     /// written by S3 clients are listed.
     pub(super) async fn find_owed(&self) {
         let history = self.history;
-        for (api, s3) in self.group.doors() {
+        for (life, api, s3) in self.group.doors() {
             for s3 in [None, Some(s3)] {
-                let door = Door { api: &api, s3, namespace: &history.namespace };
-                let listed = door.list().await;
+                let door = self.door(life, &api, s3);
+                let (begun, mut listed) = (Instant::now(), door.list().await);
+                while s3.is_some() && listed.is_none() {
+                    assert!(begun.elapsed() < SERVED_AGAIN, "no list\n{}", self.group.log(life));
+                    sleep(ASKED_AGAIN).await;
+                    listed = door.list().await;
+                }
                 // Time goes on, and with it what a collector may take.
                 let owed = history.keys.borrow().owed(history.now());
                 for (key, value) in owed {

@@ -12,7 +12,7 @@ pub(super) const NEGATIVE_TTL: Duration = Duration::from_secs(2);
 /// tests.
 const REMOVAL_BOUND: Duration = Duration::from_secs(10);
 /// The default bound, for a store that is unavailable at times.
-const REMOVAL_BOUND_IN_TROUBLE: Duration = Duration::from_secs(30);
+pub(super) const REMOVAL_BOUND_IN_TROUBLE: Duration = Duration::from_secs(30);
 /// The store's dates are whole seconds.
 const DATES: Duration = Duration::from_secs(2);
 /// Longer than removals are in the logs under any of the settings.

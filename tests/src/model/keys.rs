@@ -40,6 +40,11 @@ impl Keys {
         Self { bounds, grace, puts: Vec::new(), removals: Vec::new(), tampered: Vec::new() }
     }
 
+    /// From now on, a replica may not know others' removals for `bound`.
+    pub fn set_removal_bound(&mut self, bound: Duration) {
+        self.bounds.removal = Some(bound);
+    }
+
     /// Somebody changes objects of keys: which, is not told apart.
     pub fn tampered(&mut self, at: Duration) {
         self.tampered.push(at);

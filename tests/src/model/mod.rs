@@ -159,6 +159,11 @@ impl Model {
         }
     }
 
+    /// From now on, a replica may not know others' removals for `bound`.
+    pub fn set_removal_bound(&mut self, bound: Duration) {
+        self.bounds.removal = Some(bound);
+    }
+
     /// How many answers of each kind were judged, and how many of them owed anything.
     pub fn judged(&self) -> &BTreeMap<&'static str, u64> {
         &self.judged

@@ -52,7 +52,7 @@ impl PlannedLevels {
         let is_good_enough = |level: &Level| match floor {
             QualityFloor::Adaptive => true,
             QualityFloor::KlAtMost(max) => {
-                kl.as_ref().is_some_and(|kl| chunk.loss_at(*level, kl[level.index()]).kl <= max)
+                kl.as_ref().is_some_and(|kl| chunk.loss_at(*level, kl[level.index()]).is_within_kl(max))
             }
             QualityFloor::Named(quality) => chunk.loss_at(*level, 0.0).error <= quality.error_max(),
         };

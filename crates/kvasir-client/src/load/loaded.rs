@@ -93,11 +93,11 @@ impl Loaded {
         self.losses().map(|(_, loss)| loss).fold(Loss::NONE, Loss::worst)
     }
 
-    /// Leading tokens up to the first whose predicted KL is above `kl_max` nats per token: an engine may
+    /// Leading tokens up to the first whose predicted KL is unknown or above `kl_max` nats per token: an engine may
     /// share these with other requests for this quality. [Missing](Self::missing) tokens count as exact.
     pub fn tokens_within(&self, kl_max: f64) -> u64 {
         self.losses()
-            .filter(|(_, loss)| loss.kl > kl_max)
+            .filter(|(_, loss)| !loss.is_within_kl(kl_max))
             .map(|(range, _)| range.start)
             .min()
             .unwrap_or(self.tokens)

@@ -102,10 +102,10 @@ pub(super) fn check_beneath(beneath: Loss, kl_beneath_max: Option<f64>) -> Resul
         Some(kl_beneath_max) if kl_beneath > kl_beneath_max => {
             Err(SaveRefusal::KlBeneath { kl_beneath, kl_beneath_max })
         }
-        Some(_) => Ok(()),
-        None if hops > HOPS_MAX || (hops > 0 && error > Quality::Transparent.error_max()) => {
+        Some(kl_beneath_max) if beneath.is_within_kl(kl_beneath_max) => Ok(()),
+        _ if hops > HOPS_MAX || (hops > 0 && error > Quality::Transparent.error_max()) => {
             Err(SaveRefusal::Beneath { error, hops })
         }
-        None => Ok(()),
+        _ => Ok(()),
     }
 }

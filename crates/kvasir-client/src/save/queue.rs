@@ -146,11 +146,6 @@ impl SaveTicket {
         drop(job);
         outcome
     }
-
-    /// The outcome, if it is already known.
-    pub fn try_outcome(&mut self) -> Option<SaveOutcome> {
-        self.outcome.try_recv().ok()
-    }
 }
 
 /// A queued context.

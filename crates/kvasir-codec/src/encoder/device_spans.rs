@@ -95,7 +95,6 @@ impl CpuEncoder {
             errors: None,
         });
         let object = self.assemble(input, spans, pieces.collect())?;
-        let drift = self.drift(input.tokens.len(), object.len());
-        Ok((object, EncodeReport { exact_spans, drift }))
+        Ok((object, EncodeReport { exact_spans }))
     }
 }

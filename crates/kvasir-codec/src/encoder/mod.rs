@@ -52,10 +52,6 @@ pub struct EncodeReport {
     /// Scope and span of everything stored exactly because a value was not finite or out of range, or because a model's first
     /// profile would not have been `transparent` there.
     pub exact_spans: Vec<(usize, usize)>,
-    /// Bits per element of the whole object over those of held-out text in training, head and tokens
-    /// included. If it is well above 1 on chunks of the usual length, the profile no longer fits the stored
-    /// data: retrain it on this traffic. (Short chunks always cost more per element.)
-    pub drift: Option<f32>,
 }
 
 impl CpuEncoder {
@@ -91,8 +87,7 @@ impl CpuEncoder {
     /// As [`ChunkEncoder::encode`].
     pub fn encode_with_report(&self, input: &ChunkInput<'_>) -> Result<(Vec<u8>, EncodeReport), EncodeError> {
         check_input(input)?;
-        let tokens = input.tokens.len();
-        let spans: Vec<_> = spans(tokens).collect();
+        let spans: Vec<_> = spans(input.tokens.len()).collect();
         let ropes: Vec<_> = (spans.iter())
             .map(|span| SpanRopes::new(&self.spec, input.first_position, span.clone()))
             .collect();
@@ -110,15 +105,7 @@ impl CpuEncoder {
         let forced = tasks.iter().zip(&coded).filter(|(_, pieces)| pieces.forced_exact);
         let exact_spans = forced.map(|(task, _)| *task).collect();
         let object = self.assemble(input, spans.len(), coded)?;
-        let drift = self.drift(tokens, object.len());
-        Ok((object, EncodeReport { exact_spans, drift }))
-    }
-
-    /// Bits per element over the value from training; `None` if training recorded none.
-    fn drift(&self, tokens: usize, bytes: usize) -> Option<f32> {
-        let expected = self.profile.levels().last()?.bits_per_element;
-        let elements = (tokens * self.spec.elements_per_token()) as f32;
-        (expected > 0.0).then(|| bytes as f32 * 8.0 / elements / expected)
+        Ok((object, EncodeReport { exact_spans }))
     }
 
     /// Tokens at the start of the chunk that are stored exactly.

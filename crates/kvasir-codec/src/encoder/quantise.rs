@@ -10,14 +10,15 @@ use crate::{
     },
     limits::QUANTISED_MAX,
     prepared_scope::{PreparedScope, anchor_prediction, split_anchors},
-    profile::{CoefficientCoding, Predictor, Scope},
+    profile::{Predictor, Scope},
     span_ropes::SpanRopes,
 };
 
 /// Values of the finest lossy level as a decoder has them: those of coefficients that are never coded are 0.
 pub(super) fn finest_values(scope: &Scope, prepared: &PreparedScope, values: &QuantisedSpan) -> Vec<i32> {
     let mut main = values.main.clone();
-    let silent = scope.coding.iter().map(|coding| coding.entry == CoefficientCoding::NEVER);
+    // NEVER is above all levels, and so is an entry at the exact level.
+    let silent = scope.coding.iter().map(|coding| i32::from(coding.entry) >= prepared.levels.len() as i32);
     for (row, _) in main.chunks_exact_mut(values.main_tokens).zip(silent).filter(|(_, silent)| *silent) {
         row.fill(0);
     }

@@ -81,7 +81,7 @@ impl<'a> SpanJob<'a> {
         if self.prepared.levels.is_empty() {
             // Nothing but the exact level.
             return Ok(match self.lossless(None)? {
-                None => self.all_told()?,
+                None => self.all_exact()?,
                 lossless => SpanPieces { exact: self.exact_prefix()?, lossless, ..SpanPieces::default() },
             });
         }
@@ -93,7 +93,7 @@ impl<'a> SpanJob<'a> {
         if self.scope.lossless.is_some() {
             lossless = self.lossless(Some(&finest_values(self.scope, self.prepared, &values)))?;
             if lossless.is_none() {
-                return self.all_told();
+                return self.all_exact();
             }
         }
         let mut blocks = self.encoder.blocks.take();
@@ -179,6 +179,10 @@ impl<'a> SpanJob<'a> {
     /// The piece that holds the span's first tokens exactly.
     fn exact_piece(&self, tokens: usize) -> Result<Vec<u8>, EncodeError> {
         let ((raw, _), whole) = (self.read(tokens), 0..tokens);
+        // A profile with an exact level stores bit for bit, or not at all.
+        if self.scope.lossless.is_some() {
+            self.check_held(&raw)?;
+        }
         let members = self.prepared.elements.members(tokens, &whole, &raw);
         exact_piece::encode(self.encoder.exact_dtype, tokens, members.flat_map(|m| m.rows.values()))
     }
@@ -210,12 +214,10 @@ impl<'a> SpanJob<'a> {
         holds.then(|| Ok(SpanPieces { errors, ..self.all_exact()? })).transpose()
     }
 
-    /// As [`all_exact`](Self::all_exact), for a span that its exact level cannot represent: bit for bit, or
-    /// not at all.
-    fn all_told(&self) -> Result<SpanPieces, EncodeError> {
-        let rows = self.read(self.ropes.tokens()).0;
+    /// Refuses rows with a value that the cache's type would round.
+    fn check_held(&self, rows: &[f32]) -> Result<(), EncodeError> {
         let unheld = rows.iter().find(|value| !self.encoder.exact_dtype.holds(**value));
-        unheld.map_or_else(|| self.all_exact(), |value| Err(EncodeError::Value { value: value.to_string() }))
+        unheld.map_or(Ok(()), |value| Err(EncodeError::Value { value: value.to_string() }))
     }
 
     /// The piece of every lossy level, coarsest first.

@@ -1,10 +1,6 @@
 //! Trit tables: two contexts of three digits, two thresholds each; 8 bytes.
 
-use super::{
-    constants::{PROBABILITY_BITS, PROBABILITY_ONE},
-    error::TableError,
-    frequencies::normalise,
-};
+use super::{constants::PROBABILITY_ONE, error::TableError, frequencies::normalise};
 
 /// Frequencies of the digits `-1, 0, 1` of a refinement, given that the coarser value is zero (context 0) or
 /// not (context 1, in which the digit is counted away from zero: a negative value's digit is negated).
@@ -110,12 +106,5 @@ impl TritTable {
             0 => (a, b - a),
             1.. => (b, PROBABILITY_ONE - b),
         }
-    }
-
-    /// Code length of a digit after `coarse`, in bits; infinite where its frequency is zero.
-    pub fn cost_bits(&self, coarse: i32, digit: i32) -> f32 {
-        let folded = if coarse < 0 { -digit } else { digit };
-        let (_, frequency) = self.range(Self::context(coarse), folded);
-        PROBABILITY_BITS as f32 - (frequency as f32).log2()
     }
 }

@@ -62,11 +62,6 @@ impl PagedKv {
         &self.pool
     }
 
-    /// The block table: index of the page that holds tokens `i × page_tokens ..`.
-    pub fn block_table(&self) -> impl ExactSizeIterator<Item = u32> + '_ {
-        self.table.iter().map(|page| page.index)
-    }
-
     /// Makes room for `tokens` tokens in all, without changing [`len`](Self::len).
     ///
     /// # Errors

@@ -34,10 +34,18 @@ pub struct HotContext {
     pub position: u32,
     /// The first frame of the previous object in its context.
     pub parent: Option<FrameKey>,
+    /// Whether this replica is the first of its route, so that no other one should keep what it reads.
+    pub is_first: bool,
 }
 
 impl HotContext {
     /// A read without known properties.
-    pub const UNKNOWN: Self =
-        Self { class: ClassId::OTHER, at: None, pace_seconds: None, position: 0, parent: None };
+    pub const UNKNOWN: Self = Self {
+        class: ClassId::OTHER,
+        at: None,
+        pace_seconds: None,
+        position: 0,
+        parent: None,
+        is_first: false,
+    };
 }

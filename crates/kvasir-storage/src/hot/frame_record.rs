@@ -21,6 +21,8 @@ pub(super) struct FrameRecord {
     pub(super) tenant: TenantIndex,
     pub(super) access: Access<FrameKey>,
     pub(super) since: Moment,
+    /// Whether this replica was the first of the route of its last use.
+    pub(super) is_first: bool,
 }
 
 /// The properties of a frame's use, for a policy. A level refines the steps of the previous one by three, so

@@ -2,7 +2,7 @@
 //!
 //! It keeps *frames*: runs of whole pieces of one level of one object, of about
 //! [`HOT_FRAME_BYTES`](crate::limits::HOT_FRAME_BYTES). A frame depends on the previous frame, as decoding
-//! does, so the eviction policy keeps base sections of many contexts rather than all levels of few. Objects
+//! does, so the eviction policy keeps base frames of many contexts rather than all levels of few. Objects
 //! are named by the digest of their bytes, so nothing here can be stale. Every frame is checked against the
 //! directory of its object when it is read from the store and when it is read from disk, so nothing torn or
 //! wrong is kept. All of it may be deleted at any time.
@@ -22,7 +22,7 @@
 //!
 //! Why not foyer (0.22): its memory caches choose from a closed list of algorithms, and its disk engine evicts
 //! whole blocks of many entries through an `EvictionPicker`, so neither half can follow our policy at the
-//! granularity of sections.
+//! granularity of frames.
 
 mod cache;
 mod context;

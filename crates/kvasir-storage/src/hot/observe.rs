@@ -70,6 +70,10 @@ pub struct HotUsage {
     pub ram_level_bytes: Vec<u64>,
     /// Bytes on disk by level.
     pub disk_level_bytes: Vec<u64>,
+    /// Bytes in memory last used for a route of which this replica is the first.
+    pub ram_first_bytes: u64,
+    /// The same on disk.
+    pub disk_first_bytes: u64,
 }
 
 /// One tenant's data in the tier.

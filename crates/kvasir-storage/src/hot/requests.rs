@@ -23,6 +23,8 @@ pub struct RequestHint {
     pub turn: Option<u32>,
     /// Whether other replicas keep its route: what is read for it here is not kept.
     pub transient: bool,
+    /// Whether this replica is the first of its route.
+    pub is_first: bool,
 }
 
 /// One request of an engine.
@@ -167,6 +169,7 @@ impl RequestLog {
             pace_seconds: request.pace_seconds,
             position: u32::try_from(position).unwrap_or(u32::MAX),
             parent,
+            is_first: hint.is_first,
         }
     }
 
@@ -216,7 +219,7 @@ mod tests {
             let hint = RequestHint {
                 kind: Some(name(&format!("t{n}"))),
                 turn: Some(n as u32 % 40 + 1),
-                transient: false,
+                ..RequestHint::default()
             };
             log.record_lookup(tenant, &hint, &block(n), &[], Moment::from_millis(n))
         };

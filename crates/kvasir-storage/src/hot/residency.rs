@@ -34,15 +34,15 @@ impl HotTier {
         let number = state.tenants.number(tenant.as_str());
         let file = FrameFile { tenant, key: object.key(frame), bytes, level: object.level(frame) };
         let access = access(&file, object.seconds_per_base_byte(), context, now);
-        FrameRecord { file, tenant: number, access, since: self.clock.now() }
+        FrameRecord { file, tenant: number, access, since: self.clock.now(), is_first: context.is_first }
     }
 
     fn admit_to_ram(&self, state: &mut TierState, frame: MemoryFrame, work: &mut DiskWork) {
         let key = frame.record.file.key;
         let (tenant, access) = (frame.record.tenant, frame.record.access);
-        state.ram_levels.add(&frame.record.file);
+        state.ram_kept.add(&frame.record);
         if let Some(before) = state.ram.insert(key, frame) {
-            state.ram_levels.subtract(&before.record.file);
+            state.ram_kept.subtract(&before.record);
         }
         for victim in state.ram_evictions.insert(tenant, key, &access) {
             let reason = if victim == key { EvictReason::NotAdmitted } else { EvictReason::Capacity };
@@ -69,9 +69,9 @@ impl HotTier {
         work: &mut DiskWork,
     ) -> bool {
         let (key, tenant, access) = (record.file.key, record.tenant, record.access);
-        state.disk_levels.add(&record.file);
+        state.disk_kept.add(&record);
         if let Some(before) = state.disk.insert(key, record) {
-            state.disk_levels.subtract(&before.file);
+            state.disk_kept.subtract(&before);
         }
         let victims = state.disk_evictions.insert(tenant, key, &access);
         for victim in &victims {
@@ -88,7 +88,7 @@ impl HotTier {
         reason: EvictReason,
     ) -> Option<MemoryFrame> {
         let frame = state.ram.remove(key)?;
-        state.ram_levels.subtract(&frame.record.file);
+        state.ram_kept.subtract(&frame.record);
         self.report_eviction(state, Medium::Cpu, reason, &frame.record);
         Some(frame)
     }
@@ -102,7 +102,7 @@ impl HotTier {
     ) {
         state.end_writing(key);
         if let Some(record) = state.disk.remove(key) {
-            state.disk_levels.subtract(&record.file);
+            state.disk_kept.subtract(&record);
             self.report_eviction(state, Medium::Disk, reason, &record);
             work.write.retain(|(file, _)| file.key != *key);
             work.delete.push(record.file);
@@ -146,7 +146,7 @@ impl HotTier {
             && state.disk_evictions.remove(&file.key)
             && let Some(record) = state.disk.remove(&file.key)
         {
-            state.disk_levels.subtract(&record.file);
+            state.disk_kept.subtract(&record);
         }
         // It may have been dropped while being written, when there was no file to delete yet.
         let unwanted = !state.disk.contains_key(&file.key);

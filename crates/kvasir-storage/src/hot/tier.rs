@@ -24,7 +24,7 @@ use super::{
     frames::{FrameKey, HotObject},
     observe::{HotObserver, HotTenantUsage, HotUsage},
     prefetch_buffer::PrefetchBuffer,
-    tier_state::{DiskWork, LevelBytes, TierState},
+    tier_state::{DiskWork, KeptBytes, TierState},
 };
 
 /// The hot tier of a replica.
@@ -81,8 +81,8 @@ impl HotTier {
             writing_bytes: 0,
             prefetched: PrefetchBuffer::new(prefetch_bytes_max),
             fetches: HashMap::new(),
-            ram_levels: LevelBytes::default(),
-            disk_levels: LevelBytes::default(),
+            ram_kept: KeptBytes::default(),
+            disk_kept: KeptBytes::default(),
             eviction_log: EvictionLog::default(),
         };
         let memory_bytes = settings.ram_bytes.max(limits::HOT_MEMORY_BYTES_MIN);
@@ -111,7 +111,7 @@ impl HotTier {
             let tenant = state.tenants.number(file.tenant.as_str());
             let worth = limits::HOT_SECONDS_PER_BYTE_UNKNOWN;
             let access = access(&file, worth, HotContext::UNKNOWN, now);
-            let record = FrameRecord { file, tenant, access, since: now };
+            let record = FrameRecord { file, tenant, access, since: now, is_first: false };
             let mut work = DiskWork::default();
             self.admit_to_disk(&mut state, record, &mut work);
             work.delete.iter().for_each(|file| self.folder.delete(file));
@@ -225,8 +225,10 @@ impl HotTier {
             disk_bytes: state.disk_evictions.bytes(),
             ram_frames: state.ram.len(),
             disk_frames: state.disk.len(),
-            ram_level_bytes: state.ram_levels.0.clone(),
-            disk_level_bytes: state.disk_levels.0.clone(),
+            ram_level_bytes: state.ram_kept.by_level.clone(),
+            disk_level_bytes: state.disk_kept.by_level.clone(),
+            ram_first_bytes: state.ram_kept.first,
+            disk_first_bytes: state.disk_kept.first,
         }
     }
 

@@ -30,8 +30,8 @@ pub(super) struct TierState {
     pub(super) prefetched: PrefetchBuffer,
     /// Frames that are being fetched.
     pub(super) fetches: HashMap<FrameKey, FrameReceiver>,
-    pub(super) ram_levels: LevelBytes,
-    pub(super) disk_levels: LevelBytes,
+    pub(super) ram_kept: KeptBytes,
+    pub(super) disk_kept: KeptBytes,
     pub(super) eviction_log: EvictionLog,
 }
 
@@ -70,25 +70,44 @@ impl TierState {
             self.curve.note(tenant, *key, &access, true);
             self.ram_evictions.touch(key, &access);
             self.disk_evictions.touch(key, &access);
+            if let Some(frame) = self.ram.get_mut(key) {
+                self.ram_kept.set_first(&mut frame.record, context.is_first);
+            }
+            if let Some(record) = self.disk.get_mut(key) {
+                self.disk_kept.set_first(record, context.is_first);
+            }
         }
     }
 }
 
-/// Bytes by level.
+/// Bytes that a medium keeps.
 #[derive(Debug, Clone, Default)]
-pub(super) struct LevelBytes(pub(super) Vec<u64>);
+pub(super) struct KeptBytes {
+    pub(super) by_level: Vec<u64>,
+    /// Those last used for a route of which this replica is the first.
+    pub(super) first: u64,
+}
 
-impl LevelBytes {
-    pub(super) fn add(&mut self, file: &FrameFile) {
-        let level = usize::from(file.level);
-        if self.0.len() <= level {
-            self.0.resize(level + 1, 0);
+impl KeptBytes {
+    pub(super) fn add(&mut self, record: &FrameRecord) {
+        let (level, bytes) = (usize::from(record.file.level), u64::from(record.file.bytes));
+        if self.by_level.len() <= level {
+            self.by_level.resize(level + 1, 0);
         }
-        self.0[level] += u64::from(file.bytes);
+        self.by_level[level] += bytes;
+        self.first += if record.is_first { bytes } else { 0 };
     }
 
-    pub(super) fn subtract(&mut self, file: &FrameFile) {
-        self.0[usize::from(file.level)] -= u64::from(file.bytes);
+    fn set_first(&mut self, record: &mut FrameRecord, is_first: bool) {
+        self.subtract(record);
+        record.is_first = is_first;
+        self.add(record);
+    }
+
+    pub(super) fn subtract(&mut self, record: &FrameRecord) {
+        let (level, bytes) = (usize::from(record.file.level), u64::from(record.file.bytes));
+        self.by_level[level] -= bytes;
+        self.first -= if record.is_first { bytes } else { 0 };
     }
 }
 

@@ -16,7 +16,7 @@ use super::{
     packed_lineage::{LineageCache, divided},
     profile_ids::ProfileIds,
 };
-use crate::{limits, private_files::private_directory};
+use crate::private_files::private_directory;
 
 /// Format of rows and keys; a database of another format is replaced by an empty one.
 const FORMAT: u8 = 4;
@@ -68,7 +68,7 @@ impl SledIndex {
         Ok(Self { db, rows, profiles, row_count: row_count.into(), lineages, path: path.to_owned() })
     }
 
-    /// Opens the first slot under `directory` that no other process holds, deleting corrupt databases on the
+    /// Opens the first of `slots` under `directory` that no other process holds, deleting corrupt databases on the
     /// way. Reports through `corrupt` what was deleted.
     ///
     /// # Errors
@@ -77,9 +77,10 @@ impl SledIndex {
         directory: &Path,
         identity: &[u8; 32],
         cache_bytes: u64,
+        slots: usize,
         mut corrupt: impl FnMut(&Path, &IndexError),
     ) -> Result<Self, IndexError> {
-        for slot in 0..limits::INDEX_SLOTS_MAX {
+        for slot in 0..slots {
             let path = directory.join(format!("hot-{slot}.sled"));
             // The database sets the modes of its own files.
             private_directory(&path).map_err(|e| IndexError::Io(e.to_string()))?;

@@ -22,7 +22,7 @@ use kvasir_types::SeqHash;
 use self::spool::SpoolPool;
 pub use self::{
     chunks::PutChunk,
-    multipart::{PartContent, StoredPart},
+    multipart::{PartContent, PutPart, StoredPart},
     opaque::PutObject,
     streamed::AnnouncedBody,
     uploads::DirectUploads,

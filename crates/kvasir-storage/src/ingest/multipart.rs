@@ -13,13 +13,32 @@ use kvasir_api::StoredObject;
 use kvasir_store::{
     StoreError,
     layout::{Key, PartKey},
+    trace::carry,
 };
 use kvasir_types::{Name, ObjectDigest};
 use object_store::{GetOptions, path::Path};
 use uuid::Uuid;
 
 use super::{Ingest, PutObject, limited, sent};
-use crate::error::{ObjectError, PutError};
+use crate::{
+    changes::ledger::Reservation,
+    error::{ObjectError, PutError},
+};
+
+/// A part to store.
+#[derive(Debug, Clone)]
+pub struct PutPart {
+    /// The tenant.
+    pub tenant: Name,
+    /// Its upload.
+    pub upload_id: Uuid,
+    /// Its position in the object.
+    pub number: u16,
+    /// Size of the body.
+    pub bytes: u64,
+    /// The quota reserved for it, until it is stored or given up.
+    pub reservation: Option<Arc<Reservation>>,
+}
 
 /// A part of an upload in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,23 +79,23 @@ impl FromStr for PartContent {
 }
 
 impl Ingest {
-    /// Stores a part of `bytes` bytes. The same part may be sent again, with different bytes as well:
-    /// completion names the one that counts.
+    /// Stores a part. The same part may be sent again, with different bytes as well: completion names the one
+    /// that counts.
+    ///
+    /// Continues if the caller disconnects after its last byte.
     ///
     /// # Errors
     /// As [`put_object`](Self::put_object).
     pub async fn put_part<E: fmt::Display>(
-        &self,
-        tenant: &Name,
-        upload_id: Uuid,
-        number: u16,
-        bytes: u64,
+        self: &Arc<Self>,
+        put: PutPart,
         body: impl Stream<Item = Result<Bytes, E>> + Send,
     ) -> Result<PartContent, PutError> {
+        let PutPart { tenant, upload_id, number, bytes, reservation } = put;
         if bytes > self.chunk_bytes_max {
             return Err(PutError::TooLarge { limit: self.chunk_bytes_max });
         }
-        let mut spool = self.spools.spool(self.bucket.seals(tenant));
+        let mut spool = self.spools.spool(self.bucket.seals(&tenant));
         let mut digest = blake3::Hasher::new();
         let mut body = std::pin::pin!(limited(sent(body), bytes));
         while let Some(part) = body.next().await {
@@ -89,12 +108,17 @@ impl Ingest {
             return Err(PutError::Body { bytes: spool.bytes(), reason });
         }
         let content = PartContent { bytes, digest: (*digest.finalize().as_bytes()).into() };
-        let path = self.part_path(tenant, upload_id, StoredPart { number, content });
-        // Its bytes may stay there until they are collected, completed or not. One that is sent again is the same object.
-        if spool.send(self.bucket.objects(), &path, false).await? {
-            self.changes.note_stored(tenant, *blake3::hash(path.as_ref().as_bytes()).as_bytes(), bytes);
-        }
-        Ok(content)
+        let path = self.part_path(&tenant, upload_id, StoredPart { number, content });
+        let this = Arc::clone(self);
+        let sending = tokio::spawn(carry(async move {
+            let _reservation = reservation;
+            // Its bytes may stay there until they are collected, completed or not. One that is sent again is the same object.
+            if spool.send(this.bucket.objects(), &path, false).await? {
+                this.changes.note_stored(&tenant, *blake3::hash(path.as_ref().as_bytes()).as_bytes(), bytes);
+            }
+            Ok::<_, PutError>(content)
+        }));
+        sending.await.map_err(StoreError::from)?
     }
 
     /// Builds an object from parts, in order; `put.bytes` is their total size. Deletes the parts afterwards.

@@ -4,23 +4,24 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt};
-use kvasir_store::StoreError;
+use kvasir_store::{StoreError, trace::carry};
 use kvasir_types::{ModelId, Name, ProfileHash};
 
 use super::{Ingest, limited, sent};
-use crate::{error::PutError, index::Scope, transitions::Transition};
+use crate::{changes::ledger::Reservation, error::PutError, index::Scope, transitions::Transition};
 
 impl Ingest {
-    /// Stores a profile. Returns whether it was new, and its size.
+    /// Stores a profile. Returns whether it was new, and its size. `reservation` is the quota reserved for it.
     ///
     /// # Errors
     /// [`PutError::ProfileMismatch`], [`TooLarge`](PutError::TooLarge), [`Catalog`](PutError::Catalog) for an
     /// unknown model, [`Body`](PutError::Body): nothing is stored. [`Store`](PutError::Store).
     pub async fn put_profile<E: std::fmt::Display>(
-        &self,
+        self: &Arc<Self>,
         tenant: &Name,
         model_id: &ModelId,
         profile_hash: &ProfileHash,
+        reservation: Option<Arc<Reservation>>,
         body: impl Stream<Item = Result<Bytes, E>> + Send,
     ) -> Result<(bool, u64), PutError> {
         self.catalog.model(tenant, model_id).await?;
@@ -36,15 +37,19 @@ impl Ingest {
             return Err(PutError::ProfileMismatch { found, expected: *profile_hash });
         }
         let path = self.catalog.profile_path(tenant, model_id, profile_hash);
-        let (bucket, bytes) = (Arc::clone(&self.bucket), spool.bytes());
-        // Continues if the caller disconnects: an upload is either finished or aborted.
-        let sending = tokio::spawn(async move { spool.send(bucket.objects(), &path, false).await });
-        let created = sending.await.map_err(StoreError::from)??;
-        self.bucket.reached(Transition::ProfileWritten);
-        if created {
-            self.changes.note_stored(tenant, *profile_hash.as_bytes(), bytes);
-        }
-        self.catalog.remember_profile(Scope::new(tenant, model_id), *profile_hash);
-        Ok((created, bytes))
+        let (this, tenant, model_id, profile_hash) =
+            (Arc::clone(self), tenant.clone(), *model_id, *profile_hash);
+        // Continues if the caller disconnects: an upload is either finished and counted, or aborted.
+        let sending = tokio::spawn(carry(async move {
+            let _reservation = reservation;
+            let (created, bytes) = (spool.send(this.bucket.objects(), &path, false).await?, spool.bytes());
+            this.bucket.reached(Transition::ProfileWritten);
+            if created {
+                this.changes.note_stored(&tenant, *profile_hash.as_bytes(), bytes);
+            }
+            this.catalog.remember_profile(Scope::new(&tenant, &model_id), profile_hash);
+            Ok::<_, PutError>((created, bytes))
+        }));
+        sending.await.map_err(StoreError::from)?
     }
 }

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use futures::TryStreamExt;
-use kvasir_store::{StoreError, layout::Key};
+use kvasir_store::{
+    StoreError,
+    layout::{ChunkKey, Key},
+};
 use tokio::time::{Instant, sleep_until};
 
 use super::{Lifecycle, ProgressAnswer, WorkShare};
@@ -24,6 +27,19 @@ pub struct ScrubReport {
     pub unread: u64,
     /// Objects that were wrong in the first read and right in the second.
     pub misread: u64,
+}
+
+impl ScrubReport {
+    fn note_unread(&mut self, key: &ChunkKey, error: &ChunkError) {
+        self.unread += 1;
+        match self.unread {
+            ..limits::SCRUB_UNREAD_LOGGED => tracing::warn!(?key, %error, "a scrub could not read an object"),
+            limits::SCRUB_UNREAD_LOGGED => {
+                tracing::warn!(?key, %error, "a scrub could not read an object; further ones are only counted");
+            }
+            _ => {}
+        }
+    }
 }
 
 impl Lifecycle {
@@ -53,12 +69,10 @@ impl Lifecycle {
                 Ok(true) => {}
                 Ok(false) => match self.reads.is_what_it_is_called(&key).await {
                     Ok(false) => {
-                        tracing::error!(
-                            ?key,
-                            dry_run,
-                            "an object is corrupt in the store and was quarantined"
-                        );
-                        if !dry_run {
+                        if dry_run {
+                            tracing::error!(?key, "an object is corrupt in the store");
+                        } else {
+                            tracing::error!(?key, "an object is corrupt in the store and is quarantined");
                             self.changes.write_tombstone(&key, Removal::Corrupt).await?;
                         }
                         report.quarantined += 1;
@@ -67,12 +81,12 @@ impl Lifecycle {
                         tracing::warn!(?key, "an object was wrong in the first read but right in the second");
                         report.misread += 1;
                     }
-                    Err(_) => report.unread += 1,
+                    Err(error) => report.note_unread(&key, &error),
                 },
                 // It was removed in the meantime, or is a plain object of a tenant that has since received a
                 // key.
                 Err(ChunkError::Unknown { .. }) => continue,
-                Err(_) => report.unread += 1,
+                Err(error) => report.note_unread(&key, &error),
             }
             report.objects += 1;
             report.bytes += meta.size;

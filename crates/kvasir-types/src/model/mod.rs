@@ -272,11 +272,6 @@ impl ModelSpec {
         }
     }
 
-    /// The rope of a layer's keys, if they are rotated.
-    pub fn rope_of(&self, layer: usize) -> Option<&Rope> {
-        self.ropes.get(usize::from(self.layers.get(layer)?.rope?))
-    }
-
     /// Bytes of one token's cache over all layers, uncompressed.
     pub fn bytes_per_token(&self) -> usize {
         self.elements_per_token() * self.kv_dtype.bytes()

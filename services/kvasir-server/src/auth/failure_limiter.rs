@@ -57,8 +57,8 @@ impl FailureLimiter {
     }
 }
 
-/// One subscriber has 2^64 IPv6 addresses.
-fn network(peer: IpAddr) -> IpAddr {
+/// The network of one subscriber, who has 2^64 IPv6 addresses.
+pub(crate) fn network(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(address) => (u128::from(address) >> 64 << 64).to_be_bytes().into(),
         v4 @ IpAddr::V4(_) => v4,

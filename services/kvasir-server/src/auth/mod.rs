@@ -12,6 +12,7 @@ mod tenants;
 
 pub use authenticator::AuthError;
 pub(crate) use authenticator::{AuthFailure, Authenticator};
+pub(crate) use failure_limiter::network;
 pub(crate) use principal::Principal;
 pub(crate) use tenants::Quota;
 pub use tenants::{NewAccessKey, NewToken};

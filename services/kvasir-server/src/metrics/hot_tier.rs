@@ -31,6 +31,7 @@ pub(crate) struct HotTierMetrics {
     ages: HistogramVec,
     idle: HistogramVec,
     bytes: IntGaugeVec,
+    first_bytes: IntGaugeVec,
     capacity: IntGaugeVec,
     frames: IntGaugeVec,
     memory: IntGauge,
@@ -74,6 +75,11 @@ impl HotTierMetrics {
             ages: seconds("kvasir_hot_eviction_age_seconds", "Age of frames at eviction."),
             idle: seconds("kvasir_hot_eviction_idle_seconds", "Time since the last use of frames at eviction."),
             bytes: gauges("kvasir_hot_bytes", "Bytes kept, by level.", &["medium", "level"]),
+            first_bytes: gauges(
+                "kvasir_hot_first_bytes",
+                "Bytes kept that were last used for a route of which this replica is the first.",
+                &["medium"],
+            ),
             capacity: gauges("kvasir_hot_capacity_bytes", "Capacity in bytes.", &["medium"]),
             frames: gauges("kvasir_hot_frames", "Frames kept.", &["medium"]),
             memory: IntGauge::new(
@@ -99,6 +105,7 @@ impl HotTierMetrics {
             registry.register(Box::new(this.ages.clone())),
             registry.register(Box::new(this.idle.clone())),
             registry.register(Box::new(this.bytes.clone())),
+            registry.register(Box::new(this.first_bytes.clone())),
             registry.register(Box::new(this.capacity.clone())),
             registry.register(Box::new(this.frames.clone())),
             registry.register(Box::new(this.memory.clone())),
@@ -115,7 +122,7 @@ impl HotTierMetrics {
             for (served, (_, medium)) in of_media {
                 let frames = served.frames.swap(0, Ordering::Relaxed);
                 let bytes = served.bytes.swap(0, Ordering::Relaxed);
-                if frames > 0 {
+                if frames > 0 || bytes > 0 {
                     let class = hot.requests().class_at(index);
                     let (kind, turn) = class
                         .as_ref()
@@ -129,17 +136,19 @@ impl HotTierMetrics {
         for (scale, ratio) in CURVE_SCALES.iter().zip(ratios) {
             self.estimated_hit_ratio.with_label_values(&[&scale.to_string()]).set(ratio);
         }
-        self.memory.set(i64::try_from(hot.tier().memory().used()).unwrap_or(i64::MAX));
+        let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        self.memory.set(gauge(hot.tier().memory().used()));
         let (usage, settings) = (hot.tier().usage(), hot.tier().settings());
-        for (medium, levels, frames, capacity) in [
-            ("cpu", &usage.ram_level_bytes, usage.ram_frames, settings.ram_bytes),
-            ("disk", &usage.disk_level_bytes, usage.disk_frames, settings.disk_bytes),
+        for (medium, levels, first, frames, capacity) in [
+            ("cpu", &usage.ram_level_bytes, usage.ram_first_bytes, usage.ram_frames, settings.ram_bytes),
+            ("disk", &usage.disk_level_bytes, usage.disk_first_bytes, usage.disk_frames, settings.disk_bytes),
         ] {
             for (level, bytes) in levels.iter().enumerate() {
-                self.bytes.with_label_values(&[medium, &level.to_string()]).set(*bytes as i64);
+                self.bytes.with_label_values(&[medium, &level.to_string()]).set(gauge(*bytes));
             }
+            self.first_bytes.with_label_values(&[medium]).set(gauge(first));
             self.frames.with_label_values(&[medium]).set(frames as i64);
-            self.capacity.with_label_values(&[medium]).set(i64::try_from(capacity).unwrap_or(i64::MAX));
+            self.capacity.with_label_values(&[medium]).set(gauge(capacity));
         }
     }
 }

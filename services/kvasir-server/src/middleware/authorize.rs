@@ -14,6 +14,7 @@ use crate::{
     api_error::ApiError,
     audit::{AuditedRequest, OpenAudit},
     auth::{AuthFailure, Principal},
+    handlers::v1::body,
     middleware::credential_watch::CredentialWatch,
     state::AppState,
 };
@@ -42,13 +43,6 @@ pub(crate) async fn authorize(State(state): State<AppState>, mut request: Reques
             return unauthenticated(failure);
         }
     };
-    if principal.role < required {
-        state.metrics().auth_refused("role");
-        AuditedRequest::refused(&request).record(state.audit(), &principal, 403);
-        let (needed, held) = (required.as_str(), principal.role.as_str());
-        let detail = format!("this needs the role {needed}, the credential has {held}");
-        return ApiError::from(Problem::new(ErrorCode::Forbidden, detail)).into_response();
-    }
     state.journal().note_request();
     let permit =
         match state.quota_limiter().admit(&principal.tenant, &state.authenticator().quota(&principal.tenant))
@@ -59,6 +53,14 @@ pub(crate) async fn authorize(State(state): State<AppState>, mut request: Reques
                 return exceeded.into_response();
             }
         };
+    // Within the quota: each refusal is a line of the audit log.
+    if principal.role < required {
+        state.metrics().auth_refused("role");
+        AuditedRequest::of(request.method(), request.uri().path()).record(state.audit(), &principal, 403);
+        let (needed, held) = (required.as_str(), principal.role.as_str());
+        let detail = format!("this needs the role {needed}, the credential has {held}");
+        return ApiError::from(Problem::new(ErrorCode::Forbidden, detail)).into_response();
+    }
     let audited = AuditedRequest::new(&request, route.as_deref().unwrap_or_default(), required);
     let audited = OpenAudit::new(&state, &principal, audited);
     let tenant = principal.tenant.clone();
@@ -67,7 +69,7 @@ pub(crate) async fn authorize(State(state): State<AppState>, mut request: Reques
     if let Some(watch) = &watch {
         request = watch.request(request);
     }
-    let mut response = next.run(request).await;
+    let mut response = body::of_tenant(tenant.clone(), next.run(request)).await;
     if let Some(watch) = &watch {
         // The handler only saw a broken body; the cause is known here.
         let was_cut = watch.has_ended() && !response.status().is_success();

@@ -13,7 +13,8 @@ use s3s::{
 };
 
 use crate::{
-    auth::Principal, middleware::credential_watch::CredentialWatch, quota::RequestPermit, state::AppState,
+    audit::AuditedRequest, auth::Principal, middleware::credential_watch::CredentialWatch,
+    quota::RequestPermit, state::AppState,
 };
 
 /// Supported operations, each with its label and required role. All others are not implemented.
@@ -44,6 +45,8 @@ pub(super) struct Call {
     pub(super) operation: Option<&'static str>,
     pub(super) tenant: Option<Name>,
     pub(super) permit: Option<RequestPermit>,
+    /// Whether its signature was right, so that the access check came to it.
+    pub(super) is_checked: bool,
     /// The access key, and its principal.
     access_key: Option<(String, Principal)>,
 }
@@ -61,6 +64,11 @@ impl CallRecord {
             }
             is_in_force
         })
+    }
+
+    /// Whose call it is, once that is known.
+    pub(super) fn tenant(&self) -> Option<Name> {
+        self.0.lock().tenant.clone()
     }
 
     /// Takes what the layers around a call need; the watched key is kept.
@@ -87,13 +95,10 @@ impl S3Auth for AccessKeys {
     async fn get_secret_key(&self, access_key: &str) -> S3Result<SecretKey> {
         match self.state.authenticator().access_key(access_key) {
             Some((_, secret)) => Ok(SecretKey::from(secret.expose())),
-            None => {
-                self.state.metrics().auth_refused("invalid");
-                Err(s3_error!(
-                    InvalidAccessKeyId,
-                    "the access key is unknown to this service or not valid now"
-                ))
-            }
+            None => Err(s3_error!(
+                InvalidAccessKeyId,
+                "the access key is unknown to this service or not valid now"
+            )),
         }
     }
 }
@@ -112,6 +117,9 @@ impl AccessCheck {
 #[async_trait::async_trait]
 impl S3Access for AccessCheck {
     async fn check(&self, request: &mut S3AccessContext<'_>) -> S3Result<()> {
+        if let Some(CallRecord(call)) = request.extensions_mut().get() {
+            call.lock().is_checked = true;
+        }
         let known = OPERATIONS.iter().find(|(name, ..)| *name == request.s3_op().name());
         let authenticator = self.state.authenticator();
         // Before signatures: a page can sign with the key of a service that needs none.
@@ -127,27 +135,30 @@ impl S3Access for AccessCheck {
             self.state.metrics().auth_refused("missing");
             return Err(s3_error!(AccessDenied, "sign the request with an access key of the tenants file"));
         };
-        let Some(&(name, label, required)) = known else {
-            let name = request.s3_op().name();
-            return Err(s3_error!(NotImplemented, "{name} is not implemented here"));
-        };
-        if principal.role < required {
-            self.state.metrics().auth_refused("role");
-            let (needed, held) = (required.as_str(), principal.role.as_str());
-            return Err(s3_error!(AccessDenied, "{name} needs the role {needed}; the access key has {held}"));
-        }
         self.state.journal().note_request();
         let quota = authenticator.quota(&principal.tenant);
         let permit = self.state.quota_limiter().admit(&principal.tenant, &quota).map_err(|exceeded| {
             self.state.metrics().throttled(exceeded.limit);
             s3_error!(SlowDown, "the tenant's limit of {} is reached", exceeded.limit)
         })?;
+        let Some(&(name, label, required)) = known else {
+            let name = request.s3_op().name();
+            return Err(s3_error!(NotImplemented, "{name} is not implemented here"));
+        };
+        // Within the quota: each refusal is a line of the audit log.
+        if principal.role < required {
+            self.state.metrics().auth_refused("role");
+            let refused = AuditedRequest::of(request.method(), request.uri().path());
+            refused.record(self.state.audit(), &principal, 403);
+            let (needed, held) = (required.as_str(), principal.role.as_str());
+            return Err(s3_error!(AccessDenied, "{name} needs the role {needed}; the access key has {held}"));
+        }
         let signed_by = request.credentials().map(|signed| signed.access_key.clone());
         let extensions = request.extensions_mut();
         if let Some(CallRecord(call)) = extensions.get() {
             let access_key = signed_by.map(|access_key| (access_key, principal.clone()));
             let tenant = Some(principal.tenant.clone());
-            *call.lock() = Call { operation: Some(label), tenant, permit, access_key };
+            *call.lock() = Call { operation: Some(label), tenant, permit, access_key, is_checked: true };
         }
         extensions.insert(principal);
         Ok(())

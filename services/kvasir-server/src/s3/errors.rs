@@ -30,9 +30,9 @@ pub(super) fn s3_error(error: &ApiError) -> S3Failure {
         _ => S3ErrorCode::InvalidRequest,
     };
     let mut failure = S3Error::with_message(code, problem.detail.clone());
-    // A missing part is 404 in the API, but 400 to S3 clients.
+    // A missing part is 404 in the API, but 400 to S3 clients; and a slow-down 429, but 503.
     if let Ok(status) = StatusCode::from_u16(problem.status)
-        && problem.code != ErrorCode::UnknownUpload
+        && !matches!(problem.code, ErrorCode::UnknownUpload | ErrorCode::Throttled)
     {
         failure.set_status_code(status);
     }

@@ -8,6 +8,7 @@
 mod access;
 mod downloads;
 mod errors;
+mod held_body;
 mod listing;
 mod multipart;
 mod objects;
@@ -20,7 +21,7 @@ use axum::{
     Router,
     body::Body,
     extract::{Request, State},
-    http::{HeaderMap, HeaderValue, Method, header},
+    http::{HeaderMap, HeaderValue, Method, StatusCode, header},
     middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
 };
@@ -33,7 +34,7 @@ use s3s::{
 };
 use url::form_urlencoded;
 
-use self::{access::CallRecord, operations::Operations};
+use self::{access::CallRecord, held_body::HeldBody, operations::Operations};
 use crate::{
     api_error::ApiError,
     limits,
@@ -94,7 +95,13 @@ async fn answer(State(front): State<Front>, mut request: Request) -> Response {
     let record = CallRecord::default();
     request.extensions_mut().insert(record.clone());
     let watch = record.watch(&front.state);
-    let request = watch.request(request);
+    let held = HeldBody::default();
+    request.extensions_mut().insert(held.clone());
+    let is_held = !is_passed_through(&request);
+    let mut request = watch.request(request);
+    if is_held {
+        request = request.map(|body| held.measure(body, record.clone()));
+    }
     let answered = front.service.call(request.map(s3s::Body::http_body_unsync)).await;
     let call = record.take();
     let mut response = match answered {
@@ -105,6 +112,12 @@ async fn answer(State(front): State<Front>, mut request: Request) -> Response {
                 .into_response()
         }
     };
+    if let Some(refused) = held.refusal().filter(|_| !response.status().is_success()) {
+        response = errors::s3_error(&refused.into()).into_response();
+    }
+    if !call.is_checked && response.status() == StatusCode::FORBIDDEN {
+        front.state.metrics().auth_refused("invalid");
+    }
     if watch.has_ended() && !response.status().is_success() {
         let detail = "the access key is unknown to this service or no longer valid";
         response = errors::s3_error(&Problem::new(ErrorCode::Unauthorized, detail).into()).into_response();
@@ -118,6 +131,13 @@ async fn answer(State(front): State<Front>, mut request: Request) -> Response {
         (Some(egress), Some(tenant)) => egress.schedule(&tenant, response),
         _ => response,
     }
+}
+
+/// Whether `s3s` passes on the parts of the body as they come: of an object that is not sent in chunks. It keeps XML.
+fn is_passed_through(request: &Request) -> bool {
+    let content = request.headers().get("x-amz-content-sha256").map_or(&[][..], HeaderValue::as_bytes);
+    let has_key = request.uri().path().trim_matches('/').contains('/');
+    request.method() == Method::PUT && has_key && !content.starts_with(b"STREAMING-")
 }
 
 /// Why a request is refused before parsing.

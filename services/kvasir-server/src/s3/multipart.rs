@@ -1,11 +1,12 @@
 //! Multipart uploads.
 
-use kvasir_storage::{PartContent, PutObject, StoredPart};
+use kvasir_storage::{PartContent, PutObject, PutPart, StoredPart};
 use s3s::{S3Request, S3Result, dto::*, s3_error};
 use uuid::Uuid;
 
 use super::{
     errors::S3Failure,
+    held_body::HeldBody,
     objects,
     operations::{Operations, key, namespace, principal},
     uploads::Upload,
@@ -36,12 +37,13 @@ impl Operations {
         let (bytes, upload_id) = (objects::length(content_length)?, upload(&upload_id)?);
         let number = number(part_number)?;
         let storage = self.state().storage().map_err(S3Failure::from)?;
-        let mut upload = Upload::new(self.state(), body, &request.headers, request.trailing_headers)?;
+        let held = request.extensions.get::<HeldBody>().cloned().unwrap_or_default();
+        let mut upload = Upload::new(self.state(), (body, held), &request.headers, request.trailing_headers)?;
         let stored = async {
-            let _reservation = quota_reservation::reserve(self.state(), &principal, bytes).await?;
-            let stored =
-                storage.ingest().put_part(&principal.tenant, upload_id, number, bytes, upload.parts()).await;
-            Ok::<_, S3Failure>(stored?)
+            let reservation = quota_reservation::reserve(self.state(), &principal, bytes).await?;
+            let tenant = principal.tenant.clone();
+            let put = PutPart { tenant, upload_id, number, bytes, reservation };
+            Ok::<_, S3Failure>(storage.ingest().put_part(put, upload.parts()).await?)
         };
         match stored.await {
             Ok(content) => {

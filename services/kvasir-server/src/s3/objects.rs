@@ -12,6 +12,7 @@ use s3s::{S3Error, S3Request, S3Result, dto::*, s3_error};
 use super::{
     downloads,
     errors::S3Failure,
+    held_body::HeldBody,
     operations::{Operations, key, namespace, principal},
     uploads::Upload,
 };
@@ -68,7 +69,8 @@ impl Operations {
         let bytes = length(content_length)?;
         let put = listed_put(&principal, &bucket, &key, bytes)?;
         let storage = self.state().storage().map_err(S3Failure::from)?;
-        let mut upload = Upload::new(self.state(), body, &request.headers, request.trailing_headers)?;
+        let held = request.extensions.get::<HeldBody>().cloned().unwrap_or_default();
+        let mut upload = Upload::new(self.state(), (body, held), &request.headers, request.trailing_headers)?;
         let stored = async {
             let reservation = quota_reservation::reserve(self.state(), &principal, bytes).await?;
             let put = PutObject { reservation, ..put.clone() };

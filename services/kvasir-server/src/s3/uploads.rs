@@ -18,6 +18,7 @@ use s3s::{
     s3_error,
 };
 
+use super::held_body::HeldBody;
 use crate::{handlers::v1::body, state::AppState};
 
 /// A body that is verified against its checksums at its end: if they differ, it ends with an error.
@@ -31,7 +32,7 @@ impl Upload {
     /// `InvalidRequest` for a checksum that is not computed here.
     pub(super) fn new(
         state: &AppState,
-        body: Option<StreamingBlob>,
+        (body, held): (Option<StreamingBlob>, HeldBody),
         headers: &HeaderMap,
         trailers: Option<TrailingHeaders>,
     ) -> S3Result<Self> {
@@ -44,10 +45,11 @@ impl Upload {
         let (found, headers) = (Arc::clone(&differs), headers.clone());
         let parts = stream::try_unfold((body, sums), move |(mut body, mut sums)| {
             let (found, headers, trailers) = (Arc::clone(&found), headers.clone(), trailers.clone());
-            let metrics = metrics.clone();
+            let (metrics, held) = (metrics.clone(), held.clone());
             async move {
                 if let Some(part) = body.next().await.transpose()? {
                     metrics.received(part.len());
+                    held.passed_on();
                     sums.update(&part);
                     return Ok(Some((part, (body, sums))));
                 }

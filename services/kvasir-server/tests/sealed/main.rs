@@ -65,7 +65,7 @@ async fn prepare(storage: &Arc<Storage>) -> RootHash {
     let (model_id, hash) = (chunks::spec().model_id(), ProfileHash::of(chunks::PROFILE));
     storage
         .ingest()
-        .put_profile(&name("default"), &model_id, &hash, body(chunks::PROFILE))
+        .put_profile(&name("default"), &model_id, &hash, None, body(chunks::PROFILE))
         .await
         .expect("stores");
     storage.catalog().root(&name("default"), &name("n"), &model_id).await.expect("a root")

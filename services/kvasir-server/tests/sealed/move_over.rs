@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use kvasir_storage::{AnnouncedBody, PutChunk, PutObject, SealReport, hot::RequestHint};
+use kvasir_storage::{AnnouncedBody, PutChunk, PutObject, PutPart, SealReport, hot::RequestHint};
 use kvasir_store::seal::{KeyBytes, KeyService, KeyServiceError};
 use kvasir_tests::chunks;
 use kvasir_types::{Name, RootHash};
@@ -40,7 +40,9 @@ async fn plain_bucket() -> Arc<InMemory> {
         reservation: None,
     };
     storage.ingest().put_object(object, body(b"bytes")).await.expect("stores");
-    storage.ingest().put_part(&tenant, Uuid::nil(), 1, 5, body(b"bytes")).await.expect("stores");
+    let (tenant_of_part, upload_id) = (tenant.clone(), Uuid::nil());
+    let part = PutPart { tenant: tenant_of_part, upload_id, number: 1, bytes: 5, reservation: None };
+    storage.ingest().put_part(part, body(b"bytes")).await.expect("stores");
     let (namespace, model_id) = (name("n"), chunks::spec().model_id());
     storage
         .catalog()

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::TryStreamExt;
-use kvasir_storage::{ByteRange, ObjectError, PutObject, Storage, hot::RequestHint};
+use kvasir_storage::{ByteRange, ObjectError, PutObject, PutPart, Storage, hot::RequestHint};
 use object_store::{ObjectStore, ObjectStoreExt, memory::InMemory};
 use uuid::Uuid;
 
@@ -34,7 +34,8 @@ async fn opaque_objects_are_sealed_with_their_keys() {
     let part = payload(1);
     let storage = replica(&truth);
     let (tenant, bytes) = (name("default"), part.len() as u64);
-    storage.ingest().put_part(&tenant, Uuid::nil(), 1, bytes, body(&part)).await.expect("stores a part");
+    let of_part = PutPart { tenant, upload_id: Uuid::nil(), number: 1, bytes, reservation: None };
+    storage.ingest().put_part(of_part, body(&part)).await.expect("stores a part");
     let listed: Vec<_> = truth.list(None).try_collect().await.expect("lists");
     for meta in &listed {
         let bytes = raw(&truth, &meta.location).await;

@@ -7,7 +7,7 @@ use kvasir_types::Name;
 
 use crate::{
     error::{CliError, CliResult, Exit},
-    output::print,
+    output::print_if_read,
     progress::note,
     service::{ServiceArguments, client, client_error, runtime},
 };
@@ -48,11 +48,11 @@ pub(crate) fn run(arguments: &EventsArguments) -> CliResult {
         note("waiting for events");
         let mut left = arguments.count.unwrap_or(u64::MAX);
         while left > 0 {
-            match stream.next().await.map_err(client_error)? {
+            let is_read = match stream.next().await.map_err(client_error)? {
                 Some(EventMessage::Event(event)) if arguments.json => {
-                    print(&serde_json::to_string(&event).map_err(CliError::internal)?)?;
+                    print_if_read(&serde_json::to_string(&event).map_err(CliError::internal)?)?
                 }
-                Some(EventMessage::Event(event)) => print(&line(&event))?,
+                Some(EventMessage::Event(event)) => print_if_read(&line(&event))?,
                 Some(EventMessage::Dropped(dropped)) => {
                     let message = format!("{} events were missed: {}", dropped.missed, dropped.detail);
                     return Err(CliError::new(Exit::Unavailable, message, ""));
@@ -61,8 +61,8 @@ pub(crate) fn run(arguments: &EventsArguments) -> CliResult {
                     let advice = "Run it again with --after and the last event id.";
                     return Err(CliError::new(Exit::Unavailable, "the service ended the stream", advice));
                 }
-            }
-            left -= 1;
+            };
+            left = if is_read { left - 1 } else { 0 };
         }
         Ok(())
     })

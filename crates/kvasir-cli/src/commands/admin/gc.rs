@@ -9,7 +9,7 @@ use super::{direct::storage, job::watch};
 use crate::{
     error::{CliError, CliResult, Exit},
     output::{bytes, print, print_json},
-    progress::Step,
+    progress::{Step, note},
     service::{ServiceArguments, runtime},
     settings::SettingsArguments,
 };
@@ -49,7 +49,7 @@ fn collect_by_service(arguments: &GcArguments) -> CliResult {
     let request = JobRequest { dry_run: arguments.dry_run, ..JobRequest::new(JobKind::Gc) };
     let job = watch(&arguments.service, &request, name, |count| {
         format!(
-            "{} objects ({}), {} deleted ({}), {} expired, {} duplicates, {} evicted, {} pinned",
+            "{} objects ({}), {} deleted ({}), {} expired, {} duplicates, {} evicted, {} pinned; {} contexts and {} objects unreadable",
             count("objects"),
             bytes(count("bytes")),
             count("deleted"),
@@ -58,8 +58,13 @@ fn collect_by_service(arguments: &GcArguments) -> CliResult {
             count("duplicates"),
             count("evicted"),
             count("pinned"),
+            count("contexts_unreadable"),
+            count("unread"),
         )
     })?;
+    if job.dry_run && !arguments.dry_run {
+        note("nothing was deleted: gc.dry_run of the service is true");
+    }
     if arguments.json {
         print_json(&job)?;
     }
@@ -114,10 +119,17 @@ fn collect_directly(arguments: &GcArguments) -> CliResult {
         ("direct uploads deleted", report.uploads_deleted),
         ("orphaned uploads deleted", report.leftovers_deleted),
         ("versions of contexts deleted", report.context_versions_deleted),
+    ];
+    let kept = [
         ("kept: pinned", report.pinned),
+        ("kept: pinned meanwhile", report.spared),
+        ("contexts unreadable: no chunk of their tenants expires or is evicted", report.contexts_unreadable),
+        ("objects unreadable", report.unread),
     ];
     let lines = lines.map(|(what, count)| format!("{count:>10}  {what}{would}"));
-    print(&format!("{}\n{:>10}  freed{would}", lines.join("\n"), bytes(report.deleted_bytes)))
+    let kept = kept.map(|(what, count)| format!("{count:>10}  {what}"));
+    let freed = bytes(report.deleted_bytes);
+    print(&format!("{}\n{freed:>10}  freed{would}\n{}", lines.join("\n"), kept.join("\n")))
 }
 
 fn gc_json(report: &GcReport, dry_run: bool) -> serde_json::Value {
@@ -138,5 +150,8 @@ fn gc_json(report: &GcReport, dry_run: bool) -> serde_json::Value {
         "leftovers_deleted": report.leftovers_deleted,
         "context_versions_deleted": report.context_versions_deleted,
         "pinned": report.pinned,
+        "spared": report.spared,
+        "contexts_unreadable": report.contexts_unreadable,
+        "unread": report.unread,
     })
 }

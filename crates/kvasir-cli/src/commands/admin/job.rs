@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvasir_api::{Job, JobRequest, JobState};
+use kvasir_api::{ErrorCode, Job, JobRequest, JobState};
 use kvasir_client::rest::Client;
 
 use crate::{
@@ -51,7 +51,14 @@ async fn follow(client: &Client, request: &JobRequest, progress: impl Fn(&Job)) 
     while job.state == JobState::Running {
         progress(&job);
         tokio::time::sleep(PAUSE).await;
-        job = client.job(&job.job_id).await.map_err(client_error)?;
+        job = client.job(&job.job_id).await.map_err(|error| match error.code() {
+            Some(ErrorCode::UnknownJob) => CliError::new(
+                Exit::Unavailable,
+                format!("job {} can no longer be followed: its replica restarted, or another replica answers", job.job_id),
+                "It may still run. Give --url of one replica, not of a balancer; GET /v1/admin/jobs of that replica lists it.",
+            ),
+            _ => client_error(error),
+        })?;
     }
     Ok(job)
 }

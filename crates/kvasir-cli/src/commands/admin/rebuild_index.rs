@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::direct::storage;
 use crate::{
-    error::{CliError, CliResult},
+    error::{CliError, CliResult, Exit},
     output::print_json,
     progress::Step,
     service::runtime,
@@ -16,7 +16,7 @@ use crate::{
 /// Arguments of `kvasir admin rebuild-index`.
 #[derive(Debug, Args)]
 pub(crate) struct RebuildIndexArguments {
-    /// Rebuild from the journal: faster, but limited to the time that the journal covers.
+    /// Empty the index and fill it from the journal: faster, but limited to the time that the journal covers.
     #[arg(long)]
     journal: bool,
     /// Print the result as JSON.
@@ -27,23 +27,25 @@ pub(crate) struct RebuildIndexArguments {
     settings: SettingsArguments,
 }
 
-/// Rebuilds the hot index from a listing of the store, or from the journal: faster, but limited to the time
-/// it covers.
+/// Empties the hot index and fills it from a listing of the store, or from the journal.
 pub(crate) fn run(arguments: &RebuildIndexArguments) -> CliResult {
     let config = arguments.settings.config()?;
     let step = Step::start("rebuilding the index");
     let started = std::time::Instant::now();
-    let done = runtime()?.block_on(async {
+    let (done, is_kept) = runtime()?.block_on(async {
         let storage = storage(&config, None).await?;
+        let replaced = storage.index().replaced();
         storage.index().clear();
-        if arguments.journal {
+        let done = if arguments.journal {
             storage.changes().journal_replay().await.map_err(CliError::unavailable)?;
             storage.index().flush();
             let indexed = storage.index().len();
-            return Ok(RebuildProgress { objects: indexed, indexed, failed: 0 });
-        }
-        let progress = |p: RebuildProgress| step.count(&format!("{} objects", p.objects));
-        storage.lifecycle().rebuild_index(progress).await.map_err(CliError::unavailable)
+            RebuildProgress { objects: indexed, indexed, failed: 0 }
+        } else {
+            let progress = |p: RebuildProgress| step.count(&format!("{} objects", p.objects));
+            storage.lifecycle().rebuild_index(progress).await.map_err(CliError::unavailable)?
+        };
+        Ok::<_, CliError>((done, storage.index().replaced() == replaced))
     })?;
     let RebuildProgress { objects, indexed, failed } = done;
     let seconds = started.elapsed().as_secs_f64();
@@ -53,6 +55,14 @@ pub(crate) fn run(arguments: &RebuildIndexArguments) -> CliResult {
     ));
     if arguments.json {
         print_json(&json!({ "objects": objects, "indexed": indexed, "failed": failed, "seconds": seconds }))?;
+    }
+    if !is_kept {
+        let advice = "Check the space and the permissions of cache.directory, and run the command again.";
+        return Err(CliError::new(Exit::NoOutput, "the index could not be kept on disk", advice));
+    }
+    if failed > 0 {
+        let advice = "The others are indexed. The log names these; `kvasir admin scrub --direct` says whether they are damaged.";
+        return Err(CliError::new(Exit::Data, format!("{failed} objects could not be read"), advice));
     }
     Ok(())
 }

@@ -63,12 +63,20 @@ fn scrub_by_service(arguments: &ScrubArguments) -> CliResult {
     if arguments.json {
         print_json(&job)?;
     }
-    match job.counts.get("quarantined") {
-        None | Some(0) => Ok(()),
-        Some(count) => Err(CliError::new(
+    let count = |name: &str| job.counts.get(name).copied().unwrap_or(0);
+    match (count("quarantined"), count("unread")) {
+        (0, 0) => Ok(()),
+        (0, unread) => Err(CliError::new(
             Exit::Data,
-            format!("{count} corrupt objects were found in the store and quarantined"),
-            "They are now misses; engines store them again when needed. Check the store's health.",
+            format!("{unread} objects could not be read"),
+            "They stay as they are. The service's log names them and the cause: the store, or a key that is not available.",
+        )),
+        (corrupt, unread) => Err(CliError::new(
+            Exit::Data,
+            format!(
+                "{corrupt} corrupt objects were found and quarantined, {unread} objects could not be read"
+            ),
+            "Quarantined objects are now misses; engines store them again when needed. Check the store's health.",
         )),
     }
 }
@@ -108,7 +116,11 @@ fn scrub_directly(arguments: &ScrubArguments) -> CliResult {
     if quarantined + unread == 0 {
         return Ok(());
     }
-    let advice = "Corrupt objects are hidden, and deleted after the grace period. Check the store's health.";
+    let advice = if arguments.dry_run {
+        "Nothing was quarantined: this was a dry run. The log above names the objects. Check the store's health."
+    } else {
+        "The log above names the objects. Corrupt ones are hidden, and deleted after the grace period. Check the store's health."
+    };
     Err(CliError::new(
         Exit::Data,
         format!("{quarantined} objects are corrupt, {unread} are unreadable"),

@@ -204,6 +204,12 @@ fn recipe(spec: &ModelSpec, parameters: Option<u64>) -> Recipe {
 
 /// The reason not to publish the trained profile, if there is one.
 fn refusal(before: Cost, after: Cost) -> Option<String> {
+    if before.bytes == 0 {
+        return Some(
+            "no held-out chunk reaches transparent with the profile in force: nothing was compared"
+                .to_owned(),
+        );
+    }
     if after.bytes as f64 > BYTES_MAX * before.bytes as f64 {
         let share = 100.0 * after.bytes as f64 / before.bytes.max(1) as f64;
         return Some(format!("it needs {share:.0} % of the bytes of the profile in force"));
@@ -311,5 +317,6 @@ mod tests {
         let refused = |after| refusal(cost(1_000, 10.0), after).unwrap_or_default();
         assert!(refused(cost(960, 9.0)).contains("96 % of the bytes"));
         assert!(refused(cost(500, 11.0)).contains("11.0 ms instead of 10.0"));
+        assert!(refusal(cost(0, 0.0), cost(0, 0.0)).is_some_and(|why| why.contains("nothing was compared")));
     }
 }

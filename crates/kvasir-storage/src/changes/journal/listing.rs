@@ -156,10 +156,10 @@ impl Changes {
     /// The listed batches of other replicas that this one has not seen.
     fn fresh(&self, listed: &[(Key, ObjectMeta)]) -> Batches {
         let mut batches = Batches::new();
-        for (key, meta) in listed {
+        for (key, _) in listed {
             let Key::Journal { log, replica, n } = key else { continue };
             let is_new = self.journal.log(*log).seen(replica).is_none_or(|seen| *n > seen);
-            if is_new && *replica != self.journal.replica && meta.size <= limits::JOURNAL_BATCH_BYTES_MAX {
+            if is_new && *replica != self.journal.replica {
                 batches.entry((*log, replica.clone())).or_default().push(*n);
             }
         }

@@ -10,7 +10,7 @@ use kvasir_types::Name;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::JournalEntry;
+use super::{JournalEntry, entry::encode_entries};
 use crate::limits;
 
 /// One of the logs of a replica's journal.
@@ -91,15 +91,32 @@ impl Log {
         self.next.load(Ordering::Relaxed)
     }
 
-    /// Takes the waiting entries, and the number of their batch.
+    /// Takes the waiting entries, and the number of their batch; of counts, as many as fit into one.
     pub(super) fn take(&self) -> Option<Unsent<'_>> {
         let mut waiting = self.waiting.lock();
         if waiting.is_empty() {
             return None;
         }
         let n = self.next.fetch_add(1, Ordering::Relaxed);
-        Some(Unsent { log: self, n, entries: std::mem::take(&mut *waiting) })
+        // Only counts may wait for the next batch: how far a count reaches says that the waiting entries of stored chunks
+        // are in one.
+        let fit = match self.log {
+            JournalLog::Counted => counts_that_fit(&waiting),
+            JournalLog::Stored | JournalLog::Removed => waiting.len(),
+        };
+        let rest = waiting.split_off(fit);
+        Some(Unsent { log: self, n, entries: std::mem::replace(&mut *waiting, rest) })
     }
+}
+
+/// Number of the first counts that fit into half of a batch, which leaves room for their boxes; at least one.
+fn counts_that_fit(waiting: &[JournalEntry]) -> usize {
+    let mut bytes = 0;
+    let fit = waiting.iter().take_while(|entry| {
+        bytes += encode_entries([*entry]).len() as u64;
+        bytes <= limits::JOURNAL_BATCH_BYTES_MAX / 2
+    });
+    fit.count().max(1)
 }
 
 /// Entries being appended. If it is dropped, unsent entries wait again.

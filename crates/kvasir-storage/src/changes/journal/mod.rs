@@ -19,6 +19,7 @@ use kvasir_store::{
     layout::{JournalLog, Key},
 };
 use kvasir_types::{ModelId, Name};
+use object_store::GetOptions;
 use parking_lot::Mutex;
 use uuid::Uuid;
 
@@ -127,7 +128,7 @@ enum ReadBatch {
 }
 
 impl Changes {
-    /// Appends the waiting entries, as one batch per log. Returns the number of entries. When it returns, all
+    /// Appends the waiting entries, as one batch per log, or several of counts. Returns the number of entries. When it returns, all
     /// entries that were waiting at the call are durable; if it is dropped, the entries keep waiting.
     ///
     /// # Errors
@@ -142,13 +143,18 @@ impl Changes {
 
     async fn append(&self, log: &Log) -> Result<usize, StoreError> {
         let _one_at_a_time = log.appending.lock().await;
-        let Some(mut batch) = log.take() else { return Ok(0) };
-        let (replica, n) = (self.journal.replica.clone(), batch.n);
-        let path = self.bucket.path(&Key::Journal { log: log.log, replica, n });
-        let bytes = self.encode_batch(log, &path, &batch.entries).await?;
-        self.bucket.put(&path, bytes.into(), "appending to the journal").await?;
-        self.bucket.reached(Transition::JournalAppended);
-        Ok(std::mem::take(&mut batch.entries).len())
+        let (waiting, mut appended) = (log.waiting.lock().len(), 0);
+        while appended < waiting
+            && let Some(mut batch) = log.take()
+        {
+            let (replica, n) = (self.journal.replica.clone(), batch.n);
+            let path = self.bucket.path(&Key::Journal { log: log.log, replica, n });
+            let bytes = self.encode_batch(log, &path, &batch.entries).await?;
+            self.bucket.put(&path, bytes.into(), "appending to the journal").await?;
+            self.bucket.reached(Transition::JournalAppended);
+            appended += std::mem::take(&mut batch.entries).len();
+        }
+        Ok(appended)
     }
 
     /// Skipped parts of other replicas' batches so far: of kinds that this version does not know, of tenants
@@ -300,9 +306,18 @@ impl Changes {
         n: u64,
     ) -> Result<(u64, ReadBatch), StoreError> {
         let path = self.bucket.path(&Key::Journal { log, replica: replica.clone(), n });
-        let Some(bytes) = self.bucket.get(&path, READING).await? else { return Ok((n, ReadBatch::Gone)) };
-        let Some(batch) = self.decode_batch(&path, &bytes).await? else {
-            tracing::warn!(%path, "a damaged journal batch is skipped");
+        let Some(found) = self.bucket.open_object(&path, GetOptions::default(), READING).await? else {
+            return Ok((n, ReadBatch::Gone));
+        };
+        let bytes = found.meta.size;
+        let batch = if bytes <= limits::JOURNAL_BATCH_BYTES_MAX {
+            let contents = found.bytes().await.map_err(StoreError::request(READING))?;
+            self.decode_batch(&path, &contents).await?
+        } else {
+            None
+        };
+        let Some(batch) = batch else {
+            tracing::warn!(%path, bytes, "a journal batch that is damaged or too large is skipped");
             self.journal.skipped.fetch_add(1, Ordering::Relaxed);
             return Ok((n, ReadBatch::Damaged));
         };

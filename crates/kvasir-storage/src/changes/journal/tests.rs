@@ -210,3 +210,44 @@ async fn many_replicas_that_ended_do_not_make_many_requests() {
     reader.changes().journal_replay().await.expect("reads");
     assert_eq!(lists.load(Ordering::Relaxed) - before, 1, "not one for each of {ENDED}");
 }
+
+/// Many tenants' counts, each with the positions of many replicas, are more than a reader takes at a time.
+#[tokio::test]
+async fn counts_of_many_tenants_are_read() {
+    const TENANTS: usize = 2_000;
+    let backend = Arc::new(InMemory::new());
+    let (counter, reader) =
+        (replica_over(Arc::clone(&backend)).await, replica_over(Arc::clone(&backend)).await);
+    let writers = (0..limits::LEDGER_REPLICAS_MAX as u64)
+        .map(|n| (format!("replica-of-a-writer-{n}").parse().expect("a name"), n));
+    let reach = Reach { batches: writers.collect(), until_ms: Some(1), listed_ms: None };
+    for n in 0..TENANTS {
+        let tenant = format!("tenant-{n}").parse().expect("a name");
+        let (stored, reach) = (Stored::one(n as u64), reach.clone());
+        counter.changes().publish(JournalEntry::Counted { tenant, stored, reach });
+    }
+    assert_eq!(counter.changes().journal_append().await.expect("appends"), TENANTS);
+    let folder = counter.store().layout().log_prefix(JournalLog::Counted);
+    let batches: Vec<_> = backend.list(Some(&folder)).try_collect().await.expect("lists");
+    assert!(batches.len() > 1 && batches.iter().all(|meta| meta.size <= limits::JOURNAL_BATCH_BYTES_MAX));
+    assert_eq!(reader.changes().journal_replay().await.expect("reads"), TENANTS);
+}
+
+/// A batch of removals that is too large to be read may have removed anything.
+#[tokio::test]
+async fn removals_that_are_too_large_to_be_read_empty_the_index() {
+    let backend = Arc::new(InMemory::new());
+    let (writer, reader) =
+        (replica_over(Arc::clone(&backend)).await, replica_over(Arc::clone(&backend)).await);
+    reader.changes().journal_tail(JournalReading::Rows).await.expect("reads");
+    writer.changes().publish(stored(1, writer.store().now_ms()));
+    writer.changes().journal_append().await.expect("appends");
+    reader.changes().journal_tail(JournalReading::Rows).await.expect("reads");
+    assert_eq!(reader.index().len(), 1);
+    let (replica, n) = ("loud".parse().expect("a name"), 0);
+    let path = writer.store().layout().path(&Key::Journal { log: JournalLog::Removed, replica, n });
+    let large = PutPayload::from(vec![0; limits::JOURNAL_BATCH_BYTES_MAX as usize + 1]);
+    backend.put(&path, large).await.expect("writes");
+    reader.changes().journal_tail(JournalReading::Rows).await.expect("reads");
+    assert_eq!(reader.index().len(), 0);
+}

@@ -1,5 +1,6 @@
 //! The tier against a store that counts.
 
+mod kept_bytes;
 mod memory;
 mod write_back;
 

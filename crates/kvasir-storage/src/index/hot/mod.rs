@@ -27,7 +27,7 @@ use super::{
     sled_index::SledIndex,
     walk::{Search, Walk, walk, walk_chunks},
 };
-use crate::private_files::private_directory;
+use crate::{limits, private_files::private_directory};
 
 /// Source of a new database.
 #[derive(Debug, Clone)]
@@ -35,6 +35,7 @@ struct SledHome {
     directory: PathBuf,
     identity: [u8; 32],
     cache_bytes: u64,
+    slots: usize,
 }
 
 /// The index. Its methods do not fail: a failing database is replaced by an empty one, and its contents
@@ -88,13 +89,25 @@ impl Index {
     /// # Errors
     /// [`IndexError::Io`] if the directory cannot be used, [`IndexError::Locked`] if all slots are taken.
     pub fn sled(directory: PathBuf, identity: [u8; 32], cache_bytes: u64) -> Result<Self, IndexError> {
-        let home = SledHome { directory, identity, cache_bytes };
+        Self::in_home(SledHome { directory, identity, cache_bytes, slots: limits::INDEX_SLOTS_MAX })
+    }
+
+    /// As [`sled`](Self::sled), for a process that must have the directory for itself.
+    ///
+    /// # Errors
+    /// [`IndexError::Io`] if the directory cannot be used, [`IndexError::Locked`] if another process uses it.
+    pub fn sled_alone(directory: PathBuf, identity: [u8; 32], cache_bytes: u64) -> Result<Self, IndexError> {
+        Self::in_home(SledHome { directory, identity, cache_bytes, slots: 1 })
+    }
+
+    fn in_home(home: SledHome) -> Result<Self, IndexError> {
         let mut replaced = 0;
         let index = home.open(|why| {
             replaced += 1;
             tracing::warn!(why, "a corrupt hot index was deleted; it fills again from the store");
         })?;
         let index: Arc<dyn HotIndex> = Arc::new(index);
+        let cache_bytes = home.cache_bytes;
         Ok(Self::new(index, Some(home), cache_bytes, replaced))
     }
 
@@ -327,7 +340,7 @@ impl Index {
 impl SledHome {
     fn open(&self, mut deleted: impl FnMut(&str)) -> Result<SledIndex, IndexError> {
         private_directory(&self.directory).map_err(|e| IndexError::Io(e.to_string()))?;
-        SledIndex::open_slot(&self.directory, &self.identity, self.cache_bytes, |_, why| {
+        SledIndex::open_slot(&self.directory, &self.identity, self.cache_bytes, self.slots, |_, why| {
             deleted(&why.to_string())
         })
     }

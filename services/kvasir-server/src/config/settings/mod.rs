@@ -361,13 +361,11 @@ pub const SETTINGS: &[Setting] = &[
         example: "",
         set: |c, t| {
             let mut size = 0;
-            if t != "0" && t != "0B" {
-                bytes(&mut size, t)?;
-            }
+            bytes_or_none(&mut size, t)?;
             c.gc.policy.capacity_bytes = Some(size).filter(|&size| size > 0);
             Ok(())
         },
-        get: |c| c.gc.policy.capacity_bytes.map_or_else(|| quoted("0B"), bytes_text),
+        get: |c| bytes_text(c.gc.policy.capacity_bytes.unwrap_or(0)),
     },
     Setting {
         key: "gc.eviction",

@@ -9,27 +9,37 @@ use axum::{
 use futures::{Stream, StreamExt, TryStreamExt};
 use kvasir_api::{ErrorCode, Problem};
 use kvasir_storage::ObjectRead;
+use kvasir_types::Name;
 use serde::{Serialize, de::DeserializeOwned};
-use tokio::sync::Semaphore;
 
-use crate::{api_error::ApiError, limits, state::AppState};
+use crate::{
+    api_error::ApiError,
+    body_room::{HeldRoom, LONG_BODIES},
+    limits,
+    state::AppState,
+};
 
-/// Bytes of the bodies of all requests that are being read whole, beyond the first of each, in units of
-/// [`limits::SHORT_BODY_BYTES`].
-static LONG_BODIES: Semaphore =
-    Semaphore::const_new(limits::LONG_BODIES_BYTES_MAX / limits::SHORT_BODY_BYTES);
+tokio::task_local! {
+    /// Whose request is being handled.
+    static TENANT: Name;
+}
+
+/// Handles a request of a tenant: bodies that it reads whole count as the tenant's.
+pub(crate) async fn of_tenant<F: Future>(tenant: Name, handling: F) -> F::Output {
+    TENANT.scope(tenant, handling).await
+}
 
 /// A whole body of at most `limit` bytes.
 pub(super) async fn read(body: Body, limit: usize) -> Result<Bytes, ApiError> {
-    let read = read_within(&LONG_BODIES, body, limit);
+    let read = read_within(LONG_BODIES.hold(TENANT.try_with(Name::clone).ok()), body, limit);
     tokio::time::timeout(limits::WHOLE_BODY_TIME_MAX, read).await.unwrap_or_else(|_| {
         let seconds = limits::WHOLE_BODY_TIME_MAX.as_secs();
         Err(Problem::new(ErrorCode::BodyTooSlow, format!("the body took longer than {seconds} s")).into())
     })
 }
 
-async fn read_within(room: &Semaphore, body: Body, limit: usize) -> Result<Bytes, ApiError> {
-    let (mut bytes, mut held) = (Vec::new(), Vec::new());
+async fn read_within(mut room: HeldRoom, body: Body, limit: usize) -> Result<Bytes, ApiError> {
+    let mut bytes = Vec::new();
     let mut parts = body.into_data_stream();
     while let Some(part) = parts.next().await {
         let part = part.map_err(|e| ApiError::bad_request(format!("the body broke off: {e}")))?;
@@ -38,12 +48,9 @@ async fn read_within(room: &Semaphore, body: Body, limit: usize) -> Result<Bytes
             drain(parts).await;
             return Err(too_large(limit as u64));
         }
-        while held.len() < (length.max(1) - 1) / limits::SHORT_BODY_BYTES {
-            let Ok(unit) = room.try_acquire() else {
-                let detail = "the service is reading too many long bodies at once; send the request again";
-                return Err(Problem::new(ErrorCode::Throttled, detail).into());
-            };
-            held.push(unit);
+        if !room.resize(length) {
+            let detail = "the service is reading too many long bodies at once; send the request again";
+            return Err(Problem::new(ErrorCode::Throttled, detail).into());
         }
         bytes.extend_from_slice(&part);
     }
@@ -143,18 +150,21 @@ pub(super) fn created_or_ok(created: bool, answer: impl Serialize) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::body_room::BodyRoom;
 
     #[tokio::test]
     async fn long_bodies_share_a_limit_and_short_ones_need_none_of_it() {
-        let room = Semaphore::new(2);
+        static ROOM: BodyRoom = BodyRoom::new(4);
         let body = |bytes: usize| Body::from(vec![7; bytes]);
         let unit = limits::SHORT_BODY_BYTES;
-        let read = async |bytes| read_within(&room, body(bytes), 10 * unit).await.map(|bytes| bytes.len());
+        let read =
+            async |bytes| read_within(ROOM.hold(None), body(bytes), 10 * unit).await.map(|bytes| bytes.len());
         for bytes in [0, 1, unit, 3 * unit] {
             assert_eq!(read(bytes).await.expect("there is room"), bytes);
         }
         assert!(read(3 * unit + 1).await.is_err(), "no room");
-        let other = room.try_acquire_many(2).expect("all was given back");
+        let mut other = ROOM.hold(None);
+        assert!(other.resize(3 * unit), "all was given back");
         assert_eq!(read(unit).await.expect("short"), unit);
         assert!(read(unit + 1).await.is_err());
         drop(other);

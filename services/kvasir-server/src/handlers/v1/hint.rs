@@ -27,8 +27,9 @@ pub(super) fn parse(cluster: &Cluster, headers: &HeaderMap) -> Result<RequestHin
         },
         None => None,
     };
-    let is_elsewhere = route(headers)?.is_some_and(|route| cluster.place(&route) == RoutePlace::Other);
-    Ok(RequestHint { kind, turn, transient: is_elsewhere })
+    let place = route(headers)?.map(|route| cluster.place(&route));
+    let (transient, is_first) = (place == Some(RoutePlace::Other), place == Some(RoutePlace::First));
+    Ok(RequestHint { kind, turn, transient, is_first })
 }
 
 /// The route of the prompt that the request serves.

@@ -9,7 +9,7 @@ use axum::{
 use kvasir_api::{LOAD_TIMELINE_MAX, LoadList, LoadRecord, LoadsQuery, routes};
 
 use super::body;
-use crate::{api_error::ApiError, auth::Principal, state::AppState};
+use crate::{api_error::ApiError, auth::Principal, limits, state::AppState};
 
 /// Records a client's report of a load: only the client sees its end. Metrics count it, and the latest
 /// reports are kept.
@@ -28,6 +28,12 @@ pub(in crate::handlers) async fn report(
             "the timeline has {parts} parts; join neighbours until there are at most {LOAD_TIMELINE_MAX}"
         );
         return Err(ApiError::bad_request(detail));
+    }
+    let by_level = record.bytes_by_level.values().chain(record.tokens_by_level.values()).copied();
+    let others = [record.loaded_tokens, record.recomputed_tokens, record.direct_bytes, record.saved_gpu_ms];
+    if by_level.chain(others).any(|count| count > limits::LOAD_COUNT_MAX) {
+        let most = limits::LOAD_COUNT_MAX;
+        return Err(ApiError::bad_request(format!("a count of the load is larger than {most}")));
     }
     state.metrics().api().load(&record);
     state.loads().keep(&principal.tenant, record);

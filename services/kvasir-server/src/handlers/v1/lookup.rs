@@ -46,7 +46,7 @@ pub(in crate::handlers) async fn post(
     let asked = match &query {
         Query::Tokens(tokens) => tokens.len(),
         Query::Blocks(blocks) => blocks.len() * BLOCK_TOKENS,
-        // Their sizes are known when they are found.
+        // Only the sizes of those that are found are known.
         Query::Chunks(_) => 0,
     };
     let LookupQuery { model_id, namespace, fresh, direct } = target;
@@ -59,6 +59,7 @@ pub(in crate::handlers) async fn post(
             .unwrap_or_default(),
         Query::Tokens(_) | Query::Chunks(_) => Vec::new(),
     };
+    let has_tokens = !matches!(query, Query::Chunks(_));
     let mut found = storage.lookup(&Lookup { tenant, namespace, model_id, query, fresh, hint }).await?;
     if direct {
         for chunk in &mut found.chunks {
@@ -68,7 +69,9 @@ pub(in crate::handlers) async fn post(
             chunk.via = storage.direct_reads().via(&key, true).await;
         }
     }
-    state.metrics().api().lookup(found.matched_tokens.max(asked as u64), found.matched_tokens);
+    if has_tokens {
+        state.metrics().api().lookup(found.matched_tokens.max(asked as u64), found.matched_tokens);
+    }
     let mut response = answer(&found)?;
     if !split.is_empty() {
         let split: Vec<String> = split.iter().map(ToString::to_string).collect();

@@ -43,9 +43,13 @@ pub(in crate::handlers) async fn put(
     let storage = state.storage()?;
     let (model_id, profile_hash) = (id("model_id", &model_id)?, id("profile_hash", &profile_hash)?);
     body::check_length(&headers, storage.settings().profile_bytes_max)?;
-    let _reservation = quota_reservation::reserve_body(&state, &principal, &headers).await?;
+    let reservation = quota_reservation::reserve_body(&state, &principal, &headers).await?;
     let mut upload = body::upload(&state, request_body);
-    match storage.ingest().put_profile(&principal.tenant, &model_id, &profile_hash, &mut upload).await {
+    let stored = storage
+        .ingest()
+        .put_profile(&principal.tenant, &model_id, &profile_hash, reservation, &mut upload)
+        .await;
+    match stored {
         Ok((created, bytes)) => {
             Ok(body::created_or_ok(created, ProfileInfo { profile_hash, bytes, stored_at_ms: None }))
         }

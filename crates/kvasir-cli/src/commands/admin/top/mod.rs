@@ -13,8 +13,8 @@ use kvasir_client::rest::Client;
 
 use self::{sample::Sample, view::View};
 use crate::{
-    error::CliResult,
-    output::{print, print_json},
+    error::{CliError, CliResult},
+    output::print_if_read,
     service::{ServiceArguments, client, client_error, runtime},
 };
 
@@ -50,14 +50,13 @@ pub(crate) fn run(arguments: &TopArguments) -> CliResult {
             let now = look(&client).await?;
             let elapsed = now.1.duration_since(before.1);
             let view = View::between(&before.0, &now.0, elapsed);
-            if arguments.json {
-                print_json(&view)?;
-            } else {
-                let text = view.text(arguments.service.url.as_str());
-                print(&if redraw { format!("{REDRAW}{text}") } else { text })?;
-            }
+            let text = match (arguments.json, redraw) {
+                (true, _) => serde_json::to_string_pretty(&view).map_err(CliError::internal)?,
+                (false, true) => format!("{REDRAW}{}", view.text(arguments.service.url.as_str())),
+                (false, false) => view.text(arguments.service.url.as_str()),
+            };
             before = now;
-            left -= 1;
+            left = if print_if_read(&text)? { left - 1 } else { 0 };
         }
         Ok(())
     })
