@@ -35,7 +35,7 @@ export async function openPage(browser, { theme = "light", width = 1280, height 
   });
   page.on("request", (request) => {
     const url = new URL(request.url());
-    if (url.protocol === "http:" && url.hostname !== "127.0.0.1") page.faults.push(`request to elsewhere: ${request.url()}`);
+    if (/^https?:$/.test(url.protocol) && url.hostname !== "127.0.0.1") page.faults.push(`request to elsewhere: ${request.url()}`);
     if (token !== "" && request.url().includes(token)) page.faults.push("the token is in an address");
   });
   await page.addInitScript(() => {

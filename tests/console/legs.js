@@ -15,6 +15,8 @@ const REFUSED = [/status of 40[13]/];
 const AWAY = [/ERR_CONNECTION_(REFUSED|RESET)|ERR_EMPTY_RESPONSE|ERR_INCOMPLETE_CHUNKED_ENCODING/];
 const WIDTHS = [360, 3840];
 
+const problem = (status) => ({ status, contentType: "application/problem+json", body: JSON.stringify({ title: "busy", detail: "try again later" }) });
+
 const clean = async (page, where) => assert.deepEqual(await faults(page), [], where);
 
 /** The page's types against the document that the service serves. */
@@ -190,6 +192,127 @@ async function chunks(world, browser) {
   return "chunks: age, expiry and uses; drift: within the claim and beyond it";
 }
 
+/** The newest contexts are at the end of the list, after its first page. */
+async function drift(world, browser) {
+  const page = await openPage(browser, { token: world.tokens.operator });
+  await measured(page, () => [40, 0.5, 0]);
+  const newest = await world.call("operator", "GET", `/v1/contexts/${world.hostile.context_id}`);
+  const older = Array.from({ length: 12 }, (_, i) => ({ ...newest, context_id: `00000000-0000-7000-8000-${String(i).padStart(12, "0")}`, created_at_ms: i }));
+  await page.route((url) => url.pathname === "/v1/contexts", (route) => {
+    const isSecond = new URL(route.request().url()).searchParams.has("after");
+    const list = isSecond ? { contexts: [newest] } : { contexts: older, next: older[11].context_id };
+    return route.fulfill({ status: 200, contentType: "application/json", body: JSON.stringify(list) });
+  });
+  await page.goto(`${world.base}/console/#/models/${MODEL}`);
+  await page.getByRole("button", { name: "Compare with stored chunks" }).click();
+  const rows = page.getByRole("region", { name: "Drift" }).getByRole("row");
+  await rows.filter({ hasText: newest.context_id.slice(0, 13) }).waitFor();
+  assert.equal(await rows.count(), 2, "the head, and the newest context, with which the others share their chunks");
+  await clean(page, "drift");
+  await page.context().close();
+  return "drift: the newest context is found on the second page of the list";
+}
+
+/** The bars show all that the service counts against the quotas. */
+async function quotas(world, browser) {
+  const page = await openPage(browser, { token: world.tokens.operator });
+  const answer = page.waitForResponse((response) => new URL(response.url()).pathname === "/v1/usage");
+  await page.goto(`${world.base}/console/#/tenant`);
+  const usage = await (await answer).json();
+  const bytes = usage.bytes + usage.removed_bytes + usage.profile_bytes + usage.other_bytes;
+  const objects = usage.objects + usage.removed_objects + usage.profiles + usage.context_versions + usage.waiting_uploads;
+  await page.getByRole("img", { name: `Objects: ${objects} of ${usage.stored_objects_max}`, exact: true }).waitFor();
+  const shown = await page.getByRole("img", { name: /^Bytes: / }).locator("span").evaluate((part) => Number.parseFloat(part.style.width));
+  const expected = (100 * bytes) / usage.stored_bytes_max;
+  assert(Math.abs(shown - expected) < 0.001, `the bar of bytes shows ${shown} %, not ${expected} %`);
+  await clean(page, "quotas");
+  await page.context().close();
+  return `quotas: ${objects} objects and ${bytes} bytes count`;
+}
+
+/** The audit page asks for all calls that the replica remembers, and says so where none is of the tenant. */
+async function audit(world, browser) {
+  const page = await openPage(browser, { token: world.tokens.operator });
+  const asked = page.waitForRequest((request) => new URL(request.url()).pathname === "/v1/admin/audit");
+  await page.goto(`${world.base}/console/#/audit?tenant=nobody`);
+  assert.equal(new URL((await asked).url()).searchParams.get("limit"), "1000");
+  await page.getByText("None among the last 1,000 calls").waitFor();
+  await clean(page, "audit");
+  await page.context().close();
+  return "audit: the last 1,000 calls are asked for";
+}
+
+/** Fields of filters follow the address. */
+async function filters(world, browser) {
+  const page = await openPage(browser, { token: world.tokens.operator });
+  for (const [name, field, without] of [["audit", "tenant", ""], ["contexts", "search", ""], ["events", "namespace", ""], ["explain", "namespace", "default"]]) {
+    const has = (value) => page.waitForFunction(([id, text]) => document.getElementById(id)?.value === text, [field, value]);
+    await page.goto("about:blank");
+    await page.goto(`${world.base}/console/#/${name}?${field}=nobody`);
+    await has("nobody");
+    await page.goto(`${world.base}/console/#/${name}`);
+    await has(without);
+  }
+  await clean(page, "filters");
+  await page.context().close();
+  return "filters: their fields follow the address";
+}
+
+/** A request that takes long does not make the service away, and the list of all objects has no time limit. */
+async function slow(world, browser) {
+  const page = await openPage(browser, { token: world.tokens.operator });
+  // The limit of 30 s is 1 s here.
+  await page.addInitScript(() => {
+    const timeout = AbortSignal.timeout.bind(AbortSignal);
+    AbortSignal.timeout = (ms) => timeout(ms === 30_000 ? 1_000 : ms);
+  });
+  const banner = page.getByText("The service does not answer.");
+  let asked = 0;
+  await page.route("**/v1/usage", () => {
+    asked += 1;
+  });
+  await page.goto(`${world.base}/console/#/tenant`);
+  await page.getByRole("heading", { name: "Tenants", exact: true }).waitFor();
+  await page.waitForTimeout(5_000);
+  assert.equal(asked, 1, "the list of all objects is asked for once");
+  assert.equal(await banner.count(), 0);
+  await page.route((url) => url.pathname === "/v1/contexts", () => {});
+  await page.goto(`${world.base}/console/#/contexts`);
+  await page.getByRole("alert").getByText("The answer takes too long").waitFor();
+  assert.equal(await banner.count(), 0);
+  await clean(page, "slow");
+  await page.context().close();
+  return "slow: usage is waited for, and another slow answer is said to be slow";
+}
+
+/** Data that cannot be loaded again is called old; what is refused is no longer shown; other failures are said where they are. */
+async function behind(world, browser) {
+  const page = await openPage(browser, { token: world.tokens.operator });
+  page.expected = [/status of (403|429)/];
+  await page.goto(`${world.base}/console/#/overview`);
+  const tile = page.getByText("Hit ratio by tokens");
+  await tile.waitFor();
+  let status = 429;
+  await page.route("**/v1/series**", (route) => route.fulfill(problem(status)));
+  // The page asks again after 10 s.
+  await page.getByText("Not up to date: busy.").waitFor({ timeout: 20_000 });
+  assert.equal(await tile.count(), 1, "the last data stay");
+  assert.deepEqual(await axe(page), [], "axe, behind");
+  status = 403;
+  await page.getByText("Not for this credential").first().waitFor({ timeout: 20_000 });
+  assert.equal(await tile.count(), 0, "what is refused is not shown");
+  assert.equal(await page.getByText("Not up to date").count(), 0);
+  await page.route((url) => url.pathname.endsWith("/status"), (route) => route.fulfill(problem(429)));
+  await page.goto(`${world.base}/console/#/contexts/${world.hostile.context_id}`);
+  await page.getByText("Age and uses: busy.").waitFor();
+  await page.route("**/v1/lookup", (route) => route.fulfill(problem(429)));
+  await page.goto(`${world.base}/console/${pages(world.prompt).find((one) => one.name === "explained").hash}`);
+  await page.getByRole("region", { name: "Chunks that match" }).getByRole("alert").waitFor();
+  await clean(page, "behind");
+  await page.context().close();
+  return "behind: old data are called old, refused data are gone, failures are said";
+}
+
 /** Pinned, unpinned and deleted with a second look, and all of it in the audit log. */
 async function changes(world, browser) {
   const page = await openPage(browser, { token: world.tokens.operator });
@@ -263,15 +386,17 @@ async function away(world, browser) {
   return "away and back: said, and live again by itself";
 }
 
-/** Every string of every answer with markup in it: it stays text. */
+/** Every string of every answer, and every name that is data, with markup in it: it stays text. */
 async function injection(world, browser) {
   const page = await openPage(browser, { token: world.tokens.operator });
   // Ids are no ids any more, so that what is asked with them is refused.
   page.expected = [/status of 4\d\d/];
-  const poison = (value) => {
+  // Objects whose keys are data: other keys are the API's own.
+  const KEYED = ["labels", "counts", "bytes_by_model"];
+  const poison = (value, isKeyed = false) => {
     if (typeof value === "string") return value + INJECTED;
-    if (Array.isArray(value)) return value.map(poison);
-    if (value !== null && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([name, inner]) => [name, poison(inner)]));
+    if (Array.isArray(value)) return value.map((one) => poison(one));
+    if (value !== null && typeof value === "object") return Object.fromEntries(Object.entries(value).map(([name, inner]) => [isKeyed ? name + INJECTED : name, poison(inner, KEYED.includes(name))]));
     return value;
   };
   await page.route("**/v1/**", async (route) => {
@@ -355,5 +480,5 @@ async function paint(world, browser) {
 }
 
 /** Those that only read, in two lanes beside each other; then those that change something or measure. */
-export const LANES = [{ data }, { types, empty, unauthorized, forbidden, members, chunks, keyboard, injection }];
+export const LANES = [{ data }, { types, empty, unauthorized, forbidden, members, chunks, drift, quotas, audit, filters, slow, behind, keyboard, injection }];
 export const LAST = { changes, live, away, paint };

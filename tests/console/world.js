@@ -45,6 +45,7 @@ export class World {
       entries += `[[token]]\nname = "${name}"\ntenant = "${tenant}"\nrole = "${role}"\nsha256 = "${createHash("sha256").update(token).digest("hex")}"\n`;
       writeFileSync(join(this.folder, `${name}.token`), token, { mode: 0o600 });
     }
+    entries += "[tenant.default]\nstored_bytes = 100000000\nstored_objects = 900\n";
     writeFileSync(join(this.folder, "tenants.toml"), entries, { mode: 0o600 });
     cpSync(join(ROOT, "tests/golden-buckets/2/plain/bucket"), join(this.folder, "store"), { recursive: true });
     mkdirSync(join(this.folder, "dumps"));

@@ -3,7 +3,7 @@
 import { Observable } from "./observable.js";
 
 const TOKEN_KEY = "kvasir.token";
-/** How long a request may take before the service counts as away. */
+/** How long the service may take to answer a request that is not `endless`. */
 const REQUEST_MS_MAX = 30_000;
 const PING_MS_MIN = 1_000;
 const PING_MS_MAX = 8_000;
@@ -50,18 +50,22 @@ export class ApiError extends Error {
   }
 }
 
+async function lives() {
+  try {
+    const answer = await fetch("/livez", { signal: AbortSignal.timeout(PING_MS_MAX), cache: "no-store" });
+    return answer.ok;
+  } catch {
+    return false;
+  }
+}
+
 let ping_ms = PING_MS_MIN;
 function ping() {
   setTimeout(async () => {
-    try {
-      const answer = await fetch("/livez", { signal: AbortSignal.timeout(PING_MS_MAX), cache: "no-store" });
-      if (answer.ok) {
-        ping_ms = PING_MS_MIN;
-        away.set(false);
-        return;
-      }
-    } catch {
-      // Still away.
+    if (await lives()) {
+      ping_ms = PING_MS_MIN;
+      away.set(false);
+      return;
     }
     ping_ms = Math.min(ping_ms * 2, PING_MS_MAX);
     ping();
@@ -92,7 +96,7 @@ async function problemOf(answer) {
 /**
  * @param {string} method
  * @param {string} path with its query
- * @param {{body?: unknown, signal?: AbortSignal | undefined, headers?: Record<string, string>, endless?: boolean}} [options]
+ * @param {{body?: unknown, signal?: AbortSignal | undefined, headers?: Record<string, string>, endless?: boolean | undefined}} [options]
  * @returns {Promise<Response>} of success
  * @throws {ApiError}
  */
@@ -102,7 +106,8 @@ export async function request(method, path, options = {}) {
   const sent = token.value;
   if (sent !== "") headers["authorization"] = `Bearer ${sent}`;
   if (options.body !== undefined) headers["content-type"] = "application/json";
-  const signals = [options.signal, options.endless ? undefined : AbortSignal.timeout(REQUEST_MS_MAX)].filter((signal) => signal !== undefined);
+  const limit = options.endless ? undefined : AbortSignal.timeout(REQUEST_MS_MAX);
+  const signals = [options.signal, limit].filter((signal) => signal !== undefined);
   let answer;
   try {
     answer = await fetch(path, {
@@ -116,6 +121,10 @@ export async function request(method, path, options = {}) {
     });
   } catch (error) {
     if (options.signal?.aborted) throw error;
+    // A slow service is not away: its return would start the slow request again, without an end.
+    if (limit?.aborted && (await lives())) {
+      throw new ApiError({ status: 0, title: "The answer takes too long", detail: `The service is there, but did not answer within ${REQUEST_MS_MAX / 1000} s.` });
+    }
     goAway();
     throw new ApiError({ status: 0, title: "The service does not answer", detail: "It is not running, or the network to it is interrupted." });
   }
@@ -129,7 +138,7 @@ export async function request(method, path, options = {}) {
  * @template T
  * @param {string} method
  * @param {string} path
- * @param {{body?: unknown, signal?: AbortSignal | undefined}} [options]
+ * @param {{body?: unknown, signal?: AbortSignal | undefined, endless?: boolean | undefined}} [options] `endless`: without a time limit
  * @returns {Promise<T>}
  * @throws {ApiError}
  */

@@ -2,6 +2,7 @@
 
 import * as format from "./format.js";
 import { useObservable } from "./observable.js";
+import { latest } from "./series.js";
 import { colour, theme } from "./theme.js";
 import { useWidth } from "./components.js";
 import { html, useEffect, useRef, useState } from "./view.js";
@@ -68,15 +69,6 @@ function lines({ times_ms, series, stacked }) {
   return [times_ms, ...(stacked ? stack(series) : series.map((one) => one.values))];
 }
 
-/** @param {(number | null)[]} values @param {number} i */
-function lastBefore(values, i) {
-  for (let at = i; at >= 0; at -= 1) {
-    const value = values[at];
-    if (value !== null && value !== undefined) return value;
-  }
-  return null;
-}
-
 /** @param {ChartProps} props */
 export function Chart(props) {
   const { title, times_ms, series, show, nothing } = props;
@@ -84,8 +76,8 @@ export function Chart(props) {
   const plot = useRef(/** @type {any} */ (null));
   const [index, setIndex] = useState(/** @type {number | null} */ (null));
   const shownTheme = useObservable(theme);
-  const latest = useRef(props);
-  latest.current = props;
+  const current = useRef(props);
+  current.current = props;
   const any = times_ms.length > 0 && series.some((one) => one.values.some((value) => value !== null));
   // Another set of series is another drawing; other values are the same one with other data.
   const kind = series.map((one) => one.name).join("\n");
@@ -95,7 +87,7 @@ export function Chart(props) {
     let gone = false;
     uplot().then((UPlot) => {
       if (gone || host.current === null) return;
-      plot.current = new UPlot(options(latest.current, width, setIndex), lines(latest.current), host.current);
+      plot.current = new UPlot(options(current.current, width, setIndex), lines(current.current), host.current);
     }, () => {});
     return () => {
       gone = true;
@@ -109,7 +101,7 @@ export function Chart(props) {
 
   const at = index ?? times_ms.length - 1;
   const value = (/** @type {Series} */ one) => {
-    const found = index === null ? lastBefore(one.values, at) : (one.values[at] ?? null);
+    const found = index === null ? latest(one.values) : (one.values[at] ?? null);
     return found === null ? "–" : show(found);
   };
   const words = any ? series.map((one) => `${one.name} ${value(one)}`).join(", ") : "no data";

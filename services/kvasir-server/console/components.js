@@ -3,7 +3,7 @@
 import { away } from "./api.js";
 import * as format from "./format.js";
 import { Observable, useObservable } from "./observable.js";
-import { asProblem } from "./resource.js";
+import { asProblem, behind } from "./resource.js";
 import { html, useEffect, useRef, useState } from "./view.js";
 
 /** @typedef {import("./view.js").View} View */
@@ -256,6 +256,13 @@ export function Toasts() {
 export function AwayBanner() {
   if (!useObservable(away)) return null;
   return html`<div class="banner" role="alert"><strong>The service does not answer.</strong> <span>This page shows the last data received. It updates again when the service answers.</span></div>`;
+}
+
+/** Data that could not be loaded again stays on the page: this says that it is old, and why. */
+export function BehindBanner() {
+  const [problem] = [...useObservable(behind).values()];
+  if (problem === undefined) return null;
+  return html`<div class="banner" role="status"><strong>Not up to date: ${problem.title}.</strong> ${problem.detail === "" ? null : html`<span>${problem.detail}</span>`} <span>A part of this page shows the last data received.</span></div>`;
 }
 
 /**

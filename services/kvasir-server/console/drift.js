@@ -22,19 +22,32 @@ const CLAIM = 1;
 const median = (sorted) => sorted[Math.floor((sorted.length - 1) / 2)] ?? 0;
 
 /**
- * The newest contexts of a model among the first of the list, with the errors of their chunks of one profile at one level.
+ * The newest contexts of a model. The list is in order of creation, so they are at its end.
+ * @param {string} model @param {AbortSignal} signal
+ */
+async function newest(model, signal) {
+  /** @type {Context[]} */
+  let kept = [];
+  /** @type {string | undefined} */
+  let after;
+  do {
+    /** @type {ContextList} */
+    const page = await call("GET", `/v1/contexts${query({ limit: PAGE, after })}`, { signal });
+    kept = [...kept, ...page.contexts.filter((context) => context.model_id === model)].sort((a, b) => b.created_at_ms - a.created_at_ms).slice(0, CONTEXTS_MAX);
+    after = page.next ?? undefined;
+  } while (after !== undefined);
+  return kept;
+}
+
+/**
+ * The newest contexts of a model, with the errors of their chunks of one profile at one level.
  * @param {string} model @param {string} profile @param {number} level @param {AbortSignal} signal
  * @returns {Promise<Row[]>}
  */
 async function compared(model, profile, level, signal) {
-  /** @type {ContextList} */
-  const list = await call("GET", `/v1/contexts${query({ limit: PAGE })}`, { signal });
-  const newest = list.contexts
-    .filter((context) => context.model_id === model)
-    .sort((a, b) => b.created_at_ms - a.created_at_ms)
-    .slice(0, CONTEXTS_MAX);
+  const contexts = await newest(model, signal);
   const rows = await Promise.all(
-    newest.map(async (context) => {
+    contexts.map(async (context) => {
       /** @type {LookupResponse} */
       const match = await call("POST", "/v1/lookup", { signal, body: { model_id: model, namespace: context.namespace, chunk_ids: context.chunks } });
       return { context, chunks: match.chunks };
@@ -92,7 +105,7 @@ export function Drift({ model, profile, level }) {
           : rows.error !== undefined
             ? html`<${Failure} error=${rows.error} retry=${rows.reload} />`
             : html`<${Loading} />`
-        : html`<p class="muted">Encoders measure the error of each chunk. Chunks above the bound of transparent at level ${level} mean that the texts now differ from those that the profile was trained on. The comparison looks up the newest ${CONTEXTS_MAX} contexts of the model, which counts as a use of their chunks.</p>
+        : html`<p class="muted">Encoders measure the error of each chunk. Chunks above the bound of transparent at level ${level} mean that the texts now differ from those that the profile was trained on. The comparison reads the list of the tenant's contexts and looks up the newest ${CONTEXTS_MAX} of the model, which counts as a use of their chunks.</p>
             <div class="row"><button type="button" onClick=${() => setAsked(profile)}>Compare with stored chunks</button></div>`}
   <//>`;
 }

@@ -58,7 +58,7 @@ export function useFeed({ namespace, types, events_max, paused }) {
       clearTimeout(timer);
     };
   }, [credential, namespace, types, events_max, paused]);
-  // Another credential's events are another tenant's.
-  useEffect(() => () => setFeed({ events: [], state: "connecting", missed: 0, heard: 0 }), [credential]);
+  // Another credential's events are another tenant's; another filter's are others too.
+  useEffect(() => () => setFeed({ events: [], state: "connecting", missed: 0, heard: 0 }), [credential, namespace, types]);
   return { ...feed, clear: () => setFeed((before) => ({ ...before, events: [], heard: 0, missed: 0 })) };
 }

@@ -1,7 +1,7 @@
 // The shell: navigation, the service's state, and the page that the address names.
 
 import { away, refused, token } from "./api.js";
-import { AwayBanner, Loading, Toasts } from "./components.js";
+import { AwayBanner, BehindBanner, Loading, Toasts } from "./components.js";
 import { CredentialRow, SignIn } from "./credential.js";
 import { useObservable } from "./observable.js";
 import { useResource } from "./resource.js";
@@ -162,6 +162,7 @@ function App() {
     <${Side} current=${page?.name ?? ""} />
     <main class="page" id="content" tabindex="-1">
       <${AwayBanner} />
+      <${BehindBanner} />
       ${isRefused
         ? html`<${SignIn} key=${credential} />`
         : page === undefined

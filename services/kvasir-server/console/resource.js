@@ -2,10 +2,22 @@
 // the credential changes.
 
 import { ApiError, away, call, token } from "./api.js";
-import { useObservable } from "./observable.js";
+import { Observable, useObservable } from "./observable.js";
 import { useCallback, useEffect, useRef, useState } from "./view.js";
 
 const HIDDEN_MS = 1_000;
+
+/** Why data that a page shows could not be loaded again, by the load that failed. */
+export const behind = new Observable(/** @type {ReadonlyMap<object, ApiError>} */ (new Map()));
+
+/** @param {object} load @param {ApiError | undefined} problem */
+function setBehind(load, problem) {
+  if (problem === undefined && !behind.value.has(load)) return;
+  const all = new Map(behind.value);
+  if (problem === undefined) all.delete(load);
+  else all.set(load, problem);
+  behind.set(all);
+}
 
 /**
  * @template T
@@ -33,6 +45,7 @@ export function useLoaded(key, load, options = {}) {
   const current = useRef(load);
   current.current = load;
   const shown = useRef("");
+  const hasData = useRef(false);
 
   useEffect(() => {
     if (key === null || isAway) return undefined;
@@ -41,19 +54,33 @@ export function useLoaded(key, load, options = {}) {
     let timer;
     const identity = `${credential}\n${key}`;
     // Another credential may not see what the last one saw.
-    if (shown.current !== identity) setState({ key, loading: true });
-    else setState((before) => ({ ...before, loading: true }));
+    if (shown.current !== identity) {
+      setState({ key, loading: true });
+      hasData.current = false;
+    } else {
+      setState((before) => ({ ...before, loading: true }));
+    }
     shown.current = identity;
     const run = async () => {
       try {
         const data = await current.current(stop.signal);
         if (stop.signal.aborted) return;
         setState({ key, data, loading: false });
+        hasData.current = true;
+        setBehind(stop, undefined);
       } catch (error) {
         if (stop.signal.aborted) return;
         const problem = asProblem(error);
+        // What is refused or gone is no longer shown.
+        if (problem.status === 401 || problem.status === 403 || problem.status === 404) {
+          setState({ key, error: problem, loading: false });
+          hasData.current = false;
+          setBehind(stop, undefined);
+          return;
+        }
         setState((before) => ({ ...before, error: problem, loading: false }));
-        if (problem.status === 401 || problem.status === 403 || problem.status === 404) return;
+        // A service that is away has a banner of its own.
+        if (hasData.current && !away.value) setBehind(stop, problem);
       }
       if (options.every_ms !== undefined) timer = setTimeout(again, options.every_ms);
     };
@@ -66,6 +93,7 @@ export function useLoaded(key, load, options = {}) {
     return () => {
       stop.abort();
       clearTimeout(timer);
+      setBehind(stop, undefined);
     };
   }, [key, credential, isAway, turn, options.every_ms]);
 
@@ -77,9 +105,9 @@ export function useLoaded(key, load, options = {}) {
 /**
  * @template T
  * @param {string | null} path
- * @param {{every_ms?: number}} [options]
+ * @param {{every_ms?: number, endless?: boolean}} [options] `endless`: as of `call`
  * @returns {Resource<T>}
  */
 export function useResource(path, options) {
-  return useLoaded(path, (signal) => call("GET", path ?? "", { signal }), options);
+  return useLoaded(path, (signal) => call("GET", path ?? "", { signal, endless: options?.endless }), options);
 }

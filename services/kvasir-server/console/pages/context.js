@@ -6,7 +6,7 @@ import { ChunkMap, ChunkTable } from "../chunks.js";
 import { Calls } from "../calls.js";
 import * as format from "../format.js";
 import { useModels } from "../models.js";
-import { useLoaded, useResource } from "../resource.js";
+import { asProblem, useLoaded, useResource } from "../resource.js";
 import { link } from "../route.js";
 import { html, useState } from "../view.js";
 
@@ -109,7 +109,7 @@ function Known({ context, path, crumb, reload, old }) {
 /**
  * Age, expiry and uses by object: of the chosen chunk, or of the first ones.
  * @param {string} model @param {LookupResponse["chunks"]} found @param {number} chosen
- * @returns {Map<string, ChunkStatus>}
+ * @returns {{known: Map<string, ChunkStatus>, problem: import("../api.js").ApiError | undefined}}
  */
 function useStatus(model, found, chosen) {
   const chunk = found[chosen];
@@ -117,20 +117,24 @@ function useStatus(model, found, chosen) {
   const paths = asked.map((one) => [one.object_digest, `/v1/models/${encodeURIComponent(model)}/chunks/${encodeURIComponent(one.seq_hash)}/${encodeURIComponent(one.object_digest)}/status`]);
   const loaded = useLoaded(asked.length === 0 ? null : `status ${JSON.stringify(paths)}`, async (signal) => {
     /** @type {Map<string, ChunkStatus>} */
-    const all = new Map();
+    const known = new Map();
+    /** @type {import("../api.js").ApiError | undefined} */
+    let problem;
     await Promise.all(
       paths.map(async ([digest, path]) => {
         try {
-          all.set(digest ?? "", await call("GET", path ?? "", { signal }));
+          known.set(digest ?? "", await call("GET", path ?? "", { signal }));
         } catch (error) {
-          // One that was removed meanwhile has no status.
           if (signal.aborted) throw error;
+          const failed = asProblem(error);
+          // One that was removed meanwhile has no status.
+          if (failed.status !== 404) problem ??= failed;
         }
       }),
     );
-    return all;
+    return { known, problem };
   });
-  return loaded.data ?? new Map();
+  return loaded.data ?? { known: new Map(), problem: loaded.error };
 }
 
 /** @param {{context: Context, match: LookupResponse, chosen: number, choose: (at: number) => void, changed: () => void}} props */
@@ -157,7 +161,8 @@ function Chunks({ context, match, chosen, choose, changed }) {
         { tone: "missing", name: "not stored" },
       ]} />
     </div>
-    <${ChunkTable} hashes=${context.chunks} found=${match.chunks} chosen=${chosen} remove=${setRemoving} status=${status} pinned=${context.pinned} />
+    <${ChunkTable} hashes=${context.chunks} found=${match.chunks} chosen=${chosen} remove=${setRemoving} status=${status.known} pinned=${context.pinned} />
+    ${status.problem === undefined ? null : html`<p class="pad-note bad-text">Age and uses: ${status.problem.title}.</p>`}
     <p class="pad-note muted">Uses are lookups and reads through the replica that answers this page, within its memory. It counts them only if <code>gc.capacity</code> is set.${match.chunks.length > STATUS_MAX ? ` Age and uses are read for the first ${STATUS_MAX} chunks; select another chunk in the drawing to read its own.` : ""}</p>
     <${Confirm} open=${removing !== ""} danger title="Delete this chunk?" action="Delete the chunk" run=${remove} close=${() => setRemoving("")}>
       <p>It is refused at once, in this and in <strong>every other context that shares it</strong>, even if it is pinned, and deleted after the grace period. Chunks after it cannot be used without it. This cannot be undone.</p>

@@ -6,7 +6,7 @@ import * as format from "../format.js";
 import { useModels } from "../models.js";
 import { useResource } from "../resource.js";
 import { link, replaceQuery } from "../route.js";
-import { html, useEffect, useRef, useState } from "../view.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "../view.js";
 import { ContextPage } from "./context.js";
 
 /** @typedef {import("../types.js").Context} Context */
@@ -27,6 +27,8 @@ function List({ asked }) {
   const search = asked.get("search") ?? "";
   const after = asked.get("after") ?? "";
   const [text, setText] = useState(search);
+  // Before the next key is typed. Spaces at the end are not in the address, but may be typed.
+  useLayoutEffect(() => setText((before) => (before.trim() === search ? before : search)), [search]);
   const timer = useRef(/** @type {ReturnType<typeof setTimeout> | undefined} */ (undefined));
   useEffect(() => () => clearTimeout(timer.current), []);
   const models = useModels();

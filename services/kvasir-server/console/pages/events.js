@@ -7,7 +7,7 @@ import { useFeed } from "../feed.js";
 import * as format from "../format.js";
 import { mediumName } from "../levels.js";
 import { replaceQuery } from "../route.js";
-import { html, useState } from "../view.js";
+import { html, useEffect, useState } from "../view.js";
 
 /** @typedef {import("../types.js").ChunkEvent} ChunkEvent */
 
@@ -20,12 +20,13 @@ export default function Events({ query: asked }) {
   const namespace = asked.get("namespace") ?? "";
   const [text, setText] = useState(namespace);
   const [problem, setProblem] = useState("");
+  useEffect(() => {
+    setText(namespace);
+    setProblem("");
+  }, [namespace]);
   const [paused, setPaused] = useState(false);
   const feed = useFeed({ namespace, types, events_max: EVENTS_MAX, paused });
-  const set = (/** @type {{types?: string, namespace?: string}} */ change) => {
-    feed.clear();
-    replaceQuery({ types, namespace, ...change });
-  };
+  const set = (/** @type {{types?: string, namespace?: string}} */ change) => replaceQuery({ types, namespace, ...change });
   /** @param {Event} event */
   const submit = (event) => {
     event.preventDefault();

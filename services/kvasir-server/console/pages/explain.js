@@ -108,6 +108,7 @@ function Answer({ question }) {
   }
   const answer = explained.data;
   const chunks = found.data?.chunks ?? [];
+  const failed = found.data === undefined ? found.error : undefined;
   return html`
     <${Panel} title="How far it matches" aside=${html`<button type="button" class="small" onClick=${() => {
       explained.reload();
@@ -117,12 +118,19 @@ function Answer({ question }) {
       <ul class="sentences">${answer.causes.map((cause, i) => html`<${CauseItem} key=${i} cause=${cause} />`)}</ul>
     <//>
     <${Departures} answer=${answer} />
+    ${failed === undefined ? null : html`<${Panel} title="Chunks that match" flush><${Failure} error=${failed} retry=${found.reload} /><//>`}
     ${chunks.length === 0 ? null : html`<${Panel} title="Chunks that match" note=${html`${format.plural(chunks.length, "chunk")}`} flush><${ChunkTable} hashes=${chunks.map((chunk) => chunk.seq_hash)} found=${chunks} /><//>`}
   `;
 }
 
 /** @param {{query: URLSearchParams}} props */
 export default function Explain({ query: asked }) {
+  // Another address is another question.
+  return html`<${Prompt} key=${asked.toString()} asked=${asked} />`;
+}
+
+/** @param {{asked: URLSearchParams}} props */
+function Prompt({ asked }) {
   const models = useModels();
   const [model, setModel] = useState(asked.get("model_id") ?? "");
   const [namespace, setNamespace] = useState(asked.get("namespace") ?? "default");

@@ -96,7 +96,7 @@ export default function Jobs() {
       </form>
       <p class="muted">${WHAT[kind]}</p>
     <//>
-    <${Panel} title="Jobs of this replica" note=${running ? "live, each second" : ""} flush>
+    <${Panel} title="Jobs of this replica" note=${running && jobs.error === undefined ? "live, each second" : ""} flush>
       <${Loaded} of=${jobs} lines=${4}>
         ${(/** @type {JobList} */ list) =>
           list.jobs.length === 0

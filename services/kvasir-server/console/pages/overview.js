@@ -152,12 +152,19 @@ function Curve({ answer }) {
   `;
 }
 
+/** What the panel says while it has no event. @param {ReturnType<typeof useFeed>["state"]} state */
+function inWords(state) {
+  if (state === "open") return "Listening. Nothing has happened to the tenant's chunks since this page was opened.";
+  if (state === "connecting") return "Connecting…";
+  return state === "waiting" ? "The stream ended; connecting again." : state.title;
+}
+
 function Latest() {
   const feed = useFeed({ events_max: EVENTS_SHOWN });
   return html`
     <${Panel} title="Latest events" aside=${html`<a href="#/events">All events</a>`}>
       ${feed.events.length === 0
-        ? html`<p class="muted">${feed.state === "open" ? "Listening. Nothing has happened to the tenant's chunks since this page was opened." : "Connecting…"}</p>`
+        ? html`<p class="muted">${inWords(feed.state)}</p>`
         : html`<ul class="plain">${feed.events.map((event) => html`<li key=${event.event_id}><${EventLine} event=${event} /></li>`)}</ul>`}
     <//>
   `;
@@ -165,7 +172,7 @@ function Latest() {
 
 /** What a credential below `operator` may see. */
 function Reader() {
-  const usage = /** @type {import("../resource.js").Resource<import("../types.js").Usage>} */ (useResource("/v1/usage"));
+  const usage = /** @type {import("../resource.js").Resource<import("../types.js").Usage>} */ (useResource("/v1/usage", { endless: true }));
   const loads = /** @type {import("../resource.js").Resource<import("../types.js").LoadList>} */ (useResource("/v1/loads", { every_ms: 10_000 }));
   return html`
     <${Loaded} of=${usage}>
@@ -175,7 +182,7 @@ function Reader() {
         return html`<dl class="tiles">
           <${Tile} label="Stored" value=${format.bytes(data.bytes)} sub=${format.plural(data.objects, "object")} />
           <${Tile} label="Context versions" value=${format.count(data.context_versions)} />
-          <${Tile} label="Loads in time" value=${recent.length === 0 ? "–" : format.percent(1 - missed / recent.length)} sub=${recent.length === 0 ? "no loads reported" : html`of the last ${format.count(recent.length)}, <a href="#/loads?missed=true">${format.count(missed)} missed</a>`} />
+          <${Tile} label="Loads in time" value=${recent.length === 0 ? "–" : format.percent(1 - missed / recent.length)} sub=${loads.data === undefined ? (loads.error?.title ?? "Loading…") : recent.length === 0 ? "no loads reported" : html`of the last ${format.count(recent.length)}, <a href="#/loads?missed=true">${format.count(missed)} missed</a>`} />
         </dl>`;
       }}
     <//>

@@ -10,17 +10,15 @@ import { html } from "../view.js";
 
 /** @typedef {import("../types.js").Usage} Usage */
 
-const EVERY_MS = 30_000;
-
 /** @param {{title: string, used: number, most: number | null | undefined, show: (value: number) => string}} props */
 function Quota({ title, used, most, show }) {
-  const share = most ? used / most : 0;
+  const share = most == null ? 0 : most === 0 ? 1 : used / most;
   return html`<div class="meter-row">
     <span class="name">${title}</span>
-    ${most
+    ${most != null
       ? html`<${Bar} total=${1} label=${`${title}: ${show(used)} of ${show(most)}`} parts=${[{ value: share, tone: share >= 0.95 ? "fill bad" : share >= 0.8 ? "fill warn" : "fill", name: format.percent(share) }]} />`
       : html`<span class="muted">no limit</span>`}
-    <span class="end">${show(used)}${most ? html` <span class="muted">of ${show(most)}</span>` : null}</span>
+    <span class="end">${show(used)}${most != null ? html` <span class="muted">of ${show(most)}</span>` : null}</span>
   </div>`;
 }
 
@@ -29,6 +27,9 @@ function Own({ usage }) {
   const models = useModels();
   const byModel = Object.entries(usage.bytes_by_model ?? {}).sort((a, b) => Number(b[1]) - Number(a[1]));
   const most = Math.max(1, ...byModel.map(([, bytes]) => Number(bytes)));
+  // As the service counts against the quotas.
+  const allBytes = usage.bytes + usage.removed_bytes + usage.profile_bytes + usage.other_bytes;
+  const allObjects = usage.objects + usage.removed_objects + usage.profiles + usage.context_versions + usage.waiting_uploads;
   return html`
     <dl class="tiles">
       <${Tile} label="Stored" value=${format.bytes(usage.bytes)} sub=${format.plural(usage.objects, "object")} />
@@ -38,9 +39,9 @@ function Own({ usage }) {
       <${Tile} label="Uploads not committed" value=${format.count(usage.waiting_uploads ?? 0)} />
     </dl>
     <div class="grid">
-      <${Panel} title="Quotas" note="on what is stored">
-        <${Quota} title="Bytes" used=${usage.bytes} most=${usage.stored_bytes_max} show=${format.bytes} />
-        <${Quota} title="Objects" used=${usage.objects} most=${usage.stored_objects_max} show=${format.count} />
+      <${Panel} title="Quotas" note="on all that is stored, also what is removed but not yet deleted">
+        <${Quota} title="Bytes" used=${allBytes} most=${usage.stored_bytes_max} show=${format.bytes} />
+        <${Quota} title="Objects" used=${allObjects} most=${usage.stored_objects_max} show=${format.count} />
         <p class="muted">A write beyond a quota gets status 507 and the quota's name. Requests beyond the tenant's rate get 429.</p>
       <//>
       <${Panel} title="By model">
@@ -88,9 +89,16 @@ function Hot() {
 }
 
 export default function Tenants() {
-  const usage = /** @type {import("../resource.js").Resource<Usage>} */ (useResource("/v1/usage", { every_ms: EVERY_MS }));
+  // The service lists all objects of the tenant for this, which may take minutes: once, and again when asked.
+  const usage = /** @type {import("../resource.js").Resource<Usage>} */ (useResource("/v1/usage", { endless: true }));
   return html`
-    <${PageHead} title="Tenants" actions=${usage.data?.as_of_s_ago ? html`<span class="muted">Listed ${format.duration(usage.data.as_of_s_ago * 1000)} ago</span>` : null}>What this tenant keeps in the store, and how the tenants share the hot tier.<//>
+    <${PageHead}
+      title="Tenants"
+      actions=${html`
+        ${usage.data?.as_of_s_ago ? html`<span class="muted">Listed ${format.duration(usage.data.as_of_s_ago * 1000)} ago</span>` : null}
+        <button type="button" disabled=${usage.loading} onClick=${usage.reload}>List again</button>
+      `}
+    >What this tenant keeps in the store, and how the tenants share the hot tier.<//>
     <${Loaded} of=${usage} lines=${5}>${(/** @type {Usage} */ data) => html`<${Own} usage=${data} />`}<//>
     <${Hot} />
   `;
