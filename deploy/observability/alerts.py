@@ -24,10 +24,16 @@ def two(name: str, values: str, labels: str = "") -> Series:
     return Series(f"{name}{{{TWO}{',' + labels if labels else ''}}}", values)
 
 
+COUNTED = 'route!~"/readyz|/livez|s3:unknown"'
+"""Requests that the error budget is for. `s3:unknown` are those that the S3 front refuses: with 503 over a tenant's rate limit."""
+FAILED = f'status=~"5..",status!~"501|507",{COUNTED}'
+"""Those that the service failed. 501 refuses an operation that is not implemented, 507 a tenant over its storage quota."""
+
+
 def errors(window: str) -> str:
     """Share of requests that ended with a server error."""
-    failed = f'sum {BY} (rate(kvasir_http_requests_total{{status=~"5..",route!~"/readyz|/livez"}}[{window}]))'
-    return f"{failed}\n  / sum {BY} (rate(kvasir_http_requests_total{{route!~\"/readyz|/livez\"}}[{window}]))"
+    failed = f'sum {BY} (rate(kvasir_http_requests_total{{{FAILED}}}[{window}]))'
+    return f"{failed}\n  / sum {BY} (rate(kvasir_http_requests_total{{{COUNTED}}}[{window}]))"
 
 
 def answered(values: str, failed: str) -> list:
@@ -35,6 +41,12 @@ def answered(values: str, failed: str) -> list:
     route = 'route="/v1/lookup",method="POST"'
     return [one("kvasir_http_requests_total", values, f'{route},status="200"'),
             one("kvasir_http_requests_total", failed, f'{route},status="503"')]
+
+
+def refused(values: str) -> list:
+    """Requests that one replica refuses: a tenant over its storage quota, and one over its rate limit at the S3 front."""
+    return [one("kvasir_http_requests_total", values, 'route="/v1/models/{model_id}/chunks/{seq_hash}",method="PUT",status="507"'),
+            one("kvasir_http_requests_total", values, 'route="s3:unknown",method="PUT",status="503"')]
 
 
 RECORDED = [(f"namespace_job:kvasir_http_errors:ratio_rate{window}", errors(window)) for window in ("5m", "30m", "1h", "6h")]
@@ -91,11 +103,11 @@ AVAILABILITY = [
     Alert("KvasirErrorsFast", PAGE, burn("5m", "1h", 14.4), "2m",
           "Kvasir answers many requests with a server error.", "{value} of the last hour's requests failed; a month's budget of 0.1 % lasts two days.",
           at="62m", labels=KVASIR, template="{{ $value | humanizePercentage }}", value="4.762%",
-          fires=answered("0+600x130", "0+30x130"), silent=answered("0+600x130", "0+6x130")),
+          fires=answered("0+600x130", "0+30x130"), silent=[*answered("0+600x130", "0+6x130"), *refused("0+60x130")]),
     Alert("KvasirErrorsSlow", TICKET, burn("30m", "6h", 6), "15m",
           "Kvasir answers more requests with a server error than it should.", "{value} of the last 6 hours' requests failed; a month's budget of 0.1 % lasts five days.",
           at="400m", labels=KVASIR, template="{{ $value | humanizePercentage }}", value="0.9901%",
-          fires=answered("0+600x900", "0+6x900"), silent=answered("0+6000x900", "0+6x900")),
+          fires=answered("0+600x900", "0+6x900"), silent=[*answered("0+6000x900", "0+6x900"), *refused("0+600x900")]),
 ]
 
 VALUE = [
@@ -134,11 +146,15 @@ STORE = [
           at="5m", labels={**KVASIR, "instance": "a"}, fires=[one("kvasir_store_breaker_open", "0 1x20")],
           silent=[one("kvasir_store_breaker_open", "0 1 1 0x20")]),
     Alert("KvasirStoreFailing", TICKET,
-          f'sum {BY} (rate(kvasir_store_requests_total{{outcome="error"}}[10m])) / sum {BY} (rate(kvasir_store_requests_total[10m])) > 0.05', "10m",
+          # A request given up at its deadline is an event only. The two metrics have other labels, so `or` keeps all series of both.
+          f'sum {BY} (rate(kvasir_store_requests_total{{outcome="error"}}[10m]) or rate(kvasir_store_events_total{{event="deadline_passed"}}[10m]))\n'
+          f'  / sum {BY} (rate(kvasir_store_requests_total[10m]) or rate(kvasir_store_events_total{{event="deadline_passed"}}[10m])) > 0.05', "10m",
           "The object store fails many of Kvasir's requests.", "{value} of the requests of the last 10 minutes failed.",
           at="25m", labels=KVASIR, template="{{ $value | humanizePercentage }}", value="10%",
           fires=[one("kvasir_store_requests_total", "0+90x60", 'op="get",outcome="ok"'), one("kvasir_store_requests_total", "0+10x60", 'op="get",outcome="error"')],
-          silent=[one("kvasir_store_requests_total", "0+90x60", 'op="get",outcome="refused"'), one("kvasir_store_requests_total", "0+1x60", 'op="get",outcome="error"')]),
+          also=(([one("kvasir_store_requests_total", "0+90x60", 'op="get",outcome="ok"'), one("kvasir_store_events_total", "0+10x60", 'event="deadline_passed"')], KVASIR),),
+          silent=[one("kvasir_store_requests_total", "0+90x60", 'op="get",outcome="refused"'), one("kvasir_store_requests_total", "0+1x60", 'op="get",outcome="error"'),
+                  one("kvasir_store_events_total", "0+1x60", 'event="deadline_passed"'), one("kvasir_store_events_total", "0+90x60", 'event="retried"')]),
     Alert("KvasirStoreSlow", TICKET,
           'histogram_quantile(0.9, sum by (namespace, job, le) (rate(kvasir_store_request_duration_seconds_bucket{op="get"}[10m]))) > 1', "15m",
           "The object store answers Kvasir's reads slowly.", "1 read in 10 waits longer than {value} for the head of its answer.",
@@ -206,8 +222,11 @@ DATA = [
                   one("kvasir_http_requests_total", "0x20 5x40", 'status="502",route="/v1/chunks/{id}",method="GET"')]),
     Alert("KvasirDiskCorruption", TICKET,
           # A process that replaces its index as it opens it never showed another number.
-          'increase(kvasir_hot_evictions_total{reason="corrupt"}[1h]) > 0\nor delta(kvasir_index_replaced[1h]) > 0\n'
-          "or (kvasir_index_replaced > 0 and time() - kvasir_start_time_seconds < 3600)", "0m",
+          # An index in memory, where the disk was unusable at start, is replaced whenever it is full.
+          'increase(kvasir_hot_evictions_total{reason="corrupt"}[1h]) > 0\nor (\n'
+          "  delta(kvasir_index_replaced[1h]) > 0\n"
+          "  or (kvasir_index_replaced > 0 and time() - kvasir_start_time_seconds < 3600)\n"
+          ') unless on (namespace, job, instance) kvasir_cache_unusable{part="index"} == 1', "0m",
           "A disk of a Kvasir replica gives other bytes than were written.", "Frames of the hot tier or the index were thrown away; the store has them all.",
           at="20m", labels={**KVASIR, "instance": "a", "medium": "disk", "reason": "corrupt"},
           fires=[one("kvasir_hot_evictions_total", "0x20 3x40", 'medium="disk",reason="corrupt"')],
@@ -215,7 +234,9 @@ DATA = [
                 ([one("kvasir_index_replaced", "_x10 1x50"), one("kvasir_start_time_seconds", "_x10 300x50")], {**KVASIR, "instance": "a"})),
           silent=[one("kvasir_hot_evictions_total", "0+9x60", 'medium="disk",reason="capacity"'),
                   one("kvasir_index_replaced", "1x60"), one("kvasir_start_time_seconds", "-3000x60"),
-                  two("kvasir_index_replaced", "0x60"), two("kvasir_start_time_seconds", "0x60")]),
+                  two("kvasir_index_replaced", "0x60"), two("kvasir_start_time_seconds", "0x60"),
+                  Series('kvasir_index_replaced{instance="c",job="kvasir",namespace="ml"}', "0x20 1x40"),
+                  Series('kvasir_cache_unusable{instance="c",job="kvasir",namespace="ml",part="index"}', "1x60")]),
     Alert("KvasirBadUploads", TICKET, f'sum {BY} (rate(kvasir_http_requests_total{{method="PUT",status="422"}}[15m])) > 0.1', "15m",
           "A client sends Kvasir damaged or misnamed chunks.", "{value} uploads a second are refused.",
           at="40m", labels=KVASIR, template="{{ $value | humanize }}", value="1",

@@ -1,5 +1,6 @@
 """The dashboards. A query's `@` is the choice of replicas; `quiet` queries have no series while all is well."""
 
+from alerts import COUNTED, FAILED
 from model import Dashboard, Panel, Query
 
 R = "[$__rate_interval]"
@@ -33,8 +34,8 @@ UP = [
     Panel("Replicas ready", "Replicas that take traffic: the store was reached and no shutdown has begun.",
           [Query("ready", "sum(kvasir_ready{@})"), Query("running", "count(kvasir_build_info{@})")],
           kind="stat", width=4, height=4, steps=((None, "red"), (1, "green"))),
-    Panel("Requests answered without a server error", "Everything but 5xx, over the window of a rate.",
-          [Query("", "1 - " + share(rate("kvasir_http_requests_total", labels='status=~"5.."'), rate("kvasir_http_requests_total")))],
+    Panel("Requests answered without a server error", "Everything but 5xx, over the window of a rate. 501 and 507 refuse a caller and are no errors; requests without an S3 operation are left out.",
+          [Query("", "1 - " + share(rate("kvasir_http_requests_total", labels=FAILED), rate("kvasir_http_requests_total", labels=COUNTED)))],
           unit="percentunit", kind="stat", width=4, height=4, ceiling=1, steps=((None, "red"), (0.99, "orange"), (0.999, "green"))),
     Panel("Sides of the store left alone", "Open breakers: reads and writes of each replica that fail at once because the store failed 16 times in a row.",
           [Query("", "sum(kvasir_store_breaker_open{@})")], kind="stat", width=4, height=4, steps=((None, "green"), (1, "red"))),
@@ -87,13 +88,13 @@ COSTS = [
 ]
 
 WRONG = [
-    Panel("Server errors a second, by route", "5xx. 503 is the store's trouble or a drain, 502 corruption or a lost key, 500 a bug.",
-          [Query("{{status}} {{route}}", rate("kvasir_http_requests_total", "status, route", 'status=~"5.."'), quiet=True)], unit="reqps", width=8),
-    Panel("Corruption", "Frames and objects whose bytes were not what their checksums say, in the last hour. Never above 0 with sound hardware.",
+    Panel("Server errors a second, by route", "5xx but 501 and 507, which refuse a caller. 503 is the store's trouble or a drain, of s3:unknown a tenant's rate limit; 502 corruption or a lost key, 500 a bug.",
+          [Query("{{status}} {{route}}", rate("kvasir_http_requests_total", "status, route", 'status=~"5..",status!~"501|507"'), quiet=True)], unit="reqps", width=8),
+    Panel("Corruption", "Frames and objects whose bytes were not what their checksums say, in the last hour. Above 0 on sound hardware only if an index is replaced because it is full in memory, or its disk is full.",
           [Query("scrub: {{result}}", 'sum by (result) (increase(kvasir_scrub_objects_total{@,result=~"misread|quarantined"}[1h]))', quiet=True),
            Query("hot tier", 'sum(increase(kvasir_hot_evictions_total{@,reason="corrupt"}[1h]))', quiet=True),
            Query("reads of the store", "sum(increase(kvasir_corrupt_reads_total{@}[1h]))"),
-           Query("indexes replaced", "sum(kvasir_index_replaced{@})")], width=8),
+           Query("indexes replaced", "sum(clamp_min(delta(kvasir_index_replaced{@}[1h]), 0))")], width=8),
     Panel("Replicas in trouble", "Panics of background tasks in the last hour, and replicas without a usable disk.",
           [Query("panics of {{task}}", "sum by (task) (increase(kvasir_background_panics_total{@}[1h]))", quiet=True),
            Query("no disk for {{part}}", "sum by (part) (kvasir_cache_unusable{@})", quiet=True)], width=8),
@@ -103,7 +104,7 @@ WRONG = [
     Panel("Throttled and refused a second", "By quota, credential, or because the service has enough to do.",
           [Query("quota {{limit}}", rate("kvasir_quota_throttled_total", "limit"), quiet=True),
            Query("credential {{reason}}", rate("kvasir_auth_refused_total", "reason", 'reason!="braked"'), quiet=True),
-           Query("other {{status}}", rate("kvasir_http_requests_total", "status", 'status=~"4..",status!~"401|403|404|412|416"'), quiet=True)], width=8),
+           Query("other {{status}}", rate("kvasir_http_requests_total", "status", 'status=~"4..|501|507",status!~"401|403|404|412|416"'), quiet=True)], width=8),
     Panel("Queue", "Requests whose answer has not begun, and open connections, by replica.",
           [Query("in flight {{instance}}", "kvasir_http_requests_in_flight{@}"),
            Query("connections {{instance}}", "kvasir_http_connections{@}")], width=8),
@@ -144,6 +145,8 @@ SPREADS = [
           [Query("{{instance}}", "increase(kvasir_route_splits_total{@}[1h])")], width=6),
     Panel("Routes moved in the last hour", "Share of all routes that other replicas keep since the members changed, as each replica saw it. Two of ten that restart, leave the list and come back: 40 %. What moved is read from the store once.",
           [Query("{{instance}}", "increase(kvasir_route_moves_total{@}[1h])")], unit="percentunit", width=6),
+    Panel("Kept once, at least", "Share of the bytes in memory and on disk that the first replica of their route keeps. Other replicas do not keep them, except the shared prefix of a split route.",
+          [Query("{{medium}}", "sum by (medium) (kvasir_hot_first_bytes{@}) / (sum by (medium) (kvasir_hot_bytes{@}) > 0)")], unit="percentunit", width=6, ceiling=1),
 ]
 
 DASHBOARDS = [
