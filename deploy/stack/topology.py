@@ -26,13 +26,13 @@ def build_folder() -> Path:
 
 
 def built(name: str, variable: str, package: str) -> Path:
-    """A program of this tree: what the variable names, else the release build, else the development build."""
+    """A program of this tree: what the variable names, else the newest of the release and the development build."""
     given = os.environ.get(variable)
     candidates = [Path(given)] if given else [build_folder() / kind / name for kind in ("release", "debug")]
-    for candidate in candidates:
-        if candidate.exists():
-            return candidate.resolve()
-    raise StackError(f"there is no {name} binary: cargo build --release -p {package}")
+    existing = [candidate for candidate in candidates if candidate.exists()]
+    if not existing:
+        raise StackError(f"there is no {name} binary: cargo build --release -p {package}")
+    return max(existing, key=lambda candidate: candidate.stat().st_mtime).resolve()
 
 
 def binary() -> Path:

@@ -59,8 +59,14 @@ pub(crate) fn run(root: &Path) -> Result<()> {
             How::Root => execute(root, root, &block, &place)?,
             How::Scratch => execute(root, &scratch, &block, &place)?,
             How::Background(address) => {
-                background.push(Background(command(root, &scratch, &block.script).process_group(0).spawn()?));
-                wait_for(address).with_context(|| place.clone())?;
+                ensure!(
+                    TcpStream::connect(address).is_err(),
+                    "{place}: another process answers at {address}; end it"
+                );
+                let child = command(root, &scratch, &block.script).process_group(0).spawn()?;
+                let mut process = Background(child);
+                wait_for(address, &mut process.0).with_context(|| place.clone())?;
+                background.push(process);
             }
         }
     }
@@ -128,16 +134,19 @@ fn execute(root: &Path, folder: &Path, block: &Block, place: &str) -> Result<()>
     Ok(())
 }
 
-fn wait_for(address: &str) -> Result<()> {
+fn wait_for(address: &str, child: &mut Child) -> Result<()> {
     let started = Instant::now();
-    while TcpStream::connect(address).is_err() {
-        if started.elapsed() > START_MAX {
-            bail!("no answer from {address} after {} s", START_MAX.as_secs());
+    loop {
+        if let Some(status) = child.try_wait()? {
+            bail!("the command that should answer at {address} ended ({status})");
         }
+        if TcpStream::connect(address).is_ok() {
+            return Ok(());
+        }
+        ensure!(started.elapsed() <= START_MAX, "no answer from {address} after {} s", START_MAX.as_secs());
         // The port is the only thing to wait for in another process.
         std::thread::park_timeout(Duration::from_millis(100));
     }
-    Ok(())
 }
 
 /// A process that ends with its document.
@@ -149,5 +158,21 @@ impl Drop for Background {
         // nothing to do.
         let _ = Command::new("kill").args(["--", &format!("-{}", self.0.id())]).status();
         let _ = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn the_answer_of_another_process_does_not_count() {
+        let other = TcpListener::bind("127.0.0.1:0").expect("binds");
+        let address = other.local_addr().expect("is bound").to_string();
+        let mut child = Command::new("false").spawn().expect("starts");
+        child.wait().expect("ends");
+        assert!(wait_for(&address, &mut child).is_err());
     }
 }
