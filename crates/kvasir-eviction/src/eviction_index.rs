@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use foldhash::fast::FixedState;
+
 use super::{Access, EntryKey, EvictionPolicy, Moment, PolicyKind, limits};
 
 /// A tenant's number in the tier; tenants beyond [`limits::TENANTS_MAX`] share the last.
@@ -14,14 +16,15 @@ pub struct EvictionIndex<K> {
     capacity: u64,
     tenant_share_max: f64,
     tenants: Vec<Box<dyn EvictionPolicy<K>>>,
-    owner: HashMap<K, TenantIndex>,
+    /// [`narrow`](Self::narrow) walks over it, so its seed is fixed: equal calls give equal victims.
+    owner: HashMap<K, TenantIndex, FixedState>,
     bytes: u64,
 }
 
 impl<K: EntryKey> EvictionIndex<K> {
     /// A tier of `capacity` bytes, of which one tenant may hold the share `tenant_share_max`.
     pub fn new(kind: PolicyKind, capacity: u64, tenant_share_max: f64) -> Self {
-        Self { kind, capacity, tenant_share_max, tenants: Vec::new(), owner: HashMap::new(), bytes: 0 }
+        Self { kind, capacity, tenant_share_max, tenants: Vec::new(), owner: HashMap::default(), bytes: 0 }
     }
 
     /// Bytes of all entries.

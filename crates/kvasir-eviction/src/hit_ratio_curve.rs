@@ -198,6 +198,28 @@ mod tests {
         assert_eq!(curve.hit_ratios(), Some([0.5; 4]));
     }
 
+    /// Equal accesses leave equal copies, in whatever order the copies forget entries that are no longer sampled.
+    #[test]
+    fn equal_accesses_give_equal_curves() {
+        let history = || {
+            let mut curve = HitRatioCurve::new(PolicyKind::Adaptive, 400_000, 1.0, |key: &u64| *key);
+            let mut held = Vec::new();
+            for (at, leaf) in zipf(20_000, 60_000).enumerate() {
+                // A tree: up to eight blocks follow each of the first ones, and each of the second ones.
+                let blocks = [leaf / 64, 1_000_000 + leaf / 8, 2_000_000 + leaf];
+                for (offset, block) in blocks.into_iter().enumerate() {
+                    let parent = offset.checked_sub(1).map(|before| blocks[before]);
+                    held.push(curve.copies.each_ref().map(|copy| copy.contains(&block)));
+                    curve.note(0, block, &access(at, 100).at(offset as u32, parent), true);
+                }
+            }
+            assert!(curve.halvings > 0);
+            held
+        };
+        let (one, other) = (history(), history());
+        assert!(one == other);
+    }
+
     /// Memory stays bounded with an endless stream of keys, and with keys that no copy admits.
     #[test]
     fn memory_is_bounded() {

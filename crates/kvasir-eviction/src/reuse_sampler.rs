@@ -46,13 +46,17 @@ impl<K: EntryKey, C: Copy> ReuseSampler<K, C> {
     /// Records a use of `key`. Returns its previous history if the key is sampled and was seen within the
     /// window.
     pub fn note(&mut self, key: K, class: C, now: Moment) -> Option<KeyHistory<C>> {
-        if self.hasher.hash_one(key) > self.threshold {
+        let hash = self.hasher.hash_one(key);
+        if hash > self.threshold {
             return None;
         }
         let Some(slot) = self.table.find(&key) else {
-            let slot = self.table.add(key, 0, KeyHistory { class, first: now, last: now });
-            self.by_last_use.push_back(&mut self.table.slab, slot);
-            self.forget_old(now);
+            // Before it is added: one key too many doubles the slab.
+            self.make_room(now);
+            if hash <= self.threshold {
+                let slot = self.table.add(key, 0, KeyHistory { class, first: now, last: now });
+                self.by_last_use.push_back(&mut self.table.slab, slot);
+            }
             return None;
         };
         let seen = *self.table.meta(slot);
@@ -61,7 +65,8 @@ impl<K: EntryKey, C: Copy> ReuseSampler<K, C> {
         Some(seen)
     }
 
-    fn forget_old(&mut self, now: Moment) {
+    /// Forgets keys that were not used within the window, then halves the sample while it is full.
+    fn make_room(&mut self, now: Moment) {
         while let Some(slot) = self.by_last_use.front() {
             if now.seconds_since(self.table.meta(slot).last) <= limits::REUSE_WINDOW_SECONDS {
                 break;
@@ -69,7 +74,7 @@ impl<K: EntryKey, C: Copy> ReuseSampler<K, C> {
             self.by_last_use.unlink(&mut self.table.slab, slot);
             self.table.drop_slot(slot);
         }
-        while self.table.len() > limits::SAMPLED_KEYS_MAX {
+        while self.table.len() >= limits::SAMPLED_KEYS_MAX {
             self.threshold /= 2;
             let mut next = self.by_last_use.front();
             while let Some(slot) = next {
@@ -95,5 +100,20 @@ impl<K: EntryKey, C: Copy> ReuseSampler<K, C> {
             next = Some(self.table.slab.next(slot)).filter(|next| *next != NONE);
             Some(self.table.meta(slot))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn its_slab_has_at_most_32_k_places() {
+        let mut sampler = ReuseSampler::default();
+        for key in 0..40_000u64 {
+            assert!(sampler.note(key, 0u16, Moment::default()).is_none());
+        }
+        assert!(sampler.len() > 10_000 && sampler.len() <= limits::SAMPLED_KEYS_MAX, "{}", sampler.len());
+        assert!(sampler.table.slab.capacity() <= 32 * 1024, "{}", sampler.table.slab.capacity());
     }
 }

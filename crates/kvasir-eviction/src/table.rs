@@ -55,6 +55,12 @@ impl<T> Slab<T> {
         &mut self.nodes[slot as usize].value
     }
 
+    /// Places that memory is reserved for.
+    #[cfg(test)]
+    pub(super) fn capacity(&self) -> usize {
+        self.nodes.capacity()
+    }
+
     /// The node after `slot` in its list, towards the back; [`NONE`] after the last.
     pub fn next(&self, slot: Slot) -> Slot {
         self.nodes[slot as usize].next

@@ -51,7 +51,7 @@ pub fn compare_curve(
         let (mut asked, mut found, mut costs) = (0.0, [0.0; CURVE_SCALES.len()], Vec::new());
         let mut before = None;
         let mut classes = ClassTable::default();
-        trace.for_each(|request| {
+        trace.for_each_again(&profile, |request| {
             let class = class_of(request, &mut classes);
             // As in the curve: older accesses count less.
             let age = before.replace(request.at).map_or(0.0, |before| request.at.seconds_since(before));

@@ -160,7 +160,7 @@ pub fn quality_weighted_hits(
         .map(|capacity| (LevelCache::new(kind, unit, levels, (bytes * capacity) as u64), 0.0))
         .collect();
     let (mut classes, mut costs) = (ClassTable::default(), Vec::new());
-    trace.for_each(|request| {
+    trace.for_each_again(&profile, |request| {
         let class = class_of(request, &mut classes);
         block_costs(request, profile.block_tokens, &RecomputeModel::default(), &mut costs);
         let mean = costs.iter().sum::<f32>() / costs.len().max(1) as f32;

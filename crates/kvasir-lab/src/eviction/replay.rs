@@ -100,6 +100,25 @@ impl TraceSource {
             }
         }
     }
+
+    /// Visits the requests again, as many as `profile` counted.
+    ///
+    /// # Errors
+    /// [`TraceError::Changed`] when there are more or fewer.
+    pub(super) fn for_each_again(
+        &self,
+        profile: &TraceProfile,
+        mut visit: impl FnMut(&Request),
+    ) -> Result<(), TraceError> {
+        let mut requests = 0;
+        self.for_each(|request| {
+            requests += 1;
+            if requests <= profile.requests {
+                visit(request);
+            }
+        })?;
+        if requests == profile.requests { Ok(()) } else { Err(TraceError::Changed) }
+    }
 }
 
 /// The trace's tenant: none of the formats names one.
@@ -199,12 +218,15 @@ fn run_lanes(
     let mut costs = Vec::new();
     let warm_requests = (profile.requests as f64 * options.warm_share) as u64;
     let (mut number, mut access) = (0u64, 0usize);
-    options.trace.for_each(|request| {
+    options.trace.for_each_again(profile, |request| {
         let class = class_of(request, &mut classes);
         block_costs(request, profile.block_tokens, &options.recompute, &mut costs);
         let end = access + request.blocks.len();
         let next = next_uses.get(access..end).unwrap_or_default();
         access = end;
+        if access as u64 > profile.block_accesses {
+            return;
+        }
         number += 1;
         for lane in lanes.iter_mut() {
             lane.serve(request, class, &costs, next);
@@ -213,5 +235,40 @@ fn run_lanes(
             }
         }
     })?;
-    Ok(())
+    if access as u64 == profile.block_accesses { Ok(()) } else { Err(TraceError::Changed) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trace_that_differs_the_second_time_is_refused() {
+        let options = |requests: &[&[u64]]| {
+            let request = |blocks: &&[u64]| Request {
+                input_tokens: 512 * blocks.len() as u64,
+                blocks: blocks.to_vec(),
+                ..Request::default()
+            };
+            ReplayOptions {
+                trace: TraceSource::Requests(requests.iter().map(request).collect()),
+                policies: Vec::new(),
+                belady: true,
+                capacities: Vec::new(),
+                warm_share: 0.0,
+                recompute: RecomputeModel::default(),
+                threads: 1,
+            }
+        };
+        let (profile, next_uses, ..) = scan(&options(&[&[0], &[0, 1]])).unwrap();
+        let again = |requests: &[&[u64]]| {
+            run_lanes(&options(requests), &profile, &next_uses, &mut [&mut Lane::new(None, 2)])
+        };
+        assert!(again(&[&[0], &[0, 1]]).is_ok());
+        let others: [&[&[u64]]; 5] =
+            [&[], &[&[0]], &[&[0], &[0]], &[&[0], &[0, 1, 2]], &[&[0], &[0, 1], &[0]]];
+        for requests in others {
+            assert!(matches!(again(requests), Err(TraceError::Changed)), "{requests:?}");
+        }
+    }
 }

@@ -225,7 +225,7 @@ pub fn spread(
                 }
                 let mut cluster = Cluster::new(kind, count, (blocks / count as f64).round() as u64);
                 let (mut costs, mut classes) = (Vec::new(), ClassTable::default());
-                trace.for_each(|request| {
+                trace.for_each_again(&profile, |request| {
                     let request = template.before(request);
                     block_costs(&request, profile.block_tokens, &RecomputeModel::default(), &mut costs);
                     cluster.serve(

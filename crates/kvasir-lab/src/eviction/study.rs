@@ -70,13 +70,15 @@ fn read(path: &Path, format: TraceFormat) -> Result<Vec<Request>, TraceError> {
 fn long_contexts(callers: Callers, seed: u64, block_tokens: u64) -> Vec<Request> {
     // Clients that send several requests lower the actual rate below the nominal one.
     let rate = 1.5 * REQUESTS as f64 / SECONDS;
-    let trace = SyntheticTrace { callers, seed, requests: REQUESTS, rate, scale: 1.0, block_tokens };
+    let trace =
+        SyntheticTrace { callers, seed, requests: REQUESTS, rate, scale: 1.0, block_tokens, labels: false };
     let mut turns = TurnInference::default();
-    let with_pace = |mut request: Request| {
-        request.pace_seconds = turns.turn_of(&request.blocks, request.at).1;
+    // As the reader does for recorded requests that do not say them.
+    let with_turn = |mut request: Request| {
+        (request.turn, request.pace_seconds) = turns.turn_of(&request.blocks, request.at);
         request
     };
-    trace.iter().map(with_pace).collect()
+    trace.iter().map(with_turn).collect()
 }
 
 /// The conversation trace in blocks of 64 tokens.
@@ -84,7 +86,12 @@ fn in_small_blocks(requests: &[Request]) -> Vec<Request> {
     let parts = BLOCK_TOKENS[0] / BLOCK_TOKENS[1];
     let split = |request: &Request| {
         let count = request.input_tokens.div_ceil(BLOCK_TOKENS[1]).max(1);
-        let blocks = request.blocks.iter().flat_map(|block| (0..parts).map(move |part| block * parts + part));
+        // Ids are any numbers.
+        let within = |block: &u64| {
+            let first = block.wrapping_mul(parts);
+            (0..parts).map(move |part| first.wrapping_add(part))
+        };
+        let blocks = request.blocks.iter().flat_map(within);
         Request { blocks: blocks.take(count as usize).collect(), ..request.clone() }
     };
     requests.iter().map(split).collect()
@@ -118,8 +125,12 @@ mod tests {
         assert_eq!(names, [&seeded[..], &seeded[..], &["conversation"]].concat());
         assert_eq!(traces[2].requests.len(), REQUESTS + 2);
         assert!(traces.iter().all(|trace| trace.requests.is_sorted_by_key(|request| request.at)));
+        let mut requests = traces.iter().flat_map(|trace| &trace.requests);
+        assert!(requests.all(|request| request.kind.is_empty()), "a kind would say what comes back");
         let small = in_small_blocks(&traces[6].requests);
         assert_eq!(small[0].blocks, (24..40).collect::<Vec<u64>>());
         assert_eq!(small[1].blocks, (24..32).chain([72, 73]).collect::<Vec<u64>>());
+        let high = Request { input_tokens: 64, blocks: vec![u64::MAX], ..Request::default() };
+        assert_eq!(in_small_blocks(&[high])[0].blocks, [u64::MAX - 7]);
     }
 }

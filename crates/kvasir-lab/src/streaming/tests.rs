@@ -191,6 +191,22 @@ fn requests_are_served_in_batches() {
     assert!(ttfts(&study, StudyPolicy::CacheGen) != waited, "who waits for nobody begins sooner");
 }
 
+/// Three transfers share the link. One's rate, taken for the link's, leaves time for coarser levels only.
+#[test]
+fn pipelined_requests_measure_the_whole_link() {
+    let slo = Duration::from_secs(1);
+    let links = Bandwidth::Series(vec![BandwidthSeries::constant(3_000.0).unwrap()], None);
+    let study = StreamStudy {
+        engine: Engine::mistral_7b_a40_data_sheet(),
+        tokens: (9_400, 9_400),
+        ..StreamStudy::paper(links, 1, vec![slo])
+    };
+    let case = study.case((0, "constant"), 0);
+    let (outcomes, _) = study.simulate(StudyPolicy::CacheGenPipelined, &case, &Ladder::paper(), slo);
+    // The first three are requested before anything is measured. At the finest level all seven take 0.6 s.
+    assert_eq!(outcomes[0].levels[3..], [Some(Level(3)); 4]);
+}
+
 #[test]
 fn arguments_are_read_or_refused() {
     assert_eq!(Bandwidth::parse_random("random:0.1-10"), Ok(Bandwidth::Random(0.1, 10.0)));

@@ -73,6 +73,9 @@ pub enum TraceError {
     /// No usable row.
     #[error("the trace has no request with blocks")]
     Empty,
+    /// The second time, the trace is not as it was the first time.
+    #[error("the trace changed, or cannot be read twice; give a plain file")]
+    Changed,
 }
 
 /// One request of a trace.
@@ -202,6 +205,9 @@ impl<R: BufRead> TraceReader<R> {
         if !(row.timestamp >= 0.0 && row.timestamp <= TIMESTAMP_MAX) {
             return Err(format!("timestamp {} is not between 0 and {TIMESTAMP_MAX}", row.timestamp));
         }
+        if row.input_length > INPUT_TOKENS_MAX {
+            return Err(format!("input_length {} is above {INPUT_TOKENS_MAX}", row.input_length));
+        }
         request.at = Moment::from_micros((row.timestamp * micros_per_unit) as u64);
         request.kind.clear();
         request.kind.push_str(row.kind.as_deref().unwrap_or(""));
@@ -217,3 +223,5 @@ impl<R: BufRead> TraceReader<R> {
 
 /// Latest timestamp, in the format's unit: a larger number cannot be a time since the trace's start.
 const TIMESTAMP_MAX: f64 = 1e12;
+/// Most tokens of a prompt: more of them cannot be meant, and positions of blocks are computed from them.
+const INPUT_TOKENS_MAX: u64 = 1 << 40;

@@ -60,11 +60,22 @@ pub struct SyntheticTrace {
     pub scale: f64,
     /// Tokens per block.
     pub block_tokens: u64,
+    /// Whether requests have the kind of their client and, when written, their turn. Those on which policies are
+    /// compared have neither: a kind says whether a prompt comes back.
+    pub labels: bool,
 }
 
 impl Default for SyntheticTrace {
     fn default() -> Self {
-        Self { callers: Callers::Various, seed: 1, requests: 20_000, rate: 3.0, scale: 1.0, block_tokens: 64 }
+        Self {
+            callers: Callers::Various,
+            seed: 1,
+            requests: 20_000,
+            rate: 3.0,
+            scale: 1.0,
+            block_tokens: 64,
+            labels: true,
+        }
     }
 }
 
@@ -147,14 +158,17 @@ impl SyntheticTrace {
     pub fn write(&self, mut out: impl Write) -> io::Result<()> {
         for (chat, request) in self.iter().enumerate() {
             let ids: Vec<String> = request.blocks.iter().map(u64::to_string).collect();
+            let labels = if self.labels {
+                format!("\"type\":\"{}\",\"turn\":{},", request.kind, request.turn)
+            } else {
+                String::new()
+            };
             writeln!(
                 out,
                 "{{\"chat_id\":{chat},\"parent_chat_id\":-1,\"timestamp\":{:.3},\"input_length\":{},\"output_length\":1,\
-                 \"type\":\"{}\",\"turn\":{},\"hash_ids\":[{}]}}",
+                 {labels}\"hash_ids\":[{}]}}",
                 request.at.as_micros() as f64 * 1e-6,
                 request.input_tokens,
-                request.kind,
-                request.turn,
                 ids.join(",")
             )?;
         }
@@ -290,7 +304,7 @@ impl Iterator for SyntheticRequests {
         };
         let request = Request {
             at: Moment::from_micros(caller.at),
-            kind: caller.kind.name().to_owned(),
+            kind: if self.trace.labels { caller.kind.name().to_owned() } else { String::new() },
             turn: caller.turn,
             pace_seconds: None,
             input_tokens: caller.blocks.len() as u64 * self.trace.block_tokens,

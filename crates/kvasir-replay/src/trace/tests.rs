@@ -36,6 +36,7 @@ fn malformed_lines_are_named_and_skipped_or_fatal() {
         "{}",
         r#"{"timestamp": -1, "input_length": 1, "hash_ids": []}"#,
         r#"{"timestamp": 1e300, "input_length": 1, "hash_ids": []}"#,
+        r#"{"timestamp": 1, "input_length": 1099511627777, "hash_ids": [1]}"#,
         r#"{"timestamp": 1, "input_length": 1, "hash_ids": [-4]}"#,
         r#"{"timestamp": 1, "input_length": 1, "hash_ids": [1"#,
         "\u{0}",
@@ -84,4 +85,17 @@ fn synthetic_traces_repeat_and_are_prefix_trees() {
         let times = [&read[2_999], &requests[2_999]].map(|request| request.at.as_micros() / 1_000);
         assert!(times[0].abs_diff(times[1]) <= 1);
     }
+}
+
+/// A policy that is compared with others has to find out who asks.
+#[test]
+fn without_labels_a_trace_says_neither_kind_nor_turn() {
+    let trace = SyntheticTrace { requests: 1_000, labels: false, ..SyntheticTrace::default() };
+    assert!(trace.iter().all(|request| request.kind.is_empty()));
+    let mut text = Vec::new();
+    trace.write(&mut text).unwrap();
+    let text = std::str::from_utf8(&text).unwrap();
+    assert!(!text.contains("type") && !text.contains("turn"));
+    let (read, _) = read(TraceFormat::Bailian, BadLine::Fail, text).unwrap();
+    assert!(read.iter().any(|request| request.turn > 1), "turns are inferred");
 }

@@ -27,7 +27,7 @@ pub(crate) struct RoutesArguments {
     #[arg(long, default_value = "0%", value_parser = capacity)]
     template_share: f64,
     /// Blocks of that prompt.
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     template_blocks: u64,
 }
 

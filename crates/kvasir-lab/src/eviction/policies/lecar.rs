@@ -1,7 +1,8 @@
 //! LeCaR (Vietri et al., HotStorage'18): LRU and LFU, chosen by weights that regret moves.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
+use foldhash::fast::RandomState;
 use kvasir_eviction::{
     Access, EntryKey, EvictionPolicy, Moment,
     intrusive_queue::IntrusiveQueue,
@@ -27,6 +28,8 @@ pub struct LeCar<K> {
     by_uses: BTreeSet<(u64, u64, Slot)>,
     /// The entries that LRU and LFU evicted, with the time in accesses.
     histories: [IntrusiveQueue<K>; 2],
+    /// The uses of the entries in the histories, which they keep when they come back.
+    remembered: HashMap<K, u64, RandomState>,
     weights: [f64; 2],
     capacity: u64,
     clock: u64,
@@ -42,6 +45,7 @@ impl<K: EntryKey> LeCar<K> {
             by_last_use: BTreeSet::new(),
             by_uses: BTreeSet::new(),
             histories: [IntrusiveQueue::default(), IntrusiveQueue::default()],
+            remembered: HashMap::default(),
             weights: [0.5; 2],
             capacity: capacity.max(1),
             clock: 0,
@@ -63,8 +67,9 @@ impl<K: EntryKey> LeCar<K> {
         self.by_uses.remove(&(uses, last, slot));
     }
 
-    /// Regret: the policy that evicted the requested key loses weight.
-    fn regret(&mut self, key: &K) {
+    /// Regret: the policy that evicted the requested key loses weight. Returns the key's uses until then, 0 if
+    /// no history has it.
+    fn regret(&mut self, key: &K) -> u64 {
         for expert in 0..2 {
             let Some(evicted) = self.histories[expert].since(key) else { continue };
             let age = self.clock.saturating_sub(evicted.as_micros()) as f64;
@@ -74,6 +79,7 @@ impl<K: EntryKey> LeCar<K> {
         }
         let sum: f64 = self.weights.iter().sum();
         self.weights = self.weights.map(|weight| (weight / sum).clamp(0.01, 0.99));
+        self.remembered.remove(key).unwrap_or(0)
     }
 }
 
@@ -84,9 +90,9 @@ impl<K: EntryKey> EvictionPolicy<K> for LeCar<K> {
             self.table.resize(slot, access.bytes);
             return;
         }
-        self.regret(&key);
-        let slot = self.table.add(key, access.bytes, Use { uses: 1, last: 0 });
-        self.rank(slot, 1);
+        let uses = self.regret(&key) + 1;
+        let slot = self.table.add(key, access.bytes, Use { uses, last: 0 });
+        self.rank(slot, uses);
         self.newcomer = Some(slot);
     }
 
@@ -118,13 +124,17 @@ impl<K: EntryKey> EvictionPolicy<K> for LeCar<K> {
         ];
         let expert = usize::from(self.draws.unit() >= self.weights[0]);
         let slot = victims[expert];
+        let uses = self.table.meta(slot).uses;
         self.unrank(slot);
         let key = self.table.drop_slot(slot);
         // If both agree, neither is to blame.
         if victims[0] != victims[1] {
             self.histories[expert].put(key, 1, Moment::from_micros(self.clock));
-            if self.histories[expert].len() as u64 > self.capacity {
-                self.histories[expert].pop();
+            self.remembered.insert(key, uses);
+            if self.histories[expert].len() as u64 > self.capacity
+                && let Some(oldest) = self.histories[expert].pop()
+            {
+                self.remembered.remove(&oldest);
             }
         }
         Some(key)
@@ -140,5 +150,25 @@ impl<K: EntryKey> EvictionPolicy<K> for LeCar<K> {
 
     fn bytes(&self) -> u64 {
         self.table.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvasir_eviction::ClassId;
+
+    use super::*;
+
+    #[test]
+    fn an_entry_that_comes_back_has_its_uses() {
+        let mut policy = LeCar::new(10);
+        let access = Access::new(Moment::default(), ClassId::OTHER);
+        // Key 1 is used least recently, key 2 least often.
+        [1u64, 1, 1, 1, 1, 2, 2, 2].into_iter().for_each(|key| policy.insert(key, &access));
+        policy.weights = [1.0, 0.0];
+        assert_eq!(policy.evict(access.now), Some(1));
+        policy.insert(1, &access);
+        let order: Vec<u64> = policy.by_uses.iter().map(|(uses, ..)| *uses).collect();
+        assert_eq!(order, [3, 6], "key 1 is behind key 2");
     }
 }

@@ -15,6 +15,8 @@ use crate::streaming::{
 
 /// Seed offset, so that the prefills observed before a load differ from those during it.
 const PREFILLS_SEED: u64 = 0x5eed;
+/// Seed offset, so that the GPU's noise is not drawn with the link's numbers.
+const NOISE_SEED: u64 = 0x6e_6f69_7365;
 
 /// A link, and the contexts that are loaded over it at the same time. Drawn once, and the same for every policy,
 /// ladder and SLO.
@@ -39,7 +41,7 @@ impl StreamStudy {
             recompute: self.engine.recompute.clone().with_gpu_speed(self.gpu_truth),
             decode: DecodeModel::from_seconds(self.engine.decode_per_token, 0.0),
             sharing: self.sharing,
-            noise: Noise { gpu: self.gpu_jitter, late: self.late, seed },
+            noise: Noise { gpu: self.gpu_jitter, late: self.late, seed: seed ^ NOISE_SEED },
         };
         let mut length = || rng.random_range(self.tokens.0..=self.tokens.1);
         let lengths = (0..self.concurrent).map(|_| length()).collect();
@@ -156,4 +158,18 @@ struct Start {
     at: Duration,
     /// N_c of its batch.
     sharing: Vec<u32>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::streaming::study::Bandwidth;
+
+    #[test]
+    fn the_noise_is_not_drawn_with_the_numbers_of_the_link() {
+        let study = StreamStudy::paper(Bandwidth::Random(0.1, 10.0), 1, vec![Duration::from_secs(1)]);
+        let simulation = study.case((0, "random:0.1-10"), 0).simulation;
+        let mut dice = ChaCha8Rng::seed_from_u64(simulation.noise.seed);
+        assert_ne!(study.bandwidth.draw("random:0.1-10", &mut dice), simulation.link);
+    }
 }

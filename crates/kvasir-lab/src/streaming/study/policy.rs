@@ -25,7 +25,8 @@ pub enum StudyPolicy {
     Fixed,
     /// Algorithm 1 with the last chunk's throughput (A).
     CacheGen,
-    /// Algorithm 1 with as many requests in flight as Kvasir's policy uses when round trips are long.
+    /// Algorithm 1 with as many requests in flight as Kvasir's policy uses when round trips are long, and the
+    /// harmonic mean (B).
     CacheGenPipelined,
     /// Algorithm 1 with the harmonic mean of 20 samples (B).
     CacheGenHarmonic,
@@ -104,8 +105,10 @@ impl StudyPolicy {
             Self::Int8 => (Box::new(Fixed::new(Level(0)).without_giving_up()), EstimatorKind::Harmonic),
             Self::Fixed => (Box::new(Fixed::new(second_finest).without_giving_up()), EstimatorKind::Harmonic),
             Self::CacheGen => (Box::new(cachegen(sharing)), EstimatorKind::LastChunk),
+            // Requests in flight share the link: the last chunk's throughput is a third of it. The samples of the
+            // harmonic mean are of the whole link.
             Self::CacheGenPipelined => {
-                (Box::new(cachegen(sharing).pipelined(DEPTH)), EstimatorKind::LastChunk)
+                (Box::new(cachegen(sharing).pipelined(DEPTH)), EstimatorKind::Harmonic)
             }
             Self::CacheGenHarmonic => (Box::new(cachegen(sharing)), EstimatorKind::Harmonic),
             Self::ProgressiveSparing => (Box::new(Progressive::sparing()), EstimatorKind::Harmonic),

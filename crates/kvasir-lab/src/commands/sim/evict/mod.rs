@@ -124,7 +124,7 @@ pub(super) fn trace_error(path: &Path, error: TraceError) -> CliError {
             format!("{}: {error}", path.display()),
             "Check --format, or pass --skip-bad-lines.",
         ),
-        TraceError::Empty | TraceError::Format { .. } => CliError::data(path, error),
+        TraceError::Empty | TraceError::Changed | TraceError::Format { .. } => CliError::data(path, error),
     }
 }
 
