@@ -2,7 +2,10 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use axum::{extract::Request, http::Method};
+use axum::{
+    extract::Request,
+    http::{Method, StatusCode},
+};
 use kvasir_api::{AUDIT_CALLS_MAX, AuditedCall, Role, routes};
 use kvasir_types::Name;
 use parking_lot::Mutex;
@@ -24,22 +27,25 @@ impl AuditLog {
     fn keep(&self, call: AuditedCall) {
         let mut calls = self.0.lock();
         if calls.len() >= AUDIT_CALLS_MAX {
-            let displaced = displaced(&calls, &call.tenant);
+            let Some(displaced) = displaced(&calls, &call) else { return };
             calls.remove(displaced);
         }
         calls.push_back(call);
     }
 }
 
-/// The call that makes room for another: of the tenant that has most, the oldest one that was refused for its role, or
-/// the oldest. So no tenant displaces what another did, and no refusal a change.
-fn displaced(calls: &VecDeque<AuditedCall>, by: &Name) -> usize {
-    let mut held = HashMap::<&Name, usize>::from([(by, 1)]);
+/// The call that makes room for another: the oldest refusal of the tenant that has most, or of any tenant; for a change,
+/// if there is none, the oldest change of the tenant that has most. So no refusal displaces a change, and no tenant that
+/// has less loses what it did to one that has more.
+fn displaced(calls: &VecDeque<AuditedCall>, by: &AuditedCall) -> Option<usize> {
+    let mut held = HashMap::<&Name, usize>::from([(&by.tenant, 1)]);
     calls.iter().for_each(|call| *held.entry(&call.tenant).or_default() += 1);
     let most = held.into_iter().max_by_key(|(_, count)| *count).map(|(tenant, _)| tenant);
     let is_of_most = |call: &AuditedCall| Some(&call.tenant) == most;
-    let refused = calls.iter().position(|call| is_of_most(call) && call.status == 403);
-    refused.or_else(|| calls.iter().position(is_of_most)).unwrap_or(0)
+    let is_refused = |call: &AuditedCall| call.status == StatusCode::FORBIDDEN.as_u16();
+    let refused = calls.iter().position(|call| is_of_most(call) && is_refused(call));
+    let refused = refused.or_else(|| calls.iter().position(is_refused));
+    if is_refused(by) { refused } else { refused.or_else(|| calls.iter().position(is_of_most)) }
 }
 
 /// The audited facts of a request.
@@ -174,6 +180,12 @@ mod tests {
         assert_eq!(all.len(), AUDIT_CALLS_MAX);
         let oldest = all.iter().rev().take(2).map(|call| call.path.as_str()).collect::<Vec<_>>();
         assert_eq!(oldest, ["/of b", "/of a"]);
+        let log = AuditLog::default();
+        for n in 0..AUDIT_CALLS_MAX {
+            recorded(&log, "b", Method::DELETE, &format!("/{n}"));
+        }
+        recorded_with(&log, "a", Method::DELETE, "/refused", 403);
+        assert!(log.last(None, usize::MAX).iter().all(|call| call.status == 202), "the log line stays");
     }
 
     #[test]

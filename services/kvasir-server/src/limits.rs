@@ -11,7 +11,11 @@ pub(crate) const LONG_BODIES_BYTES_MAX: usize = 256 << 20;
 /// Longest time to read a whole body: 16 MiB at 2.2 Mbit/s.
 pub(crate) const WHOLE_BODY_TIME_MAX: Duration = Duration::from_secs(60);
 /// Longest aws-chunk of an S3 body: `s3s` holds it whole. Clients that sign chunks send 64 KiB; some send a part as one.
-pub(crate) const S3_HELD_BYTES_MAX: usize = 64 << 20;
+pub(crate) const S3_CHUNK_BYTES_MAX: usize = 64 << 20;
+/// What is held for such a chunk: its head, the parts of the body that it shares with other chunks, and what parts cost.
+pub(crate) const S3_HELD_BYTES_MAX: usize = S3_CHUNK_BYTES_MAX + (8 << 20);
+/// Memory of a part of a body beside its bytes; its sender chooses how many there are.
+pub(crate) const HELD_PART_BYTES: usize = 128;
 /// Longest JSON before objects that are stored together: 256 keys of 512 bytes, each byte an escape.
 pub(crate) const NEW_OBJECTS_HEAD_BYTES_MAX: usize = 1 << 20;
 /// Maximum bytes of a list of keys: as many as a request may name, each byte escaped.

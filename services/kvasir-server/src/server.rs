@@ -21,7 +21,7 @@ use tokio::{net::TcpListener, sync::Semaphore, task::JoinError};
 use tower::ServiceExt;
 
 use crate::{
-    auth::Authenticator,
+    auth::{Authenticator, network},
     background,
     cluster::Cluster,
     config::Config,
@@ -347,7 +347,7 @@ async fn accept(state: &AppState, listener: TcpListener, router: Router, connect
             Ok((stream, peer)) => {
                 // A listener without callers must hold none.
                 let Ok(permit) = Arc::clone(&connections.all).acquire_owned().await else { return };
-                let Some(permit_of_address) = connections.of_addresses.try_acquire(peer.ip()) else {
+                let Some(permit_of_address) = connections.of_addresses.try_acquire(network(peer.ip())) else {
                     tracing::debug!(%peer, "an address has reached its connection limit");
                     continue;
                 };

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use axum::body::{Body, HttpBody};
-use futures::StreamExt;
+use axum::body::{Body, BodyDataStream, HttpBody};
+use futures::{StreamExt, stream};
 use kvasir_api::{ErrorCode, Problem};
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use super::access::CallRecord;
 use crate::{
     body_room::{HeldRoom, LONG_BODIES},
+    handlers::v1::body,
     limits,
 };
 
@@ -28,6 +29,9 @@ struct HeldState {
     since: Option<Instant>,
     room: Option<HeldRoom>,
     refusal: Option<Problem>,
+    /// What was not read of a body that was ended.
+    rest: Option<BodyDataStream>,
+    is_decided: bool,
 }
 
 impl HeldBody {
@@ -36,14 +40,31 @@ impl HeldBody {
         if body.is_end_stream() {
             return body;
         }
-        let held = self.clone();
-        Body::from_stream(body.into_data_stream().map(move |part| {
-            let part = part?;
-            match held.take(part.len(), || LONG_BODIES.hold(call.tenant())) {
-                None => Ok(part),
-                Some(problem) => Err(axum::Error::new(problem.detail)),
+        let begin = (body.into_data_stream(), self.clone(), call);
+        Body::from_stream(stream::try_unfold(begin, |(mut parts, held, call)| async move {
+            let Some(part) = parts.next().await.transpose()? else { return Ok(None) };
+            let bytes = part.len() + limits::HELD_PART_BYTES;
+            match held.take(bytes, || LONG_BODIES.hold(call.tenant())) {
+                None => Ok(Some((part, (parts, held, call)))),
+                Some(problem) => {
+                    held.0.lock().rest = Some(parts);
+                    Err(axum::Error::new(problem.detail))
+                }
             }
         }))
+    }
+
+    /// The answer is decided: what the rest of the body meets changes it no more.
+    pub(super) fn decided(&self) {
+        self.0.lock().is_decided = true;
+    }
+
+    /// After a refusal, reads on for a while, for the client to see the answer.
+    pub(super) async fn drain(&self) {
+        let rest = self.0.lock().rest.take();
+        if let Some(rest) = rest {
+            body::drain(rest).await;
+        }
     }
 
     /// `s3s` passed on a part of the body: it does so with all of a chunk before it takes more.
@@ -65,7 +86,7 @@ impl HeldBody {
         let bytes = state.bytes;
         let begun = *state.since.get_or_insert_with(Instant::now);
         let (code, detail) = if bytes > limits::S3_HELD_BYTES_MAX {
-            let most = limits::S3_HELD_BYTES_MAX >> 20;
+            let most = limits::S3_CHUNK_BYTES_MAX >> 20;
             let detail = format!("a chunk of the body has more than {most} MiB; send shorter ones");
             (ErrorCode::BodyTooLarge, detail)
         } else if bytes > limits::SHORT_BODY_BYTES && begun.elapsed() > limits::WHOLE_BODY_TIME_MAX {
@@ -78,13 +99,18 @@ impl HeldBody {
             (ErrorCode::Throttled, detail.to_owned())
         };
         let problem = Problem::new(code, detail);
-        (state.room, state.refusal) = (None, Some(problem.clone()));
+        state.room = None;
+        if !state.is_decided {
+            state.refusal = Some(problem.clone());
+        }
         Some(problem)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
     use crate::body_room::BodyRoom;
 
@@ -114,6 +140,45 @@ mod tests {
         assert!(held.take(1, room).is_none() && HeldBody::default().take(3 * UNIT, room).is_none());
         assert_eq!(code(held.take(limits::S3_HELD_BYTES_MAX, room)), Some(ErrorCode::BodyTooLarge));
         assert!(HeldBody::default().take(5 * UNIT, room).is_none(), "nothing is held for a body that ended");
+    }
+
+    #[test]
+    fn the_longest_chunk_is_taken_with_its_head_and_the_end_of_the_one_before() {
+        static ROOM: BodyRoom = BodyRoom::new(4_096);
+        let (held, room) = (HeldBody::default(), || ROOM.hold(None));
+        let take = |bytes: usize| held.take(bytes + limits::HELD_PART_BYTES, room);
+        assert!(take(256 << 10).is_none());
+        held.passed_on();
+        assert!(take(9).is_none());
+        for _ in 0..limits::S3_CHUNK_BYTES_MAX / (16 << 10) {
+            assert!(take(16 << 10).is_none());
+        }
+    }
+
+    #[test]
+    fn what_follows_a_decided_answer_changes_it_no_more() {
+        static ROOM: BodyRoom = BodyRoom::new(4);
+        let held = HeldBody::default();
+        held.decided();
+        assert!(held.take(10 * UNIT, || ROOM.hold(None)).is_some() && held.refusal().is_none());
+    }
+
+    #[tokio::test]
+    async fn parts_count_for_what_they_cost_and_the_rest_is_read_on() {
+        const PARTS: usize = 1_000_000;
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&asked);
+        let parts = stream::repeat_with(move || {
+            count.fetch_add(1, Ordering::Relaxed);
+            Ok::<_, axum::Error>(axum::body::Bytes::from_static(b"x"))
+        });
+        let held = HeldBody::default();
+        let body = held.measure(Body::from_stream(parts.take(PARTS)), CallRecord::default());
+        let taken = body.into_data_stream().filter(|part| std::future::ready(part.is_ok())).count().await;
+        assert!(taken < PARTS * 6 / 10, "{taken}");
+        assert_eq!(code(held.refusal()), Some(ErrorCode::BodyTooLarge));
+        held.drain().await;
+        assert_eq!(asked.load(Ordering::Relaxed), PARTS);
     }
 
     #[tokio::test(start_paused = true)]

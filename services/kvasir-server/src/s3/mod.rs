@@ -103,7 +103,7 @@ async fn answer(State(front): State<Front>, mut request: Request) -> Response {
         request = request.map(|body| held.measure(body, record.clone()));
     }
     let answered = front.service.call(request.map(s3s::Body::http_body_unsync)).await;
-    let call = record.take();
+    let mut call = record.take();
     let mut response = match answered {
         Ok(response) => response.map(Body::new),
         Err(error) => {
@@ -113,6 +113,11 @@ async fn answer(State(front): State<Front>, mut request: Request) -> Response {
         }
     };
     if let Some(refused) = held.refusal().filter(|_| !response.status().is_success()) {
+        held.drain().await;
+        if refused.code == ErrorCode::Throttled {
+            // As where a quota refuses: the label keeps it out of the service's errors.
+            call.operation = None;
+        }
         response = errors::s3_error(&refused.into()).into_response();
     }
     if !call.is_checked && response.status() == StatusCode::FORBIDDEN {

@@ -25,6 +25,7 @@ use crate::{handlers::v1::body, state::AppState};
 pub(super) struct Upload {
     parts: Pin<Box<dyn Stream<Item = Result<Bytes, StdError>> + Send>>,
     differs: Arc<AtomicBool>,
+    held: HeldBody,
 }
 
 impl Upload {
@@ -40,16 +41,16 @@ impl Upload {
         let (differs, metrics) = (Arc::new(AtomicBool::new(false)), state.metrics().clone());
         let Some(body) = body else {
             let parts = stream::empty().boxed();
-            return Ok(Self { parts, differs });
+            return Ok(Self { parts, differs, held });
         };
-        let (found, headers) = (Arc::clone(&differs), headers.clone());
+        let (found, headers, measured) = (Arc::clone(&differs), headers.clone(), held.clone());
         let parts = stream::try_unfold((body, sums), move |(mut body, mut sums)| {
             let (found, headers, trailers) = (Arc::clone(&found), headers.clone(), trailers.clone());
-            let (metrics, held) = (metrics.clone(), held.clone());
+            let (metrics, measured) = (metrics.clone(), measured.clone());
             async move {
                 if let Some(part) = body.next().await.transpose()? {
                     metrics.received(part.len());
-                    held.passed_on();
+                    measured.passed_on();
                     sums.update(&part);
                     return Ok(Some((part, (body, sums))));
                 }
@@ -61,7 +62,7 @@ impl Upload {
                 Err("the body does not match its checksum".into())
             }
         });
-        Ok(Self { parts: parts.boxed(), differs })
+        Ok(Self { parts: parts.boxed(), differs, held })
     }
 
     /// The body.
@@ -74,6 +75,7 @@ impl Upload {
         if self.differs.load(Ordering::Relaxed) {
             return s3_error!(BadDigest, "the body does not match its checksum; send it again");
         }
+        self.held.decided();
         body::drain(self.parts).await;
         error.into()
     }
