@@ -125,6 +125,12 @@ fn a_profile_is_trained_on_what_is_stored() {
         .fails(exit::DATA, &["not registered"]);
 }
 
+/// The store and the cache of a bench's service, for commands that open them.
+fn settings(bench: &Bench) -> String {
+    let [store, data] = ["store", "data"].map(|name| bench.path(name));
+    format!("--store.url file://{} --cache.directory {}", store.display(), data.display())
+}
+
 #[test]
 fn the_index_can_be_lost_and_rebuilt() {
     let bench = empty_bench();
@@ -133,11 +139,7 @@ fn the_index_can_be_lost_and_rebuilt() {
     bench.ok(&format!("context put --url {} --kv kv.safetensors", service.url));
     drop(service);
     std::fs::remove_dir_all(bench.path("data")).expect("the index is only a cache");
-    let settings = format!(
-        "--store.url file://{} --cache.directory {}",
-        bench.path("store").display(),
-        bench.path("data").display()
-    );
+    let settings = settings(&bench);
     let run = bench.run(&format!("admin rebuild-index {settings}"));
     assert!(run.stderr().contains("1 indexed"), "{}", run.stderr());
     run.succeeds();
@@ -168,11 +170,7 @@ fn damage_is_named_and_is_no_success() {
     dump(&bench, &prose(2, 400), 300, "kv.safetensors");
     let service = serve(&bench);
     bench.ok(&format!("context put --url {} --kv kv.safetensors", service.url));
-    let settings = format!(
-        "--store.url file://{} --cache.directory {}",
-        bench.path("store").display(),
-        bench.path("data").display()
-    );
+    let settings = settings(&bench);
     bench
         .run(&format!("admin rebuild-index {settings}"))
         .fails(exit::UNAVAILABLE, &["Stop the service that uses this directory"]);

@@ -40,6 +40,18 @@ fn setup(dtype: KvDtype, recipe: &Recipe) -> Setup {
     Setup::of(spec, profile)
 }
 
+/// The first chunk of a context.
+fn encoded(setup: &Setup, tokens: &[u32], kv: &KvBuffer) -> Result<Vec<u8>, EncodeError> {
+    setup.encoder.encode(&ChunkInput {
+        tokens,
+        preceding_token: None,
+        first_position: 0,
+        link: ChainLink::first([9; 32].into()),
+        beneath: Loss::NONE,
+        kv,
+    })
+}
+
 /// The cache as an engine holds it.
 fn bytes(dtype: KvDtype, kv: &KvBuffer) -> Vec<u8> {
     let values = kv.as_slice().iter();
@@ -84,31 +96,23 @@ fn values_that_the_type_does_not_hold_are_stored_all_the_same() {
 #[test]
 fn an_exact_level_rounds_nothing() {
     let tokens = Noise::new(6).tokens(40);
-    let encoded = |setup: &Setup, value: f32| {
+    let with_value = |setup: &Setup, value: f32| {
         let mut kv = typed(&setup.spec, &tokens, 2);
         kv.as_mut_slice()[3] = value;
-        let input = ChunkInput {
-            tokens: &tokens,
-            preceding_token: None,
-            first_position: 0,
-            link: ChainLink::first([9; 32].into()),
-            beneath: Loss::NONE,
-            kv: &kv,
-        };
-        setup.encoder.encode(&input)
+        encoded(setup, &tokens, &kv)
     };
     for recipe in [Recipe::Exact, Recipe::DirectExact] {
         let setup = setup(KvDtype::F16, &recipe);
         for value in [1e5, -1.0 - 1.0 / 4096.0, 1e-9] {
-            let error = encoded(&setup, value).expect_err("no f16");
+            let error = with_value(&setup, value).expect_err("no f16");
             assert!(matches!(error, EncodeError::Value { .. }), "{recipe:?} {value}: {error}");
         }
-        assert!(encoded(&setup, f32::NAN).is_ok());
+        assert!(with_value(&setup, f32::NAN).is_ok());
     }
     // Without one, what is stored exactly by the way is rounded as the levels are; but no number becomes infinite.
     let direct = setup(KvDtype::F16, &Recipe::Direct);
-    assert!(encoded(&direct, -1.0 - 1.0 / 4096.0).is_ok());
-    assert!(matches!(encoded(&direct, 1e9), Err(EncodeError::Value { .. })));
+    assert!(with_value(&direct, -1.0 - 1.0 / 4096.0).is_ok());
+    assert!(matches!(with_value(&direct, 1e9), Err(EncodeError::Value { .. })));
 }
 
 #[test]
@@ -142,15 +146,7 @@ fn an_infinity_lets_no_other_value_be_rounded() {
     let mut kv = typed(&setup.spec, &tokens, 2);
     kv.as_mut_slice()[3] = -1.0 - 1.0 / 4096.0;
     kv.as_mut_slice()[4] = f32::INFINITY;
-    let input = ChunkInput {
-        tokens: &tokens,
-        preceding_token: None,
-        first_position: 0,
-        link: ChainLink::first([9; 32].into()),
-        beneath: Loss::NONE,
-        kv: &kv,
-    };
-    let refused = setup.encoder.encode(&input);
+    let refused = encoded(&setup, &tokens, &kv);
     assert!(matches!(refused, Err(EncodeError::Value { .. })), "{:?}", refused.map(|object| object.len()));
 }
 

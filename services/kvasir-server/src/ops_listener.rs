@@ -43,7 +43,7 @@ async fn serve(listener: TcpListener, router: Router) {
                 continue;
             }
         };
-        // Nobody keeps the kubelet out.
+        // No address alone keeps the kubelet out.
         let Some(of_address) = by_address.try_acquire(peer.ip()) else { continue };
         let service = TowerToHyperService::new(router.clone());
         tokio::spawn(async move {

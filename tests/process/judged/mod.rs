@@ -112,8 +112,8 @@ impl History {
         lookup_request(self.model_id, &self.namespace, tokens, fresh)
     }
 
-    /// Judges an answer of a replica. One whose store is slow, as on a busy machine, says so in its log: it keeps the
-    /// promised bound on removals, and not the shorter one of the tests.
+    /// Judges an answer of a replica. One whose store is slow, as on a busy machine, says so in its log: this answer keeps
+    /// the promised bound on removals, and not the shorter one of the tests.
     fn judged(
         &self,
         log: impl FnOnce() -> String,
@@ -123,9 +123,14 @@ impl History {
             if !log().contains(STORE_IS_SLOW) {
                 return Err(wrong);
             }
-            self.model.borrow_mut().set_removal_bound(REMOVAL_BOUND_IN_TROUBLE);
-            self.keys.borrow_mut().set_removal_bound(REMOVAL_BOUND_IN_TROUBLE);
-            judge()
+            let set = |bound| {
+                self.keys.borrow_mut().set_removal_bound(bound);
+                self.model.borrow_mut().set_removal_bound(bound)
+            };
+            let before = set(Some(REMOVAL_BOUND_IN_TROUBLE));
+            let judged = judge();
+            set(before);
+            judged
         })
     }
 

@@ -40,9 +40,9 @@ impl Keys {
         Self { bounds, grace, puts: Vec::new(), removals: Vec::new(), tampered: Vec::new() }
     }
 
-    /// From now on, a replica may not know others' removals for `bound`.
-    pub fn set_removal_bound(&mut self, bound: Duration) {
-        self.bounds.removal = Some(bound);
+    /// From now on, a replica must know others' removals after `bound`. Returns the bound until then.
+    pub fn set_removal_bound(&mut self, bound: Option<Duration>) -> Option<Duration> {
+        std::mem::replace(&mut self.bounds.removal, bound)
     }
 
     /// Somebody changes objects of keys: which, is not told apart.

@@ -159,9 +159,9 @@ impl Model {
         }
     }
 
-    /// From now on, a replica may not know others' removals for `bound`.
-    pub fn set_removal_bound(&mut self, bound: Duration) {
-        self.bounds.removal = Some(bound);
+    /// From now on, a replica must know others' removals after `bound`. Returns the bound until then.
+    pub fn set_removal_bound(&mut self, bound: Option<Duration>) -> Option<Duration> {
+        std::mem::replace(&mut self.bounds.removal, bound)
     }
 
     /// How many answers of each kind were judged, and how many of them owed anything.

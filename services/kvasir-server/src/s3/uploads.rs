@@ -33,7 +33,8 @@ impl Upload {
     /// `InvalidRequest` for a checksum that is not computed here.
     pub(super) fn new(
         state: &AppState,
-        (body, held): (Option<StreamingBlob>, HeldBody),
+        body: Option<StreamingBlob>,
+        held: HeldBody,
         headers: &HeaderMap,
         trailers: Option<TrailingHeaders>,
     ) -> S3Result<Self> {

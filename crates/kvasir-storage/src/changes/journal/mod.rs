@@ -128,8 +128,8 @@ enum ReadBatch {
 }
 
 impl Changes {
-    /// Appends the waiting entries, as one batch per log, or several of counts. Returns the number of entries. When it returns, all
-    /// entries that were waiting at the call are durable; if it is dropped, the entries keep waiting.
+    /// Appends the waiting entries, as one batch per log, or several of counts. Returns the number of entries. When
+    /// it returns, all entries that were waiting at the call are durable; if it is dropped, the entries keep waiting.
     ///
     /// # Errors
     /// [`StoreError::Request`]; the entries keep waiting.
