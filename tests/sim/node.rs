@@ -87,7 +87,7 @@ fn hot_tier() -> Arc<HotTier> {
         ram_bytes: HOT_BYTES,
         disk_bytes: 0,
         directory: std::env::temp_dir(),
-        policy: PolicyKind::AdaptiveCost,
+        policy: PolicyKind::Adaptive,
         tenant_share_max: 1.0,
         read_ahead_chunks: 2,
         keys: None,

@@ -24,18 +24,18 @@ struct Traits {
     pace: u8,
     /// The request's class.
     class: u16,
-    /// Seconds saved per byte, in factors of two; 0 for all when cost is not weighed.
+    /// Worth per byte, in factors of two; 0 where it is not stated.
     value: i8,
 }
 
 impl Traits {
-    fn of<K>(access: &Access<K>, uses: u32, cost_aware: bool) -> Self {
+    fn of<K>(access: &Access<K>, uses: u32) -> Self {
         let pace =
             access.pace_seconds.map_or(0, |pace| 1 + pace.clamp(1.0, PACE_SECONDS_MAX).log2() as u8 / 2);
         let class = if access.class.index() < limits::CLASSES_MAX { access.class.index() } else { 0 };
         let uses = (u32::BITS - uses.leading_zeros()).min(limits::USE_BUCKETS) as u8;
-        let density = access.recompute_seconds / access.bytes.max(1) as f32;
-        let value = if cost_aware && density > 0.0 { density.log2().round() as i8 } else { 0 };
+        let density = access.worth / access.bytes.max(1) as f32;
+        let value = if density > 0.0 { density.log2().round() as i8 } else { 0 };
         Self { uses, pace, class: class as u16, value }
     }
 }
@@ -73,7 +73,7 @@ struct Queue {
 }
 
 /// Evicts the entry whose Gittins index is lowest: the best ratio, over all horizons, of the probability of
-/// reuse to the time it would occupy the tier until then.
+/// reuse to the time it would occupy the tier until then, times the [`worth`](Access::worth) of a byte.
 ///
 /// - **Learnt, not tuned.** Hazards by age come from a sample of keys, whether cached or not, within a sliding
 ///   window, per traits of the entry: uses so far, pace of the conversation, request class. The uses of evicted entries
@@ -106,19 +106,10 @@ pub struct Adaptive<K> {
     accesses_until_fit: usize,
     fitted_at: Moment,
     serials: u64,
-    cost_aware: bool,
 }
 
 impl<K: EntryKey> Default for Adaptive<K> {
     fn default() -> Self {
-        Self::new(false)
-    }
-}
-
-impl<K: EntryKey> Adaptive<K> {
-    /// The policy with nothing learnt. `cost_aware` weighs the worth by recompute seconds per byte, which
-    /// maximises time saved instead of bytes hit.
-    pub fn new(cost_aware: bool) -> Self {
         Self {
             table: Table::default(),
             groups: Slab::new(),
@@ -134,10 +125,11 @@ impl<K: EntryKey> Adaptive<K> {
             accesses_until_fit: limits::REFIT_ACCESSES,
             fitted_at: Moment::default(),
             serials: 0,
-            cost_aware,
         }
     }
+}
 
+impl<K: EntryKey> Adaptive<K> {
     /// The queue of `traits`, created if there is capacity; else the one without the class, then without the pace, then
     /// the one whose value is nearest: values differ by more than anything else does.
     fn queue_index(&mut self, traits: Traits) -> u16 {
@@ -287,7 +279,7 @@ impl<K: EntryKey> Adaptive<K> {
     fn use_once(&mut self, slot: Slot, access: &Access<K>) {
         let member = self.table.meta_mut(slot);
         member.uses = member.uses.saturating_add(1);
-        let traits = Traits::of(access, member.uses, self.cost_aware);
+        let traits = Traits::of(access, member.uses);
         let queue = self.queue_index(traits);
         self.observe(self.table.key(slot), queue, access.now);
         self.unlink(slot);

@@ -19,8 +19,6 @@ pub struct ColdObject<K> {
     pub offset: u32,
     /// The chunk before it in its context: it is dropped only after all that follow it.
     pub parent: Option<K>,
-    /// Cost of recomputing it, in seconds; 0 if unknown.
-    pub recompute_seconds: f32,
 }
 
 impl<K> ColdObject<K> {
@@ -28,10 +26,7 @@ impl<K> ColdObject<K> {
     where
         K: Copy,
     {
-        Access::new(now, self.class)
-            .bytes(self.bytes)
-            .at(self.offset, self.parent)
-            .recompute(self.recompute_seconds)
+        Access::new(now, self.class).bytes(self.bytes).at(self.offset, self.parent)
     }
 }
 
@@ -52,7 +47,6 @@ impl<K> ColdObject<K> {
 ///     class: ClassId::OTHER,
 ///     offset: 0,
 ///     parent: None,
-///     recompute_seconds: 0.0,
 /// };
 /// let objects = [object(1, 900), object(2, 2), object(3, 3)];
 /// assert_eq!(victims(PolicyKind::Lru, 200, &objects, Moment::from_millis(1_000)), [2]);
@@ -104,7 +98,6 @@ mod tests {
             class: ClassId::OTHER,
             offset: 0,
             parent: None,
-            recompute_seconds: 0.0,
         }
     }
 
@@ -147,9 +140,7 @@ mod tests {
         let objects: Vec<_> =
             (0..4).flat_map(|index| [chunk(1, index, 60_000), chunk(2, index, 2)]).collect();
         let now = Moment::from_millis(61_000);
-        for kind in [PolicyKind::Adaptive, PolicyKind::AdaptiveCost] {
-            assert_eq!(victims(kind, 600, &objects, now), [23, 22], "{kind}");
-        }
+        assert_eq!(victims(PolicyKind::Adaptive, 600, &objects, now), [23, 22]);
         assert_eq!(victims(PolicyKind::Adaptive, 0, &objects, now).len(), 8);
     }
 }

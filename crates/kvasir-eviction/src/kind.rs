@@ -7,28 +7,23 @@ use super::{Adaptive, EntryKey, EvictionPolicy, Lru};
 /// The policies that a tier can use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PolicyKind {
-    /// [`Adaptive`], with all bytes weighted equally.
+    /// [`Adaptive`].
     Adaptive,
-    /// [`Adaptive`], weighing reuse by recompute seconds per byte.
-    AdaptiveCost,
     /// [`Lru`].
     Lru,
 }
 
 impl PolicyKind {
-    /// The policy with the best mean hit ratio in the measurements (kvasir-lab's EVICTION.md), and the garbage
-    /// collector's default. The hot tier's default is [`AdaptiveCost`](Self::AdaptiveCost), which the service's
-    /// configuration names.
+    /// The policy with the best mean hit ratio in the measurements (kvasir-lab's EVICTION.md).
     pub const DEFAULT: Self = Self::Adaptive;
 
     /// Every policy, [`DEFAULT`](Self::DEFAULT) first.
-    pub const ALL: [Self; 3] = [Self::Adaptive, Self::AdaptiveCost, Self::Lru];
+    pub const ALL: [Self; 2] = [Self::Adaptive, Self::Lru];
 
     /// The name in configuration, on the command line and in results.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Adaptive => "adaptive",
-            Self::AdaptiveCost => "adaptive-cost",
             Self::Lru => "lru",
         }
     }
@@ -36,8 +31,7 @@ impl PolicyKind {
     /// A new policy, for a tier of any capacity.
     pub fn build<K: EntryKey>(self) -> Box<dyn EvictionPolicy<K>> {
         match self {
-            Self::Adaptive => Box::new(Adaptive::new(false)),
-            Self::AdaptiveCost => Box::new(Adaptive::new(true)),
+            Self::Adaptive => Box::new(Adaptive::default()),
             Self::Lru => Box::new(Lru::default()),
         }
     }
@@ -51,7 +45,7 @@ impl fmt::Display for PolicyKind {
 
 /// The name is not that of a policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no policy is called {found:?}; there are adaptive, adaptive-cost and lru")]
+#[error("no policy is called {found:?}; there are adaptive and lru")]
 pub struct ParsePolicyError {
     /// The name.
     pub found: String,

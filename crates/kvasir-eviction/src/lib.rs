@@ -74,8 +74,9 @@ pub struct Access<K> {
     pub pace_seconds: Option<f32>,
     /// Size of the entry.
     pub bytes: u64,
-    /// Cost of recomputing the entry, in seconds of prefill.
-    pub recompute_seconds: f32,
+    /// What a hit of the entry is worth, in a unit of the tier's own; 0 is not stated. Policies that heed it compare worth
+    /// per byte.
+    pub worth: f32,
     /// The entry that this one is useless without: the previous block of the prefix, or the section's coarser
     /// level. Policies that know it evict dependants before their parents.
     pub parent: Option<K>,
@@ -84,7 +85,7 @@ pub struct Access<K> {
 impl<K> Access<K> {
     /// An access of one byte at offset 0 with no parent.
     pub const fn new(now: Moment, class: ClassId) -> Self {
-        Self { now, class, offset: 0, pace_seconds: None, bytes: 1, recompute_seconds: 0.0, parent: None }
+        Self { now, class, offset: 0, pace_seconds: None, bytes: 1, worth: 0.0, parent: None }
     }
 
     /// The same access of an entry of `bytes`.
@@ -109,10 +110,10 @@ impl<K> Access<K> {
         self
     }
 
-    /// The same access of an entry that takes `seconds` to recompute.
+    /// The same access of an entry of which a hit is worth `worth`.
     #[must_use]
-    pub const fn recompute(mut self, seconds: f32) -> Self {
-        self.recompute_seconds = seconds;
+    pub const fn worth(mut self, worth: f32) -> Self {
+        self.worth = worth;
         self
     }
 }

@@ -69,7 +69,7 @@ fn run(kind: ComparedPolicy, entries: u64) -> Vec<Duration> {
             let access = Access::new(now, classes[(first / BLOCKS % CLASSES) as usize])
                 .at(offset as u32, (offset > 0).then(|| key - 1))
                 .paced(Some((random % 300) as f32))
-                .recompute(0.01);
+                .worth(0.01);
             if !policy.touch(&key, &access) {
                 policy.insert(key, &access);
             }

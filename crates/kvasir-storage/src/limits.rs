@@ -218,20 +218,6 @@ pub const HOT_FRAMES_ORDERED: u32 = 1024;
 /// Value of a level's bytes relative to the previous level: steps refined by three lower the squared error to
 /// a ninth.
 pub const HOT_LEVEL_WORTH: f32 = 1.0 / 9.0;
-/// Value of a byte of a frame of which only the name is known (found on disk at start, until it is used):
-/// seconds of prefill per byte, as for a base of one bit per element of an 8B model with grouped heads.
-pub const HOT_SECONDS_PER_BYTE_UNKNOWN: f32 = 1.25e-8;
-/// The same for an object in the store of which only the size is known: all levels, at about four bits per
-/// element.
-pub const COLD_SECONDS_PER_BYTE_UNKNOWN: f32 = HOT_SECONDS_PER_BYTE_UNKNOWN / 4.0;
-/// Number of layers of a model that was not used recently, for estimating the cost of recomputing its tokens.
-pub const REFERENCE_LAYERS: usize = 32;
-/// Width of a model per layer: 128 in Llama and Mistral 7B, 102 in Llama 70B; loss hardly depends on it
-/// (Kaplan et al. 2020, section 3.1), so models stay near it.
-pub const WIDTH_PER_LAYER: f64 = 128.0;
-/// Operations per second of the reference engine for recompute costs: half of an A100's peak. Only ratios
-/// matter.
-pub const REFERENCE_FLOPS: f64 = 156e12;
 /// Refused chunks remembered for `explain`: ~300 bytes each.
 pub const REFUSALS_MAX: usize = 4_096;
 /// How long they are remembered.

@@ -57,7 +57,7 @@ impl Settings {
             ttl,
             // A few contexts; what they are beyond it goes at any age.
             capacity_bytes: [0, 0, 40_000, 200_000][dice.below(4)],
-            eviction: ["adaptive", "adaptive-cost", "lru"][dice.below(3)],
+            eviction: ["adaptive", "lru"][dice.below(2)],
             actions_per_second: [0, 5, 100][dice.below(3)],
             interval: Duration::from_millis([100, 500, 3_000][dice.below(3)]),
             has_trouble: dice.below(3) > 0,

@@ -110,17 +110,17 @@ fn adaptive_remembers_the_uses_of_evicted_entries() {
 #[test]
 fn adaptive_tells_values_apart_when_there_are_many_kinds_of_entries() {
     let mut table = ClassTable::default();
-    let mut policy = PolicyKind::AdaptiveCost.build();
+    let mut policy = PolicyKind::Adaptive.build();
     for number in 0..4_000u64 {
         let class = table.intern(&request_class(&(number % 60).to_string(), ""));
         let access = Access::new(Moment::from_millis(number), class)
             .paced(Some(4f32.powi((number % 7) as i32)))
-            .recompute(2f32.powi((number % 97) as i32 - 48));
+            .worth(2f32.powi((number % 97) as i32 - 48));
         policy.insert(number, &access);
     }
     let (low, high) = (10_000, 10_001);
-    policy.insert(low, &access(4_000).recompute(1e-30));
-    policy.insert(high, &access(4_000).recompute(1e30));
+    policy.insert(low, &access(4_000).worth(1e-30));
+    policy.insert(high, &access(4_000).worth(1e30));
     let order = victims(&mut *policy, 4_001, 4_002);
     let place = |key: u64| order.iter().position(|victim| *victim == key).expect("all are evicted");
     assert!(place(low) < 400 && place(high) > 3_600, "{} {}", place(low), place(high));

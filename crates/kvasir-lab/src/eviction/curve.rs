@@ -5,12 +5,7 @@ use kvasir_eviction::{
 };
 use kvasir_replay::trace::TraceError;
 
-use super::{
-    RecomputeModel, TraceSource,
-    lane::{access_to, block_costs},
-    profile::TraceProfile,
-    replay::class_of,
-};
+use super::{TraceSource, lane::access_to, profile::TraceProfile, replay::class_of};
 
 /// An estimate and the measured value, at one scale of one capacity.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -48,7 +43,7 @@ pub fn compare_curve(
         let mut curve = HitRatioCurve::new(kind, bytes, 1.0, |block: &u64| *block);
         let mut caches =
             CURVE_SCALES.map(|scale| EvictionIndex::new(kind, (bytes as f64 * scale) as u64, 1.0));
-        let (mut asked, mut found, mut costs) = (0.0, [0.0; CURVE_SCALES.len()], Vec::new());
+        let (mut asked, mut found) = (0.0, [0.0; CURVE_SCALES.len()]);
         let mut before = None;
         let mut classes = ClassTable::default();
         trace.for_each_again(&profile, |request| {
@@ -59,9 +54,8 @@ pub fn compare_curve(
             asked *= keep;
             found.iter_mut().for_each(|found| *found *= keep);
             asked += request.blocks.len() as f64;
-            block_costs(request, profile.block_tokens, &RecomputeModel::default(), &mut costs);
             for (index, block) in request.blocks.iter().enumerate() {
-                let access = access_to(request, class, index, costs[index]);
+                let access = access_to(request, class, index);
                 curve.note(0, *block, &access, true);
                 for (cache, found) in caches.iter_mut().zip(&mut found) {
                     if cache.contains(block) {

@@ -78,6 +78,7 @@ pub(super) struct Lane {
     cache: Cache,
     capacity_blocks: u64,
     leaf_first: bool,
+    weighs_cost: bool,
     pub(super) total: Tally,
     /// Tallies by [`ClassId::index`].
     pub(super) by_class: Vec<Tally>,
@@ -120,6 +121,7 @@ impl Lane {
             cache: Cache::new(policy, capacity_blocks),
             capacity_blocks,
             leaf_first: policy.is_some_and(ComparedPolicy::is_leaf_first),
+            weighs_cost: policy.is_some_and(ComparedPolicy::weighs_cost),
             total: Tally::default(),
             by_class: Vec::new(),
             evictions: 0,
@@ -174,6 +176,7 @@ impl Lane {
     fn store(&mut self, request: &Request, class: ClassId, costs: &[f32], next_uses: &[u32]) {
         let mut access = Access::new(request.at, class).paced(request.pace_seconds);
         let mean = costs.iter().sum::<f32>() / costs.len() as f32;
+        let worth = if self.weighs_cost { mean } else { 0.0 };
         let count = request.blocks.len();
         for step in 0..count {
             let index = if self.leaf_first { count - 1 - step } else { step };
@@ -182,7 +185,7 @@ impl Lane {
             match self.cache.online() {
                 Ok(policy) => {
                     let parent = index.checked_sub(1).map(|before| request.blocks[before]);
-                    access = access.at(offset, parent).recompute(mean);
+                    access = access.at(offset, parent).worth(worth);
                     if !policy.touch(&block, &access) {
                         policy.insert(block, &access);
                     }
@@ -220,13 +223,12 @@ impl Lane {
     }
 }
 
-/// An access to block `index` of a request, which takes `cost` seconds to recompute.
-pub(super) fn access_to(request: &Request, class: ClassId, index: usize, cost: f32) -> Access<u64> {
+/// An access to block `index` of a request.
+pub(super) fn access_to(request: &Request, class: ClassId, index: usize) -> Access<u64> {
     let parent = index.checked_sub(1).map(|before| request.blocks[before]);
     Access::new(request.at, class)
         .paced(request.pace_seconds)
         .at(u32::try_from(index).unwrap_or(u32::MAX), parent)
-        .recompute(cost)
 }
 
 /// Writes the seconds to recompute each block of a request into `costs`.

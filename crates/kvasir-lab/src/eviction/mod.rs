@@ -18,7 +18,7 @@ mod study;
 pub use curve::{CurveRow, compare_curve};
 pub use lane::Tally;
 pub use policies::{Baseline, ComparedPolicy, ParseComparedPolicyError};
-pub use profile::{ClassProfile, HISTOGRAM_BINS, TimeHistogram, TraceProfile};
+pub use profile::{ClassProfile, TimeHistogram, TraceProfile};
 pub use quality::{EvictedUnit, LevelQualities, quality_weighted_hits};
 pub use replay::{Replay, ReplayOptions, ReplayRow, TraceSource, replay};
 pub use report::{ClassReuse, ClassRow, EvictReport, PolicySummary, Row, TraceFacts};

@@ -9,7 +9,7 @@ use serde::Serialize;
 use kvasir_replay::trace::Request;
 
 /// Bins of a [`TimeHistogram`]: two an octave from 1/16 s; the last takes everything above 18 hours.
-pub const HISTOGRAM_BINS: usize = 42;
+pub(super) const HISTOGRAM_BINS: usize = 42;
 const FIRST_EDGE_SECONDS: f64 = 1.0 / 16.0;
 
 /// Times in bins of half an octave.

@@ -3,12 +3,7 @@
 use kvasir_eviction::{Access, ClassTable, EvictionPolicy, PolicyKind};
 use kvasir_replay::trace::{Request, TraceError};
 
-use super::{
-    RecomputeModel, TraceSource,
-    lane::{access_to, block_costs},
-    profile::TraceProfile,
-    replay::class_of,
-};
+use super::{TraceSource, lane::access_to, profile::TraceProfile, replay::class_of};
 
 /// The levels of a chunk, coarsest first.
 #[derive(Debug, Clone, PartialEq)]
@@ -45,10 +40,9 @@ impl LevelQualities {
 pub enum EvictedUnit {
     /// All levels of a block.
     Object,
-    /// One level, the finest first. A policy that weighs cost values a byte of each level at a ninth of one of the level
-    /// before, as the hot tier does.
+    /// One level. A byte of a level is worth a ninth of one of the level before, as in the hot tier.
     Level,
-    /// One level. A policy that weighs cost values its bytes by the quality that they add.
+    /// One level. Its bytes are worth the quality that they add.
     LevelByQuality,
 }
 
@@ -65,7 +59,7 @@ impl EvictedUnit {
         }
     }
 
-    /// Entries of a block: bytes and share of the block's recompute seconds, each depending on the one before.
+    /// Entries of a block: bytes and worth, each depending on the one before.
     fn entries(self, levels: &LevelQualities) -> Vec<(u64, f32)> {
         let gains = levels.quality.iter().scan(0.0, |before, quality| {
             let gain = quality - *before;
@@ -115,7 +109,7 @@ impl LevelCache {
     }
 
     fn store(&mut self, index: usize, access: &Access<u64>, block: u64) {
-        for (entry, (bytes, share)) in self.entries.iter().enumerate() {
+        for (entry, (bytes, worth)) in self.entries.iter().enumerate() {
             let parent = match entry.checked_sub(1) {
                 Some(before) => Some((block, before as u8)),
                 None => access.parent.map(|parent| (parent, 0)),
@@ -125,7 +119,7 @@ impl LevelCache {
                 .bytes(*bytes)
                 .at(u32::try_from(offset).unwrap_or(u32::MAX), parent)
                 .paced(access.pace_seconds)
-                .recompute(access.recompute_seconds * share);
+                .worth(*worth);
             let key = (block, entry as u8);
             if !self.policy.touch(&key, &access) {
                 self.policy.insert(key, &access);
@@ -159,15 +153,13 @@ pub fn quality_weighted_hits(
         .iter()
         .map(|capacity| (LevelCache::new(kind, unit, levels, (bytes * capacity) as u64), 0.0))
         .collect();
-    let (mut classes, mut costs) = (ClassTable::default(), Vec::new());
+    let mut classes = ClassTable::default();
     trace.for_each_again(&profile, |request| {
         let class = class_of(request, &mut classes);
-        block_costs(request, profile.block_tokens, &RecomputeModel::default(), &mut costs);
-        let mean = costs.iter().sum::<f32>() / costs.len().max(1) as f32;
         for (cache, found) in &mut caches {
             *found += cache.lookup(request);
             for (index, block) in request.blocks.iter().enumerate() {
-                cache.store(index, &access_to(request, class, index, mean), *block);
+                cache.store(index, &access_to(request, class, index), *block);
             }
         }
     })?;
@@ -204,7 +196,7 @@ mod tests {
             assert!(hits(EvictedUnit::Object, kind) < 0.6, "{kind}");
         }
         for unit in [EvictedUnit::Level, EvictedUnit::LevelByQuality] {
-            let found = hits(unit, PolicyKind::AdaptiveCost);
+            let found = hits(unit, PolicyKind::Adaptive);
             assert!((0.88..0.98).contains(&found), "{unit:?}: {found}");
         }
     }

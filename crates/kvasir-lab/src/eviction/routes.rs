@@ -6,12 +6,7 @@ use kvasir_eviction::{ClassId, ClassTable, EvictionIndex, PolicyKind, RouteSplit
 use kvasir_replay::trace::{Request, TraceError};
 use kvasir_types::{BLOCK_TOKENS, ObjectDigest, RouteKey, SeqHash};
 
-use super::{
-    RecomputeModel, TraceSource,
-    lane::{access_to, block_costs},
-    profile::TraceProfile,
-    replay::class_of,
-};
+use super::{TraceSource, lane::access_to, profile::TraceProfile, replay::class_of};
 
 /// How requests are spread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -135,21 +130,14 @@ impl Cluster {
         first
     }
 
-    fn serve(
-        &mut self,
-        request: &Request,
-        class: ClassId,
-        costs: &[f32],
-        block_tokens: u64,
-        spreading: Spreading,
-    ) {
+    fn serve(&mut self, request: &Request, class: ClassId, block_tokens: u64, spreading: Spreading) {
         let chosen = self.choose(request, block_tokens, spreading);
         let replica = &mut self.replicas[chosen];
         replica.asked += request.blocks.len() as u64;
         replica.found +=
             request.blocks.iter().take_while(|block| replica.tier.contains(block)).count() as u64;
         for (index, block) in request.blocks.iter().enumerate() {
-            let access = access_to(request, class, index, costs[index]);
+            let access = access_to(request, class, index);
             if replica.tier.contains(block) {
                 replica.tier.touch(block, &access);
                 continue;
@@ -224,14 +212,12 @@ pub fn spread(
                     continue;
                 }
                 let mut cluster = Cluster::new(kind, count, (blocks / count as f64).round() as u64);
-                let (mut costs, mut classes) = (Vec::new(), ClassTable::default());
+                let mut classes = ClassTable::default();
                 trace.for_each_again(&profile, |request| {
                     let request = template.before(request);
-                    block_costs(&request, profile.block_tokens, &RecomputeModel::default(), &mut costs);
                     cluster.serve(
                         &request,
                         class_of(&request, &mut classes),
-                        &costs,
                         profile.block_tokens,
                         spreading,
                     );

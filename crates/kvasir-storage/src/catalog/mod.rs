@@ -2,7 +2,6 @@
 
 mod models;
 mod namespaces;
-mod recompute;
 mod salt_rotation;
 mod salts;
 

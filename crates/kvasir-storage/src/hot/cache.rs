@@ -43,21 +43,11 @@ impl HotCache {
         self.objects.get(&(scope, digest))
     }
 
-    /// Registers how an object is divided into frames, and the cost of recomputing its tokens; `head` was
-    /// verified.
-    pub(crate) fn register_object(
-        &self,
-        scope: Scope,
-        key: &ChunkKey,
-        head: &Head,
-        recompute_seconds: Option<f32>,
-    ) -> Arc<HotObject> {
-        let object = HotObject::new(key, head);
-        let object = Arc::new(match recompute_seconds {
-            Some(seconds) => object.with_recompute_seconds(seconds),
-            None => object,
-        });
+    /// Registers how an object is divided into frames; `head` was verified.
+    pub(crate) fn register_object(&self, key: &ChunkKey, head: &Head) -> Arc<HotObject> {
+        let object = Arc::new(HotObject::new(key, head));
         if object.pieces() <= limits::HOT_OBJECT_PIECES_MAX {
+            let scope = Scope::new(&key.tenant, &key.model_id);
             self.objects.insert((scope, key.object_digest), Arc::clone(&object));
         }
         object

@@ -25,15 +25,10 @@ pub(super) struct FrameRecord {
     pub(super) is_first: bool,
 }
 
-/// The properties of a frame's use, for a policy. A level refines the steps of the previous one by three, so
-/// its bytes remove a ninth of the error: [`limits::HOT_LEVEL_WORTH`] of the recompute seconds that a byte of
-/// the base saves.
-pub(super) fn access(
-    file: &FrameFile,
-    seconds_per_base_byte: f32,
-    context: HotContext,
-    now: Moment,
-) -> Access<FrameKey> {
+/// The properties of a frame's use, for a policy. A miss costs a read of the store, which is the same for every byte of
+/// a base. A level refines the steps of the previous one by three, so its bytes remove a ninth of the error:
+/// they are worth [`limits::HOT_LEVEL_WORTH`] of the bytes before.
+pub(super) fn access(file: &FrameFile, context: HotContext, now: Moment) -> Access<FrameKey> {
     let FrameKey { object, frame } = file.key;
     let parent = match frame.checked_sub(1) {
         Some(before) => Some(FrameKey { object, frame: before }),
@@ -46,5 +41,5 @@ pub(super) fn access(
         .bytes(u64::from(file.bytes))
         .at(offset, parent)
         .paced(context.pace_seconds)
-        .recompute(seconds_per_base_byte * worth * file.bytes as f32)
+        .worth(worth * file.bytes as f32)
 }

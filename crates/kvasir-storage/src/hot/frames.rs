@@ -70,7 +70,6 @@ pub struct HotObject {
     /// The head, then the pieces in order.
     pieces: Vec<PieceChecksum>,
     level_bytes: Vec<u64>,
-    seconds_per_base_byte: f32,
 }
 
 impl HotObject {
@@ -84,7 +83,6 @@ impl HotObject {
             frames: Vec::new(),
             pieces: Vec::new(),
             level_bytes: level_bytes.collect(),
-            seconds_per_base_byte: limits::HOT_SECONDS_PER_BYTE_UNKNOWN,
         };
         let head_bytes = u32::try_from(head.header.head_bytes()).unwrap_or(u32::MAX);
         this.add(PieceChecksum { bytes: head_bytes, crc32c: 0 }, 0, 0);
@@ -94,20 +92,6 @@ impl HotObject {
             this.add(PieceChecksum { bytes, crc32c: entry.crc32c }, entry.range.start, level);
         }
         this
-    }
-
-    /// The same object, with `seconds` to recompute its tokens.
-    #[must_use]
-    pub fn with_recompute_seconds(mut self, seconds: f32) -> Self {
-        let base = self.level_bytes.first().copied().unwrap_or_else(|| self.bytes());
-        self.seconds_per_base_byte = seconds / base.max(1) as f32;
-        self
-    }
-
-    /// Recompute seconds saved per byte of the base. The whole base is needed, so all its bytes have equal
-    /// value.
-    pub fn seconds_per_base_byte(&self) -> f32 {
-        self.seconds_per_base_byte
     }
 
     /// Appends a piece: to the last frame, or to a new one if a level begins or the last one is full.

@@ -33,7 +33,7 @@ impl HotTier {
         let tenant = object.tenant().clone();
         let number = state.tenants.number(tenant.as_str());
         let file = FrameFile { tenant, key: object.key(frame), bytes, level: object.level(frame) };
-        let access = access(&file, object.seconds_per_base_byte(), context, now);
+        let access = access(&file, context, now);
         FrameRecord { file, tenant: number, access, since: self.clock.now(), is_first: context.is_first }
     }
 

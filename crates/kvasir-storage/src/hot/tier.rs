@@ -1,6 +1,6 @@
 //! The tier: its parts, its memory, and the location of its frames.
 
-use std::{collections::HashMap, fmt, io, sync::Arc};
+use std::{fmt, io, sync::Arc};
 
 use bytes::Bytes;
 use kvasir_eviction::{CURVE_SCALES, EvictionIndex, HitRatioCurve, Moment, TenantNumbers};
@@ -26,6 +26,9 @@ use super::{
     prefetch_buffer::PrefetchBuffer,
     tier_state::{DiskWork, KeptBytes, TierState},
 };
+
+/// Most objects whose media are determined under one lock.
+const MEDIA_TOGETHER: usize = 256;
 
 /// The hot tier of a replica.
 pub struct HotTier {
@@ -74,13 +77,13 @@ impl HotTier {
                 settings.tenant_share_max,
                 FrameKey::of_object,
             ),
-            ram: HashMap::new(),
+            ram: Default::default(),
             disk_evictions: eviction_index(settings.disk_bytes),
-            disk: HashMap::new(),
-            writing: HashMap::new(),
+            disk: Default::default(),
+            writing: Default::default(),
             writing_bytes: 0,
             prefetched: PrefetchBuffer::new(prefetch_bytes_max),
-            fetches: HashMap::new(),
+            fetches: Default::default(),
             ram_kept: KeptBytes::default(),
             disk_kept: KeptBytes::default(),
             eviction_log: EvictionLog::default(),
@@ -109,8 +112,7 @@ impl HotTier {
         let mut state = self.state.lock();
         for file in self.folder.scan()? {
             let tenant = state.tenants.number(file.tenant.as_str());
-            let worth = limits::HOT_SECONDS_PER_BYTE_UNKNOWN;
-            let access = access(&file, worth, HotContext::UNKNOWN, now);
+            let access = access(&file, HotContext::UNKNOWN, now);
             let record = FrameRecord { file, tenant, access, since: now, is_first: false };
             let mut work = DiskWork::default();
             self.admit_to_disk(&mut state, record, &mut work);
@@ -146,29 +148,17 @@ impl HotTier {
 
     /// The slowest medium among the frames of an object's first `bytes`, which end at the end of a level.
     pub fn medium_of_prefix(&self, object: &ChunkKey, bytes: u64) -> Medium {
-        self.medium_from(FrameKey::first(object), bytes)
+        self.state.lock().medium_of_prefix(FrameKey::first(object), bytes)
     }
 
-    /// Like [`medium_of_prefix`](Self::medium_of_prefix), for the object whose first frame is `key`.
-    pub(crate) fn medium_from(&self, mut key: FrameKey, bytes: u64) -> Medium {
-        let state = self.state.lock();
-        let (mut medium, mut at) = (Medium::Cpu, 0);
-        while at < bytes {
-            let resident = state.ram.get(&key).map(|frame| u64::from(frame.record.file.bytes));
-            let prefetched = || state.prefetched.get(&key).map(|content| content.len() as u64);
-            let in_memory =
-                resident.or_else(prefetched).or_else(|| state.writing.get(&key).map(|c| c.len() as u64));
-            at += match (in_memory, state.disk.get(&key)) {
-                (Some(bytes), _) => bytes,
-                (None, Some(record)) => {
-                    medium = Medium::Disk;
-                    u64::from(record.file.bytes)
-                }
-                (None, None) => return Medium::Object,
-            };
-            key.frame += 1;
+    /// Like [`medium_of_prefix`](Self::medium_of_prefix), for several objects, each with its first frame.
+    pub(crate) fn media(&self, prefixes: &[(FrameKey, u64)]) -> Vec<Medium> {
+        let mut media = Vec::with_capacity(prefixes.len());
+        for prefixes in prefixes.chunks(MEDIA_TOGETHER) {
+            let state = self.state.lock();
+            media.extend(prefixes.iter().map(|(first, bytes)| state.medium_of_prefix(*first, *bytes)));
         }
-        medium
+        media
     }
 
     /// The slowest medium among the frames of `range`.

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
-use kvasir_eviction::{Access, EvictionIndex, HitRatioCurve, TenantNumbers};
+use foldhash::fast::RandomState;
+use kvasir_eviction::{EvictionIndex, HitRatioCurve, TenantNumbers};
+use kvasir_types::Medium;
 
 use super::{
     context::HotContext,
@@ -15,21 +17,24 @@ use super::{
     prefetch_buffer::PrefetchBuffer,
 };
 
+/// By frame. A lookup asks for the frames of hundreds of objects.
+type FrameMap<T> = HashMap<FrameKey, T, RandomState>;
+
 #[derive(Debug)]
 pub(super) struct TierState {
     pub(super) tenants: TenantNumbers,
     pub(super) ram_evictions: EvictionIndex<FrameKey>,
     /// Estimated hit ratios for other sizes of memory.
     pub(super) curve: HitRatioCurve<FrameKey>,
-    pub(super) ram: HashMap<FrameKey, MemoryFrame>,
+    pub(super) ram: FrameMap<MemoryFrame>,
     pub(super) disk_evictions: EvictionIndex<FrameKey>,
-    pub(super) disk: HashMap<FrameKey, FrameRecord>,
+    pub(super) disk: FrameMap<FrameRecord>,
     /// Frames waiting to be written; they count as on disk and are served from here.
-    pub(super) writing: HashMap<FrameKey, Bytes>,
+    pub(super) writing: FrameMap<Bytes>,
     pub(super) writing_bytes: u64,
     pub(super) prefetched: PrefetchBuffer,
     /// Frames that are being fetched.
-    pub(super) fetches: HashMap<FrameKey, FrameReceiver>,
+    pub(super) fetches: FrameMap<FrameReceiver>,
     pub(super) ram_kept: KeptBytes,
     pub(super) disk_kept: KeptBytes,
     pub(super) eviction_log: EvictionLog,
@@ -41,6 +46,26 @@ impl TierState {
         let ram = self.ram.get(key).map(|frame| frame.bytes.len() as u64);
         let prefetched = self.prefetched.get(key).map(|bytes| bytes.len() as u64);
         [ram, prefetched, self.disk.get(key).map(|record| u64::from(record.file.bytes))]
+    }
+
+    /// The slowest medium among the frames of the first `bytes` of the object whose first frame is `key`.
+    pub(super) fn medium_of_prefix(&self, mut key: FrameKey, bytes: u64) -> Medium {
+        let (mut medium, mut at) = (Medium::Cpu, 0);
+        while at < bytes {
+            let resident = self.ram.get(&key).map(|frame| u64::from(frame.record.file.bytes));
+            let prefetched = || self.prefetched.get(&key).map(|content| content.len() as u64);
+            let writing = || self.writing.get(&key).map(|content| content.len() as u64);
+            at += match resident.or_else(prefetched).or_else(writing) {
+                Some(bytes) => bytes,
+                None => {
+                    let Some(record) = self.disk.get(&key) else { return Medium::Object };
+                    medium = Medium::Disk;
+                    u64::from(record.file.bytes)
+                }
+            };
+            key.frame += 1;
+        }
+        medium
     }
 
     pub(super) fn start_writing(&mut self, key: FrameKey, content: Bytes) {
@@ -63,9 +88,7 @@ impl TierState {
         };
         let now = context.at.unwrap_or_default();
         if record.access.now != now {
-            // A frame's value does not change with its use.
-            let recompute_seconds = record.access.recompute_seconds;
-            record.access = Access { recompute_seconds, ..access(&record.file, 0.0, context, now) };
+            record.access = access(&record.file, context, now);
             let (access, tenant) = (record.access, record.tenant);
             self.curve.note(tenant, *key, &access, true);
             self.ram_evictions.touch(key, &access);

@@ -3,7 +3,8 @@
 use std::{ops::Range, sync::Arc};
 
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
-use kvasir_container::{ChunkHeader, Head};
+use kvasir_api::ChunkMatch;
+use kvasir_container::Head;
 use kvasir_eviction::ClassId;
 use kvasir_store::layout::ChunkKey;
 use kvasir_types::{Level, Medium, Name, SeqHash};
@@ -35,7 +36,7 @@ impl Reads {
         let scope = Scope::new(&key.tenant, &key.model_id);
         let object = match hot.object(scope, key.object_digest).filter(|object| object.chunk() == key) {
             Some(object) => object,
-            None => self.register_object(hot, key, &self.head(key).await?),
+            None => hot.register_object(key, &self.head(key).await?),
         };
         let object_bytes = object.bytes();
         let range = range.resolve(object_bytes).ok_or(ChunkError::Range { object_bytes })?;
@@ -49,16 +50,6 @@ impl Reads {
         let this = Arc::clone(self);
         let rest = bytes.inspect_err(move |error| this.evict_if_corrupt(scope, error));
         Ok(ObjectRead { range, object_bytes, bytes: stream::iter(first.map(Ok)).chain(rest).boxed() })
-    }
-
-    /// Registers an object's division into frames, and the cost of its tokens, with the hot tier.
-    pub(crate) fn register_object(&self, hot: &HotCache, key: &ChunkKey, head: &Head) -> Arc<HotObject> {
-        let scope = Scope::new(&key.tenant, &key.model_id);
-        let ChunkHeader { first_position, token_count, .. } = head.header;
-        // The cost of making an opaque object's bytes is unknown.
-        let seconds = (!head.header.is_opaque())
-            .then(|| self.catalog.recompute_seconds(&key.tenant, &key.model_id, first_position, token_count));
-        hot.register_object(scope, key, head, seconds)
     }
 
     /// A head from the hot tier or the store, verified. Frames on disk outlive what this replica remembers of
@@ -154,7 +145,7 @@ impl Reads {
         let (this, hot) = (Arc::clone(self), Arc::clone(hot));
         tokio::spawn(async move {
             let Ok(head) = this.head(&key).await else { return };
-            let object = this.register_object(&hot, &key, &head);
+            let object = hot.register_object(&key, &head);
             let (bytes, context) = wanted(&head, &object);
             let source = this.range_reader(&key, object.bytes());
             hot.tier().read_ahead(&object, 0..bytes, context, source).await;
@@ -187,11 +178,14 @@ impl Reads {
         Some(hot.requests().record_lookup(tenant, hint, blocks, found, hot.tier().now()))
     }
 
-    /// The medium of an object's base.
-    pub(crate) fn medium(&self, scope: Scope, key: &ChunkKey, level_bytes: &[u64]) -> Medium {
-        let base = level_bytes.first().copied().unwrap_or(0);
-        let Some(hot) = &self.tier else { return Medium::Object };
-        hot.tier().medium_from(FrameKey::first_of(scope, &key.seq_hash, &key.object_digest), base)
+    /// The media of the chunks' bases.
+    pub(crate) fn media(&self, scope: Scope, chunks: &[ChunkMatch]) -> Vec<Medium> {
+        let Some(hot) = &self.tier else { return vec![Medium::Object; chunks.len()] };
+        let bases = chunks.iter().map(|chunk| {
+            let base = chunk.level_bytes.first().copied().unwrap_or(0);
+            (FrameKey::first_of(scope, &chunk.seq_hash, &chunk.object_digest), base)
+        });
+        hot.tier().media(&bases.collect::<Vec<_>>())
     }
 }
 

@@ -43,8 +43,7 @@ impl Default for HotConfig {
             memory_bytes: MEMORY_BYTES,
             disk_bytes: None,
             directory: None,
-            // `PolicyKind::DEFAULT`, weighted by the value of a byte of each level.
-            policy: PolicyKind::AdaptiveCost,
+            policy: PolicyKind::DEFAULT,
             tenant_share_percent: 100,
             read_ahead_chunks: limits::HOT_READ_AHEAD_CHUNKS,
             clock: Arc::new(MonotonicClock),

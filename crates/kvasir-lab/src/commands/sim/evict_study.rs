@@ -36,7 +36,11 @@ fn policies() -> Vec<ComparedPolicy> {
     use Baseline::{Arc, Gdsf, LeCar, Lfu, Lhd, Lru, S3Fifo, Sieve};
     let shipped = PolicyKind::ALL.map(ComparedPolicy::Shipped);
     let leaf_first = [Lru, Lfu, S3Fifo, Sieve, Gdsf, Arc, LeCar, Lhd].map(ComparedPolicy::LeafFirst);
-    shipped.into_iter().chain([ComparedPolicy::Workload]).chain(leaf_first).collect()
+    shipped
+        .into_iter()
+        .chain([ComparedPolicy::AdaptiveCost, ComparedPolicy::Workload])
+        .chain(leaf_first)
+        .collect()
 }
 
 /// Runs the command.

@@ -25,8 +25,8 @@ struct ReplayedTrace {
     /// Its format: mooncake or bailian.
     #[arg(long)]
     format: TraceFormat,
-    /// The policy: adaptive, adaptive-cost or lru.
-    #[arg(long, default_value_t = PolicyKind::AdaptiveCost)]
+    /// The policy: adaptive or lru.
+    #[arg(long, default_value_t = PolicyKind::DEFAULT)]
     policy: PolicyKind,
 }
 

@@ -18,7 +18,7 @@ struct Worth {
 }
 
 /// Evicts the lowest `inflation + uses × cost ÷ bytes`. The inflation is the priority of the last victim, so
-/// that formerly popular entries age out. Cost is the recompute time (1 if not given).
+/// that formerly popular entries age out. Cost is the stated worth (1 if there is none).
 #[derive(Debug)]
 pub struct Gdsf<K> {
     table: Table<K, Worth>,
@@ -67,8 +67,8 @@ impl<K: EntryKey> Gdsf<K> {
 }
 
 fn cost_of<K>(access: &Access<K>) -> f64 {
-    let seconds = f64::from(access.recompute_seconds);
-    if seconds.is_finite() && seconds > 0.0 { seconds } else { 1.0 }
+    let worth = f64::from(access.worth);
+    if worth.is_finite() && worth > 0.0 { worth } else { 1.0 }
 }
 
 impl<K: EntryKey> EvictionPolicy<K> for Gdsf<K> {

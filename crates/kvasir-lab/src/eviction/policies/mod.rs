@@ -18,7 +18,7 @@ mod workload;
 
 use std::{fmt, str::FromStr};
 
-use kvasir_eviction::{EntryKey, EvictionPolicy, Lru, PolicyKind};
+use kvasir_eviction::{Adaptive, EntryKey, EvictionPolicy, Lru, PolicyKind};
 
 pub use arc::Arc;
 pub use fifo::Fifo;
@@ -37,6 +37,8 @@ pub use workload::{Workload, WorkloadTerms};
 pub enum ComparedPolicy {
     /// A policy of the product.
     Shipped(PolicyKind),
+    /// [`Adaptive`], where a block is worth the seconds that its request's blocks take to recompute, in the mean.
+    AdaptiveCost,
     /// [`Workload`] with all terms.
     Workload,
     /// [`Workload`] without life and offset (ablation).
@@ -97,7 +99,7 @@ impl ComparedPolicy {
     /// Every policy, in the order of the tables.
     pub const ALL: [Self; 23] = [
         Self::Shipped(PolicyKind::Adaptive),
-        Self::Shipped(PolicyKind::AdaptiveCost),
+        Self::AdaptiveCost,
         Self::Workload,
         Self::WorkloadDistribution,
         Self::WorkloadLife,
@@ -125,6 +127,7 @@ impl ComparedPolicy {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Shipped(kind) => kind.name(),
+            Self::AdaptiveCost => "adaptive-cost",
             Self::Workload => "workload",
             Self::WorkloadDistribution => "workload-distribution",
             Self::WorkloadLife => "workload-life",
@@ -156,6 +159,7 @@ impl ComparedPolicy {
         let life = WorkloadTerms { life: true, offset: false };
         match self {
             Self::Shipped(kind) => kind.build(),
+            Self::AdaptiveCost => Box::new(Adaptive::default()),
             Self::Workload => Box::new(Workload::new(WorkloadTerms::FULL)),
             Self::WorkloadDistribution => Box::new(Workload::new(distribution)),
             Self::WorkloadLife => Box::new(Workload::new(life)),
@@ -163,6 +167,14 @@ impl ComparedPolicy {
             Self::Ttl => Box::new(Ttl::new(limits::TTL_SECONDS_DEFAULT)),
             Self::FrontFirst(baseline) | Self::LeafFirst(baseline) => baseline.build(capacity),
         }
+    }
+
+    /// Whether blocks are worth what they take to recompute, instead of all the same.
+    pub const fn weighs_cost(self) -> bool {
+        matches!(
+            self,
+            Self::AdaptiveCost | Self::FrontFirst(Baseline::Gdsf) | Self::LeafFirst(Baseline::Gdsf)
+        )
     }
 
     /// Whether a request's blocks are used from the last to the first.

@@ -75,7 +75,7 @@ async fn frames_that_another_head_has_cut_are_not_taken_for_this_ones() {
 
 #[tokio::test]
 async fn a_tier_without_room_passes_everything_through_once() {
-    let bench = bench(0, 0, PolicyKind::AdaptiveCost);
+    let bench = bench(0, 0, PolicyKind::Adaptive);
     let sample = sample(1, &[3 << 20, 20 << 20]);
     bench.check(&sample, 5..(20 << 20)).await;
     // Runs of 8 MiB, cut at frames: nothing is asked for twice although nothing is kept.

@@ -196,7 +196,7 @@ impl Bench {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_stampede_makes_one_request() {
-    let bench = Arc::new(bench(16 << 20, 0, PolicyKind::AdaptiveCost));
+    let bench = Arc::new(bench(16 << 20, 0, PolicyKind::Adaptive));
     let sample = Arc::new(sample(1, &[50_000, 150_000, 300_000]));
     let readers = (0..1_000).map(|_| {
         let (bench, sample) = (Arc::clone(&bench), Arc::clone(&sample));
@@ -211,7 +211,7 @@ async fn a_stampede_makes_one_request() {
 #[tokio::test]
 async fn refinements_go_before_bases() {
     // Room for the bases of four objects and little more.
-    let bench = bench(5_200, 0, PolicyKind::AdaptiveCost);
+    let bench = bench(5_200, 0, PolicyKind::Adaptive);
     let samples: Vec<_> = (0..4).map(|seed| sample(seed, &[1_000, 2_500, 5_000])).collect();
     for (seed, sample) in samples.iter().enumerate() {
         bench.clock.set(seed as u64 * 10);
@@ -223,6 +223,8 @@ async fn refinements_go_before_bases() {
         assert_eq!(bench.tier.medium_of_prefix(sample.object.chunk(), 1_000), Medium::Cpu);
         assert_eq!(bench.tier.medium_of_prefix(sample.object.chunk(), 1_001), Medium::Object);
     }
+    let prefixes = [1_000, 1_001].map(|bytes| (samples[0].object.key(0), bytes)).repeat(200);
+    assert_eq!(bench.tier.media(&prefixes), [Medium::Cpu, Medium::Object].repeat(200));
     assert_eq!(bench.tier.usage().ram_level_bytes[0], 4_000);
     assert_eq!(bench.tier.usage().ram_level_bytes.iter().skip(1).sum::<u64>(), 0);
     // With LRU the last object would have pushed the others out.
@@ -231,25 +233,6 @@ async fn refinements_go_before_bases() {
         lru.check(sample, 0..5_000).await;
     }
     assert_eq!(lru.tier.medium(&samples[0].object, &(0..1_000)), Medium::Object);
-}
-
-/// Bases of two contexts that differ in nothing but what they cost: the dear one stays.
-#[tokio::test]
-async fn what_is_dear_to_recompute_stays() {
-    for (policy, stays) in [(PolicyKind::AdaptiveCost, true), (PolicyKind::Lru, false)] {
-        let bench = bench(1_500, 0, policy);
-        let [dear, cheap] = [(1, 8.0), (2, 1.0)].map(|(seed, seconds)| {
-            let Sample { object, content } = sample(seed, &[1_000]);
-            let object = Arc::new(HotObject::clone(&object).with_recompute_seconds(seconds));
-            Sample { object, content }
-        });
-        bench.check(&dear, 0..1_000).await;
-        bench.clock.set(10);
-        bench.check(&cheap, 0..1_000).await;
-        let medium = |of: &Sample| bench.tier.medium(&of.object, &(0..1_000));
-        let expected = if stays { (Medium::Cpu, Medium::Object) } else { (Medium::Object, Medium::Cpu) };
-        assert_eq!((medium(&dear), medium(&cheap)), expected, "{policy}");
-    }
 }
 
 #[tokio::test]
@@ -333,7 +316,7 @@ async fn bytes_that_came_wrong_are_asked_for_again_and_never_kept() {
 
 #[tokio::test]
 async fn a_failed_read_is_an_error_and_leaves_nothing_wrong_behind() {
-    let bench = bench(1 << 20, 0, PolicyKind::AdaptiveCost);
+    let bench = bench(1 << 20, 0, PolicyKind::Adaptive);
     let sample = sample(1, &[100_000, 300_000]);
     bench.store.fails.store(1, Ordering::SeqCst);
     assert!(bench.read(&sample, 0..300_000).await.is_err());
@@ -345,7 +328,7 @@ async fn a_failed_read_is_an_error_and_leaves_nothing_wrong_behind() {
 
 #[tokio::test]
 async fn written_objects_are_hits_and_removed_ones_are_not() {
-    let bench = bench(1 << 20, 0, PolicyKind::AdaptiveCost);
+    let bench = bench(1 << 20, 0, PolicyKind::Adaptive);
     let written = sample(1, &[1_000, 2_000]);
     let mut space = bench.tier.space(&written.object, 0).unwrap();
     space.copy_from_slice(&written.content[..1_000]);
@@ -390,7 +373,7 @@ fn start_up_with_many_frames_is_a_listing() {
         std::fs::write(shard.join(format!("{object:032x}-00000000-00000064-00")), b"never read at start")
             .unwrap();
     }
-    let settings = settings(folder.path(), 0, 400_000, PolicyKind::AdaptiveCost);
+    let settings = settings(folder.path(), 0, 400_000, PolicyKind::Adaptive);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let _guard = runtime.enter();
     let tier = HotTier::open(settings, Arc::new(MonotonicClock), Arc::new(NoHotObserver)).unwrap();

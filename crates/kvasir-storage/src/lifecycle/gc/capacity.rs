@@ -78,8 +78,7 @@ impl Lifecycle {
                     entry.as_ref().and_then(|e| numbered.get(&(scope, e.parent_hash.into())).copied());
                 let used = self.reads.index().last_use(scope, key.object_digest);
                 let read = used.map(|used| pass.now.before(used.at.elapsed()));
-                // An opaque object has no tokens: the cost of making its bytes is unknown.
-                let row = entry.as_ref().map(|entry| &entry.row).filter(|row| row.token_count > 0);
+                let row = entry.as_ref().map(|entry| &entry.row);
                 ColdObject {
                     key: i as u32,
                     bytes: *bytes,
@@ -88,17 +87,6 @@ impl Lifecycle {
                     class: used.map_or(ClassId::OTHER, |used| used.class),
                     offset: row.map_or(0, |row| u32::try_from(row.first_position).unwrap_or(u32::MAX)),
                     parent,
-                    recompute_seconds: row.map_or(
-                        *bytes as f32 * limits::COLD_SECONDS_PER_BYTE_UNKNOWN,
-                        |row| {
-                            self.catalog.recompute_seconds(
-                                &key.tenant,
-                                &key.model_id,
-                                row.first_position,
-                                row.token_count,
-                            )
-                        },
-                    ),
                 }
             })
             .collect();

@@ -31,7 +31,7 @@ pub(super) const DIRECTORY: Setting = Setting {
 
 pub(super) const POLICY: Setting = Setting {
     key: "hot.policy",
-    help: "Eviction policy: adaptive, adaptive-cost or lru.",
+    help: "Eviction policy: adaptive or lru.",
     example: "",
     set: |c, t| {
         c.hot.policy = t.parse().map_err(|e: kvasir_eviction::ParsePolicyError| e.to_string())?;

@@ -65,10 +65,10 @@ fn s3_fifo_remembers_what_it_dropped() {
 #[test]
 fn gdsf_keeps_what_is_small_and_dear() {
     let mut policy = ComparedPolicy::FrontFirst(Baseline::Gdsf).build(100);
-    policy.insert(1, &access(0).bytes(50).recompute(1.0));
-    policy.insert(2, &access(0).bytes(1).recompute(1.0));
-    policy.insert(3, &access(0).bytes(50).recompute(9.0));
-    policy.touch(&3, &access(0).bytes(50).recompute(9.0));
+    policy.insert(1, &access(0).bytes(50).worth(1.0));
+    policy.insert(2, &access(0).bytes(1).worth(1.0));
+    policy.insert(3, &access(0).bytes(50).worth(9.0));
+    policy.touch(&3, &access(0).bytes(50).worth(9.0));
     assert_eq!(victims(&mut *policy, 1, 3), [1, 3, 2]);
 }
 
