@@ -126,7 +126,7 @@ fn a_request_allocates_little_and_copies_no_body() {
     for (what, requests, status, calls_max, bytes_max) in [
         ("PUT", &puts, "HTTP/1.1 201", 650, 2 * OBJECT_BYTES as u64),
         ("GET", &gets, "HTTP/1.1 200", 170, 40_000),
-        ("lookup", &lookups, "HTTP/1.1 200", 440, 480_000),
+        ("lookup", &lookups, "HTTP/1.1 200", 300, 480_000),
     ] {
         let (calls, bytes) = cost(&service, requests, status);
         assert!(calls <= calls_max && bytes <= bytes_max, "{what}: {calls} calls, {bytes} bytes");

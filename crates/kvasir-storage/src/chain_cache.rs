@@ -3,8 +3,9 @@
 //! A block's hash needs the one before it, so those of a long prompt are computed one after the other: 98,304 tokens take 1.6 ms of a
 //! core. The next turn of a conversation begins with the same tokens. They are compared, which costs a tenth.
 
-use std::sync::Arc;
+use std::{hash::BuildHasher, sync::Arc};
 
+use foldhash::fast::RandomState;
 use kvasir_store::cache::BoundedMap;
 use kvasir_types::{BLOCK_TOKENS, ChainLink, RootHash, SeqHash};
 
@@ -13,21 +14,38 @@ use crate::limits;
 /// Tokens that are remembered together.
 const SEGMENT_TOKENS: usize = 64 * BLOCK_TOKENS;
 
-/// Where a segment joins its chain, and its tokens. All of it is compared; the key of the chain keeps tenants apart.
+/// Where a segment joins its chain, and a hash of its tokens, so that nothing is copied to ask for it. The key of the
+/// chain keeps tenants apart.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Segment {
+struct SegmentKey {
     chain_key: [u8; 32],
     parent: [u8; 32],
+    token_hash: u64,
+}
+
+/// A segment's tokens, which are compared, and the hashes of its blocks.
+#[derive(Debug, Clone)]
+struct Segment {
     tokens: Arc<[u32]>,
+    blocks: Arc<[SeqHash]>,
 }
 
 /// The block hashes of segments.
 #[derive(Debug)]
-pub(crate) struct ChainCache(BoundedMap<Segment, Arc<[SeqHash]>>);
+pub(crate) struct ChainCache {
+    segments: BoundedMap<SegmentKey, Segment>,
+    token_hashes: RandomState,
+}
 
 impl ChainCache {
     pub(crate) fn new() -> Self {
-        Self(BoundedMap::new(limits::CHAIN_SEGMENTS_MAX, None))
+        let segments = BoundedMap::new(limits::CHAIN_SEGMENTS_MAX, None);
+        Self { segments, token_hashes: RandomState::default() }
+    }
+
+    fn key(&self, link: &ChainLink, tokens: &[u32]) -> SegmentKey {
+        let (chain_key, parent) = (*link.key.as_bytes(), link.parent);
+        SegmentKey { chain_key, parent, token_hash: self.token_hashes.hash_one(tokens) }
     }
 
     /// The hashes of the blocks of `tokens` from `root` on, the last of them possibly partial.
@@ -36,17 +54,16 @@ impl ChainCache {
             (ChainLink::first(root), Vec::with_capacity(tokens.len().div_ceil(BLOCK_TOKENS)));
         let (segments, rest) = tokens.as_chunks::<SEGMENT_TOKENS>();
         for tokens in segments {
-            let (chain_key, parent) = (*link.key.as_bytes(), link.parent);
-            let segment = Segment { chain_key, parent, tokens: tokens[..].into() };
-            match self.0.get(&segment) {
-                Some(known) => blocks.extend_from_slice(&known),
+            let key = self.key(&link, tokens);
+            match self.segments.get(&key).filter(|known| *known.tokens == tokens[..]) {
+                Some(known) => blocks.extend_from_slice(&known.blocks),
                 None => {
                     let hashed: Arc<[SeqHash]> = link.blocks(tokens).collect();
                     blocks.extend_from_slice(&hashed);
-                    self.0.insert(segment, hashed);
+                    self.segments.insert(key, Segment { tokens: tokens[..].into(), blocks: hashed });
                 }
             }
-            link.parent = blocks.last().map_or(parent, |block| *block.as_bytes());
+            link.parent = blocks.last().map_or(link.parent, |block| *block.as_bytes());
         }
         blocks.extend(link.blocks(rest));
         blocks
@@ -84,6 +101,16 @@ mod tests {
         for seed in 0..limits::CHAIN_SEGMENTS_MAX as u32 + 100 {
             cache.blocks(RootHash::from([3; 32]), &vec![seed; SEGMENT_TOKENS]);
         }
-        assert!(cache.0.dropped() > 0);
+        assert!(cache.segments.dropped() > 0);
+    }
+
+    #[test]
+    fn tokens_of_the_same_hash_are_told_apart() {
+        let (cache, root) = (ChainCache::new(), RootHash::from([4; 32]));
+        let [tokens, other] = [1, 2].map(|token| vec![token; SEGMENT_TOKENS]);
+        cache.blocks(root, &other);
+        let (_, segment) = cache.segments.all().pop().expect("a segment");
+        cache.segments.insert(cache.key(&ChainLink::first(root), &tokens), segment);
+        assert_eq!(cache.blocks(root, &tokens), TokenChain::new(root, &tokens).blocks());
     }
 }

@@ -96,8 +96,6 @@ impl Lookup {
 pub(crate) struct Probes {
     /// Chunk length in tokens that is tried first.
     pub(crate) chunk_tokens: usize,
-    /// Whether the other chunk lengths of the format are tried as well.
-    pub(crate) all_lengths: bool,
     /// Concurrent requests of one lookup.
     pub(crate) parallel: usize,
 }
@@ -182,9 +180,10 @@ impl Lookups {
         let found: Arc<[ChunkKey]> = walk.chunks.iter().map(|chunk| within.key(chunk)).collect();
         let class = self.reads.note_lookup(tenant, within.scope, hint, &blocks, &walk, &found);
         let mut answer = response(walk);
-        for (chunk, key) in answer.chunks.iter_mut().zip(found.iter()) {
-            self.reads.index().note_use(within.scope, key.object_digest, class);
-            chunk.medium = self.reads.medium(within.scope, key, &chunk.level_bytes);
+        let media = self.reads.media(within.scope, &answer.chunks);
+        for (chunk, medium) in answer.chunks.iter_mut().zip(media) {
+            self.reads.index().note_use(within.scope, chunk.object_digest, class);
+            chunk.medium = medium;
         }
         Ok(answer)
     }
@@ -376,7 +375,7 @@ impl Lookups {
         let stride = (self.probes.chunk_tokens / BLOCK_TOKENS).max(1);
         let likely = ends(from, blocks.len(), stride, chunks);
         let found = self.probe(lookup, blocks, &likely, asked).await?;
-        if found > 0 || !self.probes.all_lengths {
+        if found > 0 {
             return Ok(found);
         }
         let step = CHUNK_TOKENS_STEP / BLOCK_TOKENS;

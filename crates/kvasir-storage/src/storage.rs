@@ -38,8 +38,6 @@ pub struct Settings {
     pub negative_ttl: Duration,
     /// Chunk length in tokens that a cold lookup tries first.
     pub probe_chunk_tokens: usize,
-    /// Whether a cold lookup also tries the other chunk lengths of the format.
-    pub probe_all_lengths: bool,
     /// Concurrent store requests of one lookup.
     pub lookup_parallel: usize,
     /// Whether to record when objects were used, for a collector with a capacity.
@@ -84,7 +82,6 @@ impl Settings {
             profile_bytes_max: limits::PROFILE_BYTES_MAX,
             negative_ttl: limits::NEGATIVE_TTL,
             probe_chunk_tokens: kvasir_types::CHUNK_TOKENS_DEFAULT,
-            probe_all_lengths: true,
             lookup_parallel: limits::LOOKUP_PARALLEL,
             track_uses: false,
             removals_kept: GcPolicy::default().removals_kept(),
@@ -131,11 +128,7 @@ impl Storage {
         let (b, c) = (Arc::clone(&bucket), Arc::clone(&catalog));
         let reads = Arc::new(Reads::new(b, c, index, tombstones, tier, settings.removals_kept));
         let parts = || (Arc::clone(&bucket), Arc::clone(&catalog), Arc::clone(&reads));
-        let probes = Probes {
-            chunk_tokens: settings.probe_chunk_tokens,
-            all_lengths: settings.probe_all_lengths,
-            parallel: settings.lookup_parallel,
-        };
+        let probes = Probes { chunk_tokens: settings.probe_chunk_tokens, parallel: settings.lookup_parallel };
         let lookups = Arc::new(Lookups::new(Arc::clone(&catalog), Arc::clone(&reads), probes));
         let changes = Arc::new(Changes::new(
             Arc::clone(&bucket),

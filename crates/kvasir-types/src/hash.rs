@@ -50,16 +50,26 @@ const fn digit(character: u8) -> Option<u8> {
     }
 }
 
+/// The two lower-case hex digits of each byte.
+static PAIRS_OF: [[u8; 2]; 256] = {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let (mut pairs, mut at) = ([[0; 2]; 256], 0);
+    while at < pairs.len() {
+        pairs[at] = [DIGITS[at >> 4], DIGITS[at & 15]];
+        at += 1;
+    }
+    pairs
+};
+
 /// 64 lower-case hex digits. A lookup's response has hundreds of hashes: formatting them byte by byte with
 /// `write!` would take half of its time.
 struct Hex([u8; 64]);
 
 impl Hex {
     fn of(bytes: &[u8; 32]) -> Self {
-        const DIGITS: &[u8; 16] = b"0123456789abcdef";
         let mut text = [0; 64];
         for (pair, byte) in text.as_chunks_mut().0.iter_mut().zip(bytes) {
-            *pair = [DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]];
+            *pair = PAIRS_OF[usize::from(*byte)];
         }
         Self(text)
     }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::servers::HOT_BYTES;
 use crate::arguments::CommonArguments;
 
 /// Compares the service with nginx, MinIO, Redis and LMCache's server: throughput, latency, CPU and memory
@@ -48,5 +49,11 @@ impl PeersArguments {
     /// Writes of one measurement.
     pub(super) fn writes_of(&self, value_bytes: usize) -> usize {
         (self.written * 1_000_000 / value_bytes).max(self.connections)
+    }
+
+    /// Rounds of writes that fill the service's hot tier and are not counted: a page that was never used costs
+    /// several times the copy into it. The tier takes half of what is written, the first of two levels.
+    pub(super) fn warm_up_rounds(&self, value_bytes: usize) -> usize {
+        (2 * HOT_BYTES).div_ceil(self.writes_of(value_bytes) * value_bytes)
     }
 }

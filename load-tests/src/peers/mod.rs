@@ -50,12 +50,12 @@ pub(crate) async fn compare(arguments: &PeersArguments) -> Result<Comparison> {
                 }
             }
         }
-        let count = arguments.writes_of(shape.bytes);
-        for round in 0..=arguments.rounds {
+        let (count, warm_up) = (arguments.writes_of(shape.bytes), arguments.warm_up_rounds(shape.bytes));
+        for round in 0..warm_up + arguments.rounds {
             let made = Arc::new(maker.make(WRITTEN_FROM + (round * count) as u64, count)?);
             for nth in (0..targets.len()).filter(|nth| targets[*nth].writes.is_some()) {
                 let one = write_one(arguments, &made, &targets, nth).await?;
-                if round > 0 {
+                if round >= warm_up {
                     written[nth].push(one);
                 }
             }

@@ -27,6 +27,9 @@ use crate::{
     },
 };
 
+/// Memory of the service's hot tier.
+pub(super) const HOT_BYTES: usize = 1 << 30;
+
 /// Makes values, the same for all servers.
 pub(super) struct ValueGenerator {
     pub(super) pool: Arc<Pool>,
@@ -71,7 +74,7 @@ async fn kvasir(
     shape: ContextShape,
     count: usize,
 ) -> Result<(Target, ValueGenerator, SampleValues)> {
-    let settings = vec!["hot.memory=1GiB".to_owned(), "hot.disk=0".to_owned()];
+    let settings = vec![format!("hot.memory={HOT_BYTES}"), "hot.disk=0".to_owned()];
     let spec = ServiceSpec { store: "file".into(), settings, ..ServiceSpec::default() };
     let cluster = Cluster::start(common, &spec, false).await?;
     let address = cluster.replicas[0].address;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kvasir_plot::{Bar, Bars, Page, number};
 use serde::{Deserialize, Serialize};
 
-use crate::{process::usage::Machine, report};
+use crate::{process::usage::Machine, report, speed::stats::median};
 
 /// One measurement of a server.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -73,14 +73,8 @@ pub(crate) struct Comparison {
 /// Targets for reads of the service relative to each server, in bytes per CPU second.
 const WANTED: [(&str, f64); 2] = [("nginx", 0.8), ("redis", 1.0)];
 
-fn median(values: impl Iterator<Item = f64>) -> f64 {
-    let mut values: Vec<f64> = values.collect();
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
 fn row(server: &str, operation: &str, megabytes: usize, rounds: Vec<PeerMeasurement>) -> PeerResult {
-    let of = |value: fn(&PeerMeasurement) -> f64| median(rounds.iter().map(value));
+    let of = |value: fn(&PeerMeasurement) -> f64| median(&rounds.iter().map(value).collect::<Vec<_>>());
     PeerResult {
         server: server.to_owned(),
         operation: operation.to_owned(),
@@ -96,8 +90,10 @@ fn row(server: &str, operation: &str, megabytes: usize, rounds: Vec<PeerMeasurem
 }
 
 fn quotient(of: &PeerResult, to: &PeerResult) -> Quotient {
-    let pairs = || of.rounds.iter().zip(&to.rounds);
-    let gb_per_cpu_s = median(pairs().map(|(a, b)| b.cpu_s_per_gb / a.cpu_s_per_gb));
+    let over_pairs = |value: fn((&PeerMeasurement, &PeerMeasurement)) -> f64| {
+        median(&of.rounds.iter().zip(&to.rounds).map(value).collect::<Vec<_>>())
+    };
+    let gb_per_cpu_s = over_pairs(|(a, b)| b.cpu_s_per_gb / a.cpu_s_per_gb);
     let wanted = WANTED.iter().find(|(name, _)| of.operation == "get" && *name == to.server);
     let wanted = wanted.map(|(_, wanted)| *wanted);
     Quotient {
@@ -106,7 +102,7 @@ fn quotient(of: &PeerResult, to: &PeerResult) -> Quotient {
         operation: of.operation.clone(),
         megabytes: of.megabytes,
         gb_per_cpu_s,
-        gb_per_s: median(pairs().map(|(a, b)| a.gb_per_s / b.gb_per_s)),
+        gb_per_s: over_pairs(|(a, b)| a.gb_per_s / b.gb_per_s),
         wanted,
         held: wanted.is_none_or(|wanted| gb_per_cpu_s >= wanted),
     }

@@ -5,6 +5,8 @@ use std::fmt;
 use super::{
     IndexError, MemoryIndex,
     database::{HotIndex, Pair, Visit},
+    key,
+    packed_lineage::LineageCache,
 };
 
 /// The operation on the database.
@@ -19,6 +21,7 @@ pub(super) enum Operation {
 
 pub(super) struct HookedIndex<F> {
     rows: MemoryIndex,
+    lineages: Option<LineageCache>,
     before: F,
 }
 
@@ -27,7 +30,18 @@ where
     F: Fn(Operation) -> Result<(), IndexError> + Send + Sync + 'static,
 {
     pub(super) fn new(before: F) -> Self {
-        Self { rows: MemoryIndex::default(), before }
+        Self { rows: MemoryIndex::default(), lineages: None, before }
+    }
+
+    /// The same, with lineages cached in memory or not.
+    pub(super) fn caching(self, lineages: Option<LineageCache>) -> Self {
+        Self { lineages, ..self }
+    }
+
+    fn changed(&self, key: &[u8]) {
+        if let (Some(lineages), Some((lineage, depth))) = (&self.lineages, key::lineage_of_info(key)) {
+            lineages.changed(&lineage, depth);
+        }
     }
 }
 
@@ -43,12 +57,16 @@ where
 {
     fn put(&self, key: &[u8], value: &[u8]) -> Result<(), IndexError> {
         (self.before)(Operation::Put)?;
-        self.rows.put(key, value)
+        self.rows.put(key, value)?;
+        self.changed(key);
+        Ok(())
     }
 
     fn remove(&self, key: &[u8]) -> Result<(), IndexError> {
         (self.before)(Operation::Remove)?;
-        self.rows.remove(key)
+        self.rows.remove(key)?;
+        self.changed(key);
+        Ok(())
     }
 
     fn get(&self, key: &[u8]) -> Result<Option<Vec<u8>>, IndexError> {
@@ -77,11 +95,17 @@ where
 
     fn clear(&self) -> Result<(), IndexError> {
         (self.before)(Operation::Whole)?;
-        self.rows.clear()
+        self.rows.clear()?;
+        self.lineages.iter().for_each(LineageCache::clear);
+        Ok(())
     }
 
     fn flush(&self) -> Result<(), IndexError> {
         (self.before)(Operation::Whole)?;
         self.rows.flush()
+    }
+
+    fn lineages(&self) -> Option<&LineageCache> {
+        self.lineages.as_ref()
     }
 }

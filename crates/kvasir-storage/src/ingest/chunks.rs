@@ -14,7 +14,7 @@ use kvasir_store::{
 use kvasir_types::{ModelId, Name, ObjectDigest, SeqHash};
 use tokio::sync::oneshot;
 
-use super::{Ingest, limited, sent, spool::Spool, streamed::AnnouncedBody};
+use super::{Ingest, digest::AlignedDigest, limited, sent, spool::Spool, streamed::AnnouncedBody};
 use crate::{
     changes::ledger::Reservation,
     error::{ChunkMismatch, PutError},
@@ -71,11 +71,25 @@ pub(super) trait BodySink {
         bytes: &[u8],
         head: Option<&Head>,
     ) -> impl Future<Output = Result<(), PutError>> + Send;
+
+    /// BLAKE3 of all bytes so far.
+    fn digest(&self) -> ObjectDigest;
 }
 
-impl BodySink for Spool {
+/// Keeps a body, and hashes it.
+struct SpoolSink {
+    spool: Spool,
+    digest: AlignedDigest,
+}
+
+impl BodySink for SpoolSink {
     async fn push(&mut self, bytes: &[u8], _: Option<&Head>) -> Result<(), PutError> {
-        Spool::push(self, bytes).await.map_err(PutError::Spool)
+        self.digest.update(bytes);
+        self.spool.push(bytes).await.map_err(PutError::Spool)
+    }
+
+    fn digest(&self) -> ObjectDigest {
+        self.digest.finalize().into()
     }
 }
 
@@ -196,13 +210,14 @@ impl Ingest {
         put: &PutChunk,
         body: impl Stream<Item = Result<Bytes, PutError>> + Send,
     ) -> Result<Received, PutError> {
-        let mut spool = self.spools.spool(self.bucket.seals(&put.tenant));
-        let (head, object_digest) = self.receive(put, body, &mut spool).await?;
-        Ok((head, object_digest, spool))
+        let spool = self.spools.spool(self.bucket.seals(&put.tenant));
+        let mut sink = SpoolSink { spool, digest: AlignedDigest::default() };
+        let (head, object_digest) = self.receive(put, body, &mut sink).await?;
+        Ok((head, object_digest, sink.spool))
     }
 
-    /// Verifies a body while it arrives and passes it on: each part is read once, while it is in the CPU's
-    /// caches.
+    /// Verifies a body while it arrives and passes it on to be hashed: each part is read while it is in the
+    /// CPU's caches.
     pub(super) async fn receive(
         &self,
         put: &PutChunk,
@@ -210,7 +225,6 @@ impl Ingest {
         sink: &mut impl BodySink,
     ) -> Result<(Head, ObjectDigest), PutError> {
         let mut verifier = ObjectVerifier::new();
-        let mut digest = blake3::Hasher::new();
         let mut header_checked = false;
         let mut body = std::pin::pin!(limited(body, self.chunk_bytes_max));
         while let Some(part) = body.next().await {
@@ -220,12 +234,11 @@ impl Ingest {
                 self.check_header(&put.tenant, &put.model_id, &put.seq_hash, header).await?;
                 header_checked = true;
             }
-            digest.update(&part);
             sink.push(&part, verifier.head()).await?;
         }
         let head = verifier.finish()?;
         head.verify_chain()?;
-        Ok((head, (*digest.finalize().as_bytes()).into()))
+        Ok((head, sink.digest()))
     }
 
     /// Rejects early what could otherwise only be rejected later.
@@ -309,7 +322,7 @@ impl Ingest {
             return Ok(());
         };
         upload.spool.settle().await?;
-        let object = self.reads.register_object(hot, &upload.key(), &upload.head);
+        let object = hot.register_object(&upload.key(), &upload.head);
         let context = hot.requests().context(&object, &upload.put.hint, hot.tier().now());
         for frame in (0..object.frames()).take_while(|frame| object.range(*frame).end <= base) {
             let Some(space) = hot.tier().space(&object, frame) else { break };

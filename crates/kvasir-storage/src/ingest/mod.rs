@@ -1,6 +1,7 @@
 //! Writes: bodies through the service, and uploads that clients sent directly to the store.
 
 mod chunks;
+mod digest;
 mod multipart;
 mod opaque;
 mod profiles;

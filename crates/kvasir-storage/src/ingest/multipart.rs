@@ -19,7 +19,7 @@ use kvasir_types::{Name, ObjectDigest};
 use object_store::{GetOptions, path::Path};
 use uuid::Uuid;
 
-use super::{Ingest, PutObject, limited, sent};
+use super::{Ingest, PutObject, digest::AlignedDigest, limited, sent};
 use crate::{
     changes::ledger::Reservation,
     error::{ObjectError, PutError},
@@ -96,7 +96,7 @@ impl Ingest {
             return Err(PutError::TooLarge { limit: self.chunk_bytes_max });
         }
         let mut spool = self.spools.spool(self.bucket.seals(&tenant));
-        let mut digest = blake3::Hasher::new();
+        let mut digest = AlignedDigest::default();
         let mut body = std::pin::pin!(limited(sent(body), bytes));
         while let Some(part) = body.next().await {
             let part = part?;
@@ -107,7 +107,7 @@ impl Ingest {
             let reason = format!("{bytes} bytes were announced");
             return Err(PutError::Body { bytes: spool.bytes(), reason });
         }
-        let content = PartContent { bytes, digest: (*digest.finalize().as_bytes()).into() };
+        let content = PartContent { bytes, digest: digest.finalize().into() };
         let path = self.part_path(&tenant, upload_id, StoredPart { number, content });
         let this = Arc::clone(self);
         let sending = tokio::spawn(carry(async move {
@@ -176,7 +176,7 @@ impl Ingest {
         const READING: &str = "reading a part";
         let found = self.bucket.open_object(path, GetOptions::default(), READING).await?;
         let bytes = found.ok_or(PutError::UnknownPart { number: part.number })?.into_stream();
-        let start = (bytes.boxed(), blake3::Hasher::new());
+        let start = (bytes.boxed(), AlignedDigest::default());
         Ok(stream::try_unfold(start, move |(mut bytes, mut digest)| async move {
             if let Some(next) = bytes.try_next().await.map_err(StoreError::request(READING))? {
                 digest.update(&next);

@@ -26,6 +26,7 @@ use kvasir_types::{ModelId, Name, ObjectDigest, ObjectKey, SeqHash};
 use super::{
     Ingest,
     chunks::{PutChunk, Upload},
+    digest::AlignedDigest,
     limited, sent,
 };
 use crate::{
@@ -83,7 +84,7 @@ impl Ingest {
         let mut spool = self.spools.spool(self.bucket.seals(&tenant));
         // Reserve space for the head, which depends on the bytes after it.
         spool.push(&vec![0; head.head_bytes()]).await.map_err(PutError::Spool)?;
-        let mut payload_digest = blake3::Hasher::new();
+        let mut payload_digest = AlignedDigest::default();
         let mut body = std::pin::pin!(limited(sent(body), bytes));
         while let Some(part) = body.next().await {
             let part = part?;
@@ -96,7 +97,7 @@ impl Ingest {
         let nonce = blake3::hash(&[self.writer.to_le_bytes(), number.to_le_bytes()].concat());
         let nonce = u64::from_le_bytes(nonce.as_bytes().first_chunk().copied().unwrap_or_default());
         let written_ms = self.bucket.now_ms().map_or(0, i64::cast_unsigned);
-        let head = head.finish(*payload_digest.finalize().as_bytes(), written_ms, nonce)?;
+        let head = head.finish(payload_digest.finalize(), written_ms, nonce)?;
         let object_digest = spool.overwrite_prefix(head.clone()).await?;
         let head = Head::parse(&head)?;
         let put = PutChunk {

@@ -30,10 +30,13 @@ use crate::{
     index::IndexEntry,
     limits,
     memory::{PooledRegion, Region, RegionPool},
-    read::Reads,
     removal::Removal,
     transitions::Transition,
 };
+
+/// Bytes of a part that are hashed at once. Each time begins at a multiple of them, so that they fill the
+/// processor's lanes.
+const HASHED_BYTES: usize = 64 << 10;
 
 /// A writer's announcement before the first byte of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,6 +100,8 @@ impl Ingest {
             pool: RegionPool::new(parts),
             part: None,
             filled: 0,
+            digest: Box::default(),
+            hashed: 0,
             sending: None,
             frames: kept.map(|hot| PassingFrames::new(Arc::clone(hot), key)),
         }))
@@ -168,7 +173,7 @@ impl Ingest {
         let (block_hashes, namespace) = (std::mem::take(&mut head.block_hashes), put.namespace.take());
         let stored = self.stored(key.clone(), &entry, block_hashes, namespace, since_ms, !object.existed);
         if let Some(frames) = object.frames.take() {
-            frames.offer(&self.reads, &key, &head, &put);
+            frames.offer(&key, &head, &put);
         }
         Ok(stored)
     }
@@ -189,6 +194,9 @@ pub(super) struct StreamedObject {
     pool: Arc<RegionPool>,
     part: Option<PooledRegion>,
     filled: usize,
+    /// BLAKE3 of the parts before the collected one, and of its first `hashed` bytes.
+    digest: Box<blake3::Hasher>,
+    hashed: usize,
     sending: Option<JoinHandle<object_store::Result<()>>>,
     frames: Option<PassingFrames>,
 }
@@ -209,12 +217,21 @@ impl BodySink for StreamedObject {
             self.filled += now.len();
             rest = later;
             let is_full = self.filled == part.len();
+            // The caches still have these bytes.
+            let until = if is_full { self.filled } else { self.filled - self.filled % HASHED_BYTES };
+            self.digest.update(&part[self.hashed..until]);
+            self.hashed = until;
             self.part = Some(part);
             if is_full {
                 self.send().await?;
             }
         }
         Ok(())
+    }
+
+    fn digest(&self) -> ObjectDigest {
+        let rest = self.part.as_ref().map_or(&[][..], |part| &part[self.hashed..self.filled]);
+        (*self.digest.clone().update(rest).finalize().as_bytes()).into()
     }
 }
 
@@ -235,6 +252,7 @@ impl StreamedObject {
     async fn send(&mut self) -> Result<(), PutError> {
         self.settle().await?;
         let (Some(part), Some(upload)) = (self.part.take(), &mut self.upload) else { return Ok(()) };
+        self.hashed = 0;
         let bytes = Bytes::from_owner(part).slice(..std::mem::take(&mut self.filled));
         let (request, bucket) = (upload.put_part(bytes.into()), Arc::clone(&self.bucket));
         self.sending = Some(tokio::spawn(carry(async move {
@@ -364,8 +382,8 @@ impl PassingFrames {
     }
 
     /// Offers the frames of a verified object.
-    fn offer(self, reads: &Reads, key: &ChunkKey, head: &Head, put: &PutChunk) {
-        let object = reads.register_object(&self.hot, key, head);
+    fn offer(self, key: &ChunkKey, head: &Head, put: &PutChunk) {
+        let object = self.hot.register_object(key, head);
         let tier = self.hot.tier();
         let context = self.hot.requests().context(&object, &put.hint, tier.now());
         for (frame, bytes) in (0..).zip(self.frames) {

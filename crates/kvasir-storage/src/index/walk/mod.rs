@@ -199,7 +199,8 @@ fn only_children_from(
             run.insert(end, child);
             end = next;
         }
-        fits
+        // Behind the last one nothing is wanted: the database would be read in vain.
+        fits && end < blocks.len()
     })?;
     Ok(run)
 }
@@ -224,7 +225,8 @@ pub(super) fn walk_chunks(
                 rows.push(child.row);
                 positions = child.children;
             }
-            fits
+            // Behind the last one nothing is wanted: the database would be read in vain.
+            fits && rows.len() < chunks.len()
         })?;
         let Some(wanted) = chunks.get(rows.len()) else { break };
         if rows.len() > known {

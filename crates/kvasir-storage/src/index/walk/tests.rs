@@ -12,6 +12,7 @@ use std::sync::{
 use crate::index::{
     IndexEntry, MemoryIndex,
     hooked::{HookedIndex, Operation},
+    packed_lineage::LineageCache,
     placement,
     position::PositionCache,
 };
@@ -275,13 +276,32 @@ fn another_tenant_s_rows_are_not_met() {
 
 /// An empty index, and its seeks since they were last asked for.
 fn counting() -> (Rows<impl HotIndex>, impl Fn() -> usize) {
+    counting_caching(None)
+}
+
+fn counting_caching(lineages: Option<LineageCache>) -> (Rows<impl HotIndex>, impl Fn() -> usize) {
     let seeks = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&seeks);
     let index = HookedIndex::new(move |operation| {
         counted.fetch_add(usize::from(operation == Operation::Seek), Ordering::Relaxed);
         Ok(())
     });
-    (Rows::new(index), move || seeks.swap(0, Ordering::Relaxed))
+    (Rows::new(index.caching(lineages)), move || seeks.swap(0, Ordering::Relaxed))
+}
+
+#[test]
+fn a_context_that_was_walked_before_needs_no_seek() {
+    let (index, seeks) = counting_caching(Some(LineageCache::new(1 << 20)));
+    let tokens: Vec<u32> = (0..64 * 32).collect();
+    for chunk in 0..64 {
+        index.insert(&row(&tokens[..(chunk + 1) * 32], chunk * 32, (chunk + 1) * 32, 1));
+    }
+    let chain = TokenChain::new(ROOT.into(), &tokens);
+    let walk = index.walk(chain.blocks());
+    let ids: Vec<_> = walk.chunks.iter().map(|chunk| chunk.row.seq_hash).collect();
+    seeks();
+    assert_eq!((index.walk_chunks(&ids).len(), seeks()), (64, 0), "by ids");
+    assert_eq!((index.walk(chain.blocks()).chunks.len(), seeks()), (64, 0), "by blocks");
 }
 
 #[test]
