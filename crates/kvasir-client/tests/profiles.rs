@@ -105,11 +105,14 @@ async fn a_named_quality_is_measured_and_kept() {
         stored.iter().all(|errors| Quality::of(errors.beneath) == Some(Quality::Transparent)),
         "{stored:?}"
     );
-    // And none over a coarse one.
-    let session = find(&first, &text).await;
-    session.reused(Loss { kl: 0.0, error: LevelError::at_least(8.0), hops: 1 });
-    let outcome = session.save(&kv(&text), text.len()).outcome().await;
-    assert!(matches!(outcome, SaveOutcome::Refused(SaveRefusal::Beneath { hops: 1, .. })), "{outcome:?}");
+    // And none over a coarse one, or one that was not measured.
+    for (error, hops) in [(LevelError::at_least(8.0), 1), (LevelError::UNKNOWN, 0)] {
+        let session = find(&first, &text).await;
+        session.reused(Loss { kl: 0.0, error, hops });
+        let outcome = session.save(&kv(&text), text.len()).outcome().await;
+        let SaveOutcome::Refused(refusal) = outcome else { panic!("{outcome:?}") };
+        assert_eq!(refusal, SaveRefusal::Beneath { error, hops });
+    }
 }
 
 #[tokio::test]

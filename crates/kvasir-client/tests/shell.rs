@@ -60,6 +60,10 @@ async fn what_was_stored_comes_back_under_every_policy() {
         assert_eq!(levels(&loaded)[1..], [Some(level); 2], "{}", report.policy);
         assert_eq!(loaded.loaded_tokens(), 700);
         assert_eq!(report.bytes, report.chunks.iter().map(|c| c.bytes).sum::<u64>());
+        let times = report.times;
+        let took = [times.network, times.decode, times.recompute].map(|time| !time.is_zero());
+        assert_eq!(took, [true, true, false], "{times:?}");
+        assert!(times.network + times.wait <= report.elapsed, "{times:?} of {:?}", report.elapsed);
         losses.push(error(&original, &back));
     }
     assert!(losses[0] < 0.05 && losses[0] < losses[2], "{losses:?}");

@@ -107,7 +107,8 @@ pub trait ChunkDecoder: Send + Sync {
     /// it depends on was checked against its checksum.
     ///
     /// # Errors
-    /// See [`DecodeError`]. After an error some rows may have been written; they are right, but not all there.
+    /// See [`DecodeError`]. After an error some rows of `tokens` may have been written, of exact tokens also lossy
+    /// ones: use none of them.
     fn decode(
         &self,
         head: &Head,

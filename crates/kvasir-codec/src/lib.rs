@@ -37,7 +37,7 @@ pub use decoder::{
 };
 pub use encoder::{CodedSpan, CpuEncoder, EncodeReport};
 pub use error::{DecodeError, EncodeError, ProfileError};
-pub use kv::{Bf16Buffer, HeadRows, KvBuffer, KvSink, KvSource, Tokens};
+pub use kv::{Bf16Buffer, HeadRows, KvBuffer, KvSink, KvSource, Rows, Tokens};
 pub use kvasir_container::{STARTER_RECIPE, TRANSPARENT_NOTE};
 pub use profile::{LevelNote, Profile, ProfileSummary, ScopeSummary, TrainingNote};
 pub use starter::{STARTER_SINKS, STARTER_TOKENS_MAX, STARTER_TOKENS_MIN, StarterError, starter};

@@ -44,20 +44,8 @@ impl Rotations {
 /// A scope's members as slices of its element vector, with their ropes resolved.
 #[derive(Debug, Clone)]
 pub struct Elements {
-    members: Vec<MemberSlice>,
+    members: Vec<MemberView>,
     count: usize,
-}
-
-#[derive(Debug, Clone, Copy)]
-struct MemberSlice {
-    layer: usize,
-    plane: Plane,
-    head: usize,
-    dim: usize,
-    gain: f32,
-    /// First element.
-    start: usize,
-    rope: Option<usize>,
 }
 
 /// Rows of members that are consecutive heads of one layer and plane, ready for a sink.
@@ -71,7 +59,7 @@ pub(crate) struct MemberRows<'a, T> {
 impl Elements {
     /// The layers and heads between the first and the last of its members.
     pub(crate) fn reach(&self, scope: usize) -> ScopeReach {
-        let span = |of: fn(&MemberSlice) -> usize| {
+        let span = |of: fn(&MemberView) -> usize| {
             let (first, last) = (self.members.iter().map(of).min(), self.members.iter().map(of).max());
             first.unwrap_or(0)..last.map_or(0, |last| last + 1)
         };
@@ -82,7 +70,7 @@ impl Elements {
     pub fn new(spec: &ModelSpec, scope: &Scope) -> Self {
         let mut start = 0;
         let slot = |member: &crate::profile::Member| {
-            let slot = MemberSlice {
+            let slot = MemberView {
                 layer: member.layer,
                 plane: member.plane,
                 head: member.head,
@@ -100,15 +88,7 @@ impl Elements {
 
     /// The members as others see them.
     pub(crate) fn views(&self) -> impl Iterator<Item = MemberView> {
-        self.members.iter().map(|slot| MemberView {
-            layer: slot.layer,
-            plane: slot.plane,
-            head: slot.head,
-            dim: slot.dim,
-            start: slot.start,
-            gain: slot.gain,
-            rope: slot.rope,
-        })
+        self.members.iter().copied()
     }
 
     /// Elements of one token.
@@ -255,11 +235,11 @@ impl Elements {
         kept: &'a Range<usize>,
         rows: &'a [T],
     ) -> impl Iterator<Item = MemberRows<'a, T>> {
-        let follows = |a: &MemberSlice, b: &MemberSlice| {
+        let follows = |a: &MemberView, b: &MemberView| {
             (a.layer, a.plane, a.head + 1, a.dim) == (b.layer, b.plane, b.head, b.dim)
         };
         self.members.chunk_by(follows).map(move |run| {
-            let MemberSlice { layer, plane, head, dim, start, .. } = run[0];
+            let MemberView { layer, plane, head, dim, start, .. } = run[0];
             let rows = &rows[start * tokens..(start + run.len() * dim) * tokens];
             let rows = HeadRows::dense(rows, run.len(), dim).part(0..run.len(), kept.clone());
             MemberRows { layer, plane, first_head: head, rows }

@@ -10,7 +10,7 @@ use kvasir_codec::{
 };
 use kvasir_container::{ContainerError, HEADER_BYTES, Head};
 use kvasir_train::{BasisRecipe, Recipe, TrainError, TrainingContext, train};
-use kvasir_types::{ChainLink, KvDtype, Level, Loss, ModelSpec};
+use kvasir_types::{ChainLink, KvDtype, Level, Loss, ModelSpec, Plane};
 use proptest::prelude::*;
 
 fn small_object(setup: &Setup) -> Vec<u8> {
@@ -181,6 +181,21 @@ fn training_refuses_what_cannot_work() {
     let absurd = BasisRecipe { token_factors: [400, 400], ..BasisRecipe::default() };
     let error = train(&contexts(&spec, 1, 60), Recipe::Basis(absurd));
     assert!(matches!(error, TrainError::Recipe { field: "token_factors", .. }), "{error}");
+}
+
+/// Of eight contexts the fifth is held out.
+#[test]
+fn caches_without_finite_spans_are_too_few() {
+    let spec = mixed_spec(KvDtype::F16);
+    for recipe in common::recipes().into_iter().chain([Recipe::Exact, Recipe::DirectExact]) {
+        for damaged in [0..8, 4..5] {
+            let mut data = contexts(&spec, 8, 80);
+            data[damaged.clone()].iter_mut().for_each(|c| c.kv.rows_mut(4, Plane::V, 0).fill(f32::NAN));
+            let error = train(&spec, &data, &recipe, 0.01, &mut |_, _| {}).expect_err("refused");
+            let is_said = matches!(error, TrainError::TooFewTokens { found: 0, .. });
+            assert!(is_said, "{damaged:?} under {}: {error}", recipe.name());
+        }
+    }
 }
 
 #[test]

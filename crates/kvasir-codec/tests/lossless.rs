@@ -1,13 +1,16 @@
 //! The exact level: every bit of every cache type, smaller than general compressors make it.
 
 mod common;
+#[path = "common/typed_rows.rs"]
+mod typed_rows;
 
 use common::{Noise, Setup, cache, mixed_spec};
 use half::{bf16, f16};
-use kvasir_codec::{ChunkEncoder as _, ChunkInput, EncodeError, KvBuffer, Profile};
+use kvasir_codec::{ChunkDecoder as _, ChunkEncoder as _, ChunkInput, EncodeError, KvBuffer, Profile};
 use kvasir_container::Head;
 use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_types::{ChainLink, KvDtype, Level, Loss, ModelSpec};
+use typed_rows::TypedRows;
 
 /// A cache of the model's own type.
 fn typed(spec: &ModelSpec, tokens: &[u32], seed: u64) -> KvBuffer {
@@ -76,6 +79,11 @@ fn every_bit_comes_back_and_lossy_levels_lie_beneath() {
             let back = setup.decode(&object, levels - 1).expect("decodes");
             let same = back.as_slice().iter().zip(kv.as_slice()).all(|(a, b)| a.to_bits() == b.to_bits());
             assert!(same, "{dtype:?} {recipe:?}");
+            let head = Head::parse(&object).expect("parses");
+            let mut rows = TypedRows::new(dtype, &setup.spec, 300);
+            let top = Level(levels as u8 - 1);
+            setup.decoder.decode(&head, &object, top, 0..300, &mut rows).expect("decodes");
+            assert!(rows.holds(&kv), "{dtype:?} {recipe:?}: in its own type");
             if levels > 1 {
                 assert!(common::error(&kv, &setup.decode(&object, levels - 2).expect("decodes")) > 0.0);
             }

@@ -1,12 +1,15 @@
 //! What goes in comes back, better by every level, whatever the shape and the values.
 
 mod common;
+#[path = "common/typed_rows.rs"]
+mod typed_rows;
 
 use common::{Noise, cache, error, setups};
 use kvasir_codec::{Bf16Buffer, ChunkDecoder, CpuDecoder, DecodePath, KvBuffer};
 use kvasir_container::Head;
 use kvasir_types::{ChainLink, Level, Loss, Plane};
 use proptest::prelude::*;
+use typed_rows::{DTYPES, TypedRows};
 
 #[test]
 fn error_falls_with_every_level_and_the_finest_is_good() {
@@ -28,12 +31,37 @@ fn error_falls_with_every_level_and_the_finest_is_good() {
     }
 }
 
+/// Of every recipe at every level, with one thread and with several; some spans are exact in part, some in whole.
+#[test]
+fn rows_in_every_type_are_the_f32_rows_rounded() {
+    for setup in setups() {
+        let text = Noise::new(21).tokens(600);
+        let mut kv = cache(&setup.spec, &text, 22);
+        kv.rows_mut(3, Plane::K, 0)[12 * 300 + 2] = f32::NAN;
+        // past the largest of e4m3, and past that of f16
+        kv.rows_mut(4, Plane::V, 1)[..2].copy_from_slice(&[1e3, 1e6]);
+        let object = setup.encode(&text, 0, &kv);
+        let head = Head::parse(&object).expect("parses");
+        for level in 0..setup.profile.level_count() {
+            let whole = setup.decode(&object, level).expect("decodes");
+            for (dtype, threads) in DTYPES.into_iter().flat_map(|dtype| [(dtype, 1), (dtype, 3)]) {
+                let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+                let mut rows = TypedRows::new(dtype, &setup.spec, 600);
+                let decode = || setup.decoder.decode(&head, &object, Level(level as u8), 0..600, &mut rows);
+                pool.install(decode).expect("decodes");
+                let recipe = &setup.profile.training().recipe;
+                assert!(rows.holds(&whole), "{dtype:?} of {recipe} at level {level}, {threads} threads");
+            }
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Rows in bf16 are the f32 rows rounded, on every path, with one thread and with several; the encoders agree too.
+    /// Rows of any type are the f32 rows rounded, on every path, with one thread and with several; the encoders agree too.
     #[test]
-    fn every_path_gives_the_same_rows_in_both_types(
+    fn every_path_gives_the_same_rows_in_every_type(
         recipe in 0usize..4, tokens in 1usize..400, first in prop::sample::select(vec![0u64, 5, 1 << 40]),
         level in 0usize..4, cut in any::<(prop::sample::Index, prop::sample::Index)>(), seed in any::<u64>(),
     ) {
@@ -56,6 +84,11 @@ proptest! {
                 pool.install(|| decoder.decode(&head, &object, at, range.clone(), &mut rows)).expect("decodes");
                 let rows: Vec<u16> = rows.as_slice().iter().map(|x| x.to_bits()).collect();
                 prop_assert!(rows == rounded, "{} with {threads} threads", path.name());
+                for dtype in DTYPES {
+                    let mut rows = TypedRows::new(dtype, &setup.spec, tokens);
+                    pool.install(|| decoder.decode(&head, &object, at, range.clone(), &mut rows)).expect("decodes");
+                    prop_assert!(rows.holds(&whole), "{dtype:?} by {} with {threads} threads", path.name());
+                }
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, ops::Range};
 
-use kvasir_codec::{ChunkDecoder, DecodeError, HeadRows, KvSink, LayerGroup, container::Head};
+use kvasir_codec::{ChunkDecoder, DecodeError, HeadRows, KvSink, LayerGroup, Rows, container::Head};
 use kvasir_types::{Level, Plane};
 
 use crate::{ChunkRequest, CudaError, Device, DeviceMemory, DeviceReadback, KernelDecoder, dense::Dense};
@@ -52,7 +52,7 @@ impl<D: Device> KernelDecoder<D> {
                     let values = &values[start + run[0] * dim..];
                     let shape = [run.len(), tokens.len(), dim];
                     if let Some(rows) = HeadRows::strided(values, shape, dim, heads * dim) {
-                        sink.write_heads(layer, plane, run[0], tokens.start, rows);
+                        sink.write_rows(layer, plane, run[0], tokens.start, Rows::F32(rows));
                     }
                 }
             }

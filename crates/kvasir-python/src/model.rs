@@ -342,6 +342,7 @@ fn loss_json((tokens, loss): (TokenRange, Loss)) -> serde_json::Value {
 
 fn loaded_json(loaded: &Loaded) -> Result<String, Failure> {
     let report = loaded.report();
+    let times = report.map(|report| report.times).unwrap_or_default();
     let chunks: Vec<_> = (report.iter().flat_map(|report| &report.chunks))
         .map(|chunk| {
             json!({
@@ -361,6 +362,9 @@ fn loaded_json(loaded: &Loaded) -> Result<String, Failure> {
         "kl": loaded.loss().kl,
         "losses": loaded.losses().map(loss_json).collect::<Vec<_>>(),
         "seconds": loaded.elapsed().as_secs_f64(),
+        "network_seconds": times.network.as_secs_f64(),
+        "decode_seconds": times.decode.as_secs_f64(),
+        "wait_seconds": times.wait.as_secs_f64(),
         "bytes": report.map_or(0, |report| report.bytes),
         "gave_up": report.is_some_and(|report| report.gave_up),
         "chunks": chunks,

@@ -86,6 +86,9 @@ async fn request(client: &Client, name: &str, mut body: Value) -> Result<String,
             let keys: Vec<ObjectKey> = field(&body, "keys")?;
             json(&client.lookup_opaque(&field(&body, "namespace")?, &keys).await?)
         }
+        "explain_objects" => {
+            json(&client.explain_opaque(&field(&body, "namespace")?, field(&body, "keys")?).await?)
+        }
         "delete_object" => {
             json(&client.delete_opaque(&field(&body, "namespace")?, &field(&body, "key")?).await?)
         }

@@ -2,9 +2,9 @@
 
 use std::{ops::Range, sync::Arc};
 
-use half::{bf16, f16, slice::HalfFloatSliceExt as _};
+use half::{bf16, f16};
 use kvasir_client::pages::{BlockTable, PageRef, PageRows, PageStore};
-use kvasir_codec::{HeadRows, KvSink, KvSource, e4m3};
+use kvasir_codec::{HeadRows, KvSink, KvSource, Rows, e4m3};
 use kvasir_types::{KvDtype, KvLayout, ModelSpec, Plane as Side};
 use pyo3::{prelude::*, types::PyTuple};
 
@@ -302,32 +302,39 @@ impl Sink<'_> {
 impl KvSink for Sink<'_> {
     fn write(&mut self, layer: usize, side: Side, head: usize, first_token: usize, rows: &[f32]) {
         let Some(elements) = self.0.plane(layer, side).map(Plane::elements) else { return };
-        self.write_heads(layer, side, head, first_token, HeadRows::dense(rows, 1, elements));
+        self.write_rows(layer, side, head, first_token, Rows::F32(HeadRows::dense(rows, 1, elements)));
     }
 
-    fn write_heads(&mut self, layer: usize, side: Side, head: usize, token: usize, rows: HeadRows<'_, f32>) {
-        let place = (layer, side);
+    fn dtype(&self) -> KvDtype {
         match self.0.element {
-            Element::F32 => self.put(place, head, token, rows, f32::to_ne_bytes),
-            Element::F16 => self.put(place, head, token, rows, |x| f16::from_f32(x).to_ne_bytes()),
-            Element::Bf16 => self.put(place, head, token, rows, |x| bf16::from_f32(x).to_ne_bytes()),
-            Element::Fp8 => self.put(place, head, token, rows, |x| [e4m3::encode(x)]),
+            Element::F32 => KvDtype::F32,
+            Element::F16 => KvDtype::F16,
+            Element::Bf16 => KvDtype::Bf16,
+            Element::Fp8 => KvDtype::Fp8E4m3,
         }
     }
 
-    fn wants_bf16(&self) -> bool {
-        self.0.element == Element::Bf16
-    }
-
-    fn write_bf16(&mut self, layer: usize, side: Side, head: usize, token: usize, rows: HeadRows<'_, bf16>) {
-        if self.wants_bf16() {
-            return self.put((layer, side), head, token, rows, bf16::to_ne_bytes);
-        }
-        // A decoder that did not ask.
-        for of in 0..rows.heads() {
-            let mut wide = vec![0.0; rows.tokens() * rows.elements()];
-            rows.head(of).convert_to_f32_slice(&mut wide);
-            self.write(layer, side, head + of, token, &wide);
+    fn write_rows(&mut self, layer: usize, side: Side, head: usize, token: usize, rows: Rows<'_>) {
+        let place = (layer, side);
+        match (self.0.element, rows) {
+            (Element::F32, Rows::F32(rows)) => self.put(place, head, token, rows, f32::to_ne_bytes),
+            (Element::F16, Rows::F16(rows)) => self.put(place, head, token, rows, f16::to_ne_bytes),
+            (Element::Bf16, Rows::Bf16(rows)) => self.put(place, head, token, rows, bf16::to_ne_bytes),
+            (Element::Fp8, Rows::Fp8E4m3(rows)) => self.put(place, head, token, rows, |x| [x]),
+            // A decoder that makes only f32.
+            (Element::F16, Rows::F32(rows)) => {
+                self.put(place, head, token, rows, |x| f16::from_f32(x).to_ne_bytes());
+            }
+            (Element::Bf16, Rows::F32(rows)) => {
+                self.put(place, head, token, rows, |x| bf16::from_f32(x).to_ne_bytes());
+            }
+            (Element::Fp8, Rows::F32(rows)) => self.put(place, head, token, rows, |x| [e4m3::encode(x)]),
+            // A decoder that did not ask.
+            (_, rows) => {
+                for of in 0..rows.heads() {
+                    self.write(layer, side, head + of, token, &rows.head_f32(of));
+                }
+            }
         }
     }
 }

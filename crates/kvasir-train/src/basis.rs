@@ -49,6 +49,8 @@ pub(super) fn draft(
     }
     let mut drafts = Vec::new();
     let scopes = scopes(corpus.spec, layers, recipe.joint, recipe.unrope);
+    // Before the first scope is fitted, which may take long.
+    scopes.iter().try_for_each(|scope| corpus.check_finite(scope))?;
     let count = scopes.len();
     for (index, scope) in scopes.into_iter().enumerate() {
         let mut tell = |what: &str, share: f32| {
@@ -206,13 +208,18 @@ pub(super) const fn bank_bytes(stage_tables: usize, trit_tables: usize) -> usize
 
 /// Bytes of a scope without its coefficients and tables.
 pub(super) fn scope_bytes(scope: &Scope) -> usize {
-    64 + 16 * scope.members.len() + 4 * scope.elements()
+    64 + 20 * scope.members.len() + 4 * scope.elements()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::common::{contexts, mixed_spec};
+    use kvasir_codec::{
+        Profile,
+        authoring::{CoefficientCoding, ProfileParts},
+        rans::TableBank,
+    };
 
     /// Both methods for a basis span the data: six hidden directions per token under noise of 0.3².
     #[test]
@@ -238,5 +245,32 @@ mod tests {
         assert_eq!(wide.tokens.as_ref().map(TokenModel::table_bytes), Some(6 * 40));
         let (dense, wide) = (power(dense), power(wide));
         assert!(wide > 0.9 && wide > dense - 0.01, "{dense} {wide}");
+    }
+
+    #[test]
+    fn a_scope_is_charged_what_it_takes_in_a_file() {
+        /// Bytes of a coefficient's coding, which a row of the basis is charged with.
+        const CODING_BYTES: usize = 12;
+        let spec = mixed_spec(kvasir_types::KvDtype::Bf16);
+        let mut scope = scopes(&spec, spec.layers.len(), true, true).remove(0);
+        scope.members.iter_mut().for_each(|member| member.power = 1.0);
+        scope.coding = vec![CoefficientCoding::ABSENT; scope.elements()];
+        scope.loss = vec![0.0; LEVELS_MAX];
+        let file = |count: usize| {
+            let parts = ProfileParts {
+                model_id: spec.model_id(),
+                exact_tokens: 0,
+                scopes: vec![scope.clone(); count],
+                bank: TableBank::new(Vec::new(), Vec::new()).expect("no tables"),
+                shifts: Vec::new(),
+                levels: vec![Default::default(); LEVELS_MAX],
+                training: Default::default(),
+            };
+            Profile::assemble(parts).expect("valid").to_bytes().len()
+        };
+        // Members enough that none of their bytes hides in the fixed ones.
+        assert_eq!(scope.members.len(), 14);
+        let bytes = file(2) - file(1) - CODING_BYTES * scope.elements();
+        assert!(bytes <= scope_bytes(&scope), "{bytes} of {}", scope_bytes(&scope));
     }
 }

@@ -75,10 +75,31 @@ impl<'a> Corpus<'a> {
             }
         }
         let found = corpus.fit_tokens().min(corpus.held_out_tokens() * (HELD_OUT_SHARE - 1));
-        if found < TOKENS_MIN || elements == 0 {
-            return Err(TrainError::TooFewTokens { needed: TOKENS_MIN, found });
-        }
+        check_count(if elements == 0 { 0 } else { found })?;
         Ok(corpus)
+    }
+
+    /// Checks that [`stream`](Self::stream) leaves enough tokens of a scope in both parts.
+    pub(super) fn check_finite(&self, scope: &Scope) -> Result<(), TrainError> {
+        let (elements, mut raw) = (Elements::new(self.spec, scope), Vec::new());
+        // Few tokens are enough, so little of a healthy corpus is read.
+        let mut count = |segments: &[Segment], enough: usize| {
+            let mut found = 0;
+            for segment in segments {
+                if found >= enough {
+                    break;
+                }
+                let range = self.coded(segment);
+                let kv = &self.contexts[segment.context].kv;
+                if !range.is_empty() && elements.read(kv, &range, &mut raw) {
+                    found += range.len();
+                }
+            }
+            found
+        };
+        let fit = count(&self.fit, TOKENS_MIN);
+        let held_out = count(&self.held_out, TOKENS_MIN.div_ceil(HELD_OUT_SHARE - 1));
+        check_count(fit.min(held_out * (HELD_OUT_SHARE - 1)))
     }
 
     fn place(&mut self, segment: Segment, contexts: usize) {
@@ -121,13 +142,18 @@ impl<'a> Corpus<'a> {
         }
     }
 
+    /// The tokens of a segment that are not stored exactly.
+    fn coded(&self, segment: &Segment) -> Range<usize> {
+        let first_position = self.contexts[segment.context].first_position;
+        // A context that begins later has fewer exact tokens, or none.
+        let exact_tokens = (self.exact_tokens as u64).saturating_sub(first_position) as usize;
+        let start = segment.tokens.start.max(exact_tokens);
+        start..segment.tokens.end.max(start)
+    }
+
     /// `None` if the segment has a non-finite value, or only exact tokens.
     fn block(&self, scope: &Scope, elements: &Elements, segment: &Segment) -> Option<Block> {
-        let context = &self.contexts[segment.context];
-        // A context that begins later has fewer of them, or none.
-        let exact_tokens = (self.exact_tokens as u64).saturating_sub(context.first_position) as usize;
-        let start = segment.tokens.start.max(exact_tokens);
-        let range = start..segment.tokens.end.max(start);
+        let (context, range) = (&self.contexts[segment.context], self.coded(segment));
         let tokens = range.len();
         let mut raw = Vec::new();
         if tokens == 0 || !elements.read(&context.kv, &range, &mut raw) {
@@ -143,6 +169,11 @@ impl<'a> Corpus<'a> {
             previous: range.map(before).collect(),
         })
     }
+}
+
+/// Checks that tokens are enough for statistics.
+fn check_count(found: usize) -> Result<(), TrainError> {
+    if found < TOKENS_MIN { Err(TrainError::TooFewTokens { needed: TOKENS_MIN, found }) } else { Ok(()) }
 }
 
 /// Cuts a context at span boundaries; short contexts into shorter pieces, so that some can be held out.

@@ -236,12 +236,12 @@ impl<'a> Session<'a> {
         };
         let corpus = Corpus::new(spec, contexts, exact_tokens, sensitivity.relative())?;
         let draft = match recipe {
-            Recipe::Direct => direct::draft(&corpus, None, DIRECT_LEVELS, STAGE_TABLES_MAX),
+            Recipe::Direct => direct::draft(&corpus, None, DIRECT_LEVELS, STAGE_TABLES_MAX)?,
             Recipe::Exact | Recipe::DirectExact => {
                 let tables = STAGE_TABLES_MAX - lossless_level::LOSSLESS_TABLES;
-                direct::draft(&corpus, Some(lossless_level::TOKEN_FACTORS), DIRECT_LEVELS, tables)
+                direct::draft(&corpus, Some(lossless_level::TOKEN_FACTORS), DIRECT_LEVELS, tables)?
             }
-            Recipe::CacheGen => direct::cachegen_draft(&corpus, DIRECT_LEVELS),
+            Recipe::CacheGen => direct::cachegen_draft(&corpus, DIRECT_LEVELS)?,
             Recipe::Basis(recipe) => basis::draft(&corpus, recipe, progress)?,
         };
         Ok(Self { spec, corpus, draft, recipe, exact_tokens, sensitivity })

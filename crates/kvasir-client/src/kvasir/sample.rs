@@ -4,8 +4,11 @@ use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
 use kvasir_api::ErrorCode;
-use kvasir_codec::{KvBuffer, Profile, container::Head};
-use kvasir_types::{Level, Quality, SeqHash};
+use kvasir_codec::{
+    KvBuffer, Profile,
+    container::{Head, Measured},
+};
+use kvasir_types::{Level, LevelError, Quality, SeqHash};
 
 use super::Kvasir;
 use crate::{
@@ -28,8 +31,9 @@ pub struct StoredKv {
 impl Kvasir {
     /// Reads and decodes a uniform sample of at most `chunks` chunks of the model over all namespaces, at
     /// most 512 tokens of each; fewer if together they would need more than 8 GiB. Excludes chunks that were
-    /// computed over lossy KV, and those whose finest level is below [`Quality::Transparent`], because their
-    /// errors are not the model's. The credential needs the role `admin`.
+    /// computed over lossy KV or KV of unknown error, and those whose finest level is below
+    /// [`Quality::Transparent`], because their errors are not the model's. The credential needs the role
+    /// `admin`.
     ///
     /// # Errors
     /// `forbidden`, `unknown_model`; those of a chunk or profile that cannot be read or decoded. A chunk that
@@ -54,10 +58,7 @@ impl Kvasir {
         let head = Head::parse(&object).map_err(|error| Error::protocol(error.to_string()))?;
         let Some(decoder) = codec.decoder(&head.header.profile_hash) else { return Ok(None) };
         let finest = Level(head.header.level_count.saturating_sub(1));
-        let is_good = head.measured().is_some_and(|measured| {
-            measured.hops == 0 && measured.error(finest) <= Quality::Transparent.error_max()
-        });
-        if !is_good {
+        if !head.measured().is_some_and(|measured| is_good(measured, finest)) {
             return Ok(None);
         }
         let count = head.tokens.len().min(tokens_max);
@@ -78,5 +79,29 @@ impl Kvasir {
     pub async fn profile_in_force(&self) -> Result<Option<Arc<Profile>>, Error> {
         let found = Writer::in_force(self.rest(), self.spec(), None).await?;
         Ok(found.map(|writer| Arc::clone(writer.profile())))
+    }
+}
+
+/// Whether a chunk was computed from the text alone, and its finest level is good enough to train on.
+fn is_good(measured: &Measured, finest: Level) -> bool {
+    let is_own = measured.hops == 0 && measured.beneath == LevelError::NONE;
+    is_own && measured.error(finest) <= Quality::Transparent.error_max()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_transparent_kv_of_the_text_alone_is_trained_on() {
+        let (transparent, coarse) = (Quality::Transparent.error_max(), Quality::Small.error_max());
+        let good = |beneath, hops, own| {
+            is_good(&Measured { beneath, hops, levels: vec![vec![coarse], vec![own]] }, Level(1))
+        };
+        assert!(good(LevelError::NONE, 0, transparent));
+        assert!(!good(LevelError::NONE, 0, coarse));
+        assert!(!good(transparent, 1, transparent));
+        // Its encoder knew of a load, but not what it lost.
+        assert!(!good(LevelError::UNKNOWN, 0, transparent));
     }
 }

@@ -66,6 +66,11 @@ impl DecodeQueue {
         Some(damaged.map(|(tokens, _)| context_range(first_token, tokens)).collect())
     }
 
+    /// Whether any chunk waits for its decode or is being decoded.
+    pub(super) fn is_decoding(&self) -> bool {
+        !self.chunks.is_empty()
+    }
+
     /// Waits for the next unit to end. The last unit of a chunk also returns the chunk's outcome.
     /// Cancel-safe; waits forever if nothing is queued.
     pub(super) async fn next(&mut self) -> (DecodeOutcome, Option<ChunkDecode>) {

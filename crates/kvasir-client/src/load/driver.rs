@@ -59,6 +59,8 @@ impl LoadDriver {
         // Stale rows mean that the pages belong to another request: this one is gone, so the load can stop.
         while !self.fetcher.is_done() && !self.recorder.has_stale_rows() {
             self.active.set_missing_bytes(self.fetcher.missing_bytes());
+            let (reading, decoding) = (self.network.is_reading(), self.decodes.is_decoding());
+            let before = self.clock.now();
             tokio::select! {
                 // The network itself holds a sender, so the channel never closes.
                 Some(arrival) = arrivals.recv() => self.on_arrival(arrival),
@@ -69,6 +71,7 @@ impl LoadDriver {
                 }
                 () = self.clock.wake() => self.dispatch(FetcherEvent::Tick),
             }
+            self.recorder.record_passed(self.clock.now() - before, reading, decoding);
         }
         self.finish();
     }
@@ -174,7 +177,8 @@ impl LoadDriver {
 
     fn on_decoded(&mut self, outcome: DecodeOutcome, chunk_decode: Option<ChunkDecode>) {
         self.clock.advance(outcome.at);
-        let DecodeOutcome { scope, result, .. } = outcome;
+        let DecodeOutcome { scope, took, result, .. } = outcome;
+        self.recorder.record_decode(took);
         let chunk = scope.chunk;
         match result {
             Ok(0) => self.report_layers(scope),
@@ -226,8 +230,9 @@ impl LoadDriver {
             let inside = range.start <= tokens.start && tokens.end <= range.end;
             if inside && self.fetcher.chunks().get(chunk).is_some_and(ChunkFetchState::is_computing) {
                 within = true;
-                let share = tokens.len() as f64 / range.len().max(1) as f64;
-                self.dispatch(FetcherEvent::Recomputed { chunk, took: Some(took.mul_f64(share)) });
+                let took = took.mul_f64(tokens.len() as f64 / range.len().max(1) as f64);
+                self.recorder.record_recompute(took);
+                self.dispatch(FetcherEvent::Recomputed { chunk, took: Some(took) });
             }
         }
         if !within {

@@ -202,6 +202,11 @@ impl Network {
         self.chunks[chunk].assembly.finish(level).map_or(ChunkBytes::Unusable, ChunkBytes::Verified)
     }
 
+    /// Whether anything is being read.
+    pub(super) fn is_reading(&self) -> bool {
+        !self.reads.is_empty()
+    }
+
     /// Stops all reads and reports how the bytes arrived.
     pub(super) fn finish(mut self) -> ReadReport {
         self.tasks.abort_all();

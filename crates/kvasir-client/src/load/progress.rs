@@ -43,6 +43,12 @@ impl LoadProgress {
         Some(DriverEvent::Recompute { range, cause })
     }
 
+    /// How many tokens of `range` the engine computes.
+    pub(super) fn recomputed_tokens(&self, range: TokenRange) -> u64 {
+        let within = |own: &TokenRange| own.end.min(range.end).saturating_sub(own.start.max(range.start));
+        self.recompute.iter().map(within).sum()
+    }
+
     /// Takes tokens back from the engine: they were loaded after all.
     pub(super) fn withdraw(&mut self, range: TokenRange) -> DriverEvent {
         remove_range(&mut self.recompute, range);

@@ -7,7 +7,7 @@ use kvasir_types::{Loss, TokenRange};
 use super::{
     LoadError, LoadFailure,
     progress::LoadProgress,
-    report::{ChunkReport, LoadReport},
+    report::{ChunkReport, LoadReport, LoadTimes},
 };
 use crate::{
     fetcher::{ChunkFetchState, Fetcher, PlannedChunk},
@@ -23,6 +23,7 @@ pub(super) struct LoadRecorder {
     /// `[chunk]`: largest predicted KL of the parts handed over, including the loss beneath.
     chunk_loss: Vec<Loss>,
     stale_rows: usize,
+    times: LoadTimes,
 }
 
 impl LoadRecorder {
@@ -32,6 +33,7 @@ impl LoadRecorder {
             prefills: Vec::new(),
             chunk_loss: vec![Loss::NONE; chunks],
             stale_rows: 0,
+            times: LoadTimes::default(),
         }
     }
 
@@ -46,6 +48,25 @@ impl LoadRecorder {
 
     pub(super) fn record_prefill(&mut self, range: TokenRange, took: Duration) {
         self.prefills.push((range, took));
+    }
+
+    /// The engine computed a chunk in this time.
+    pub(super) fn record_recompute(&mut self, took: Duration) {
+        self.times.recompute += took;
+    }
+
+    /// A decode unit took this time.
+    pub(super) fn record_decode(&mut self, took: Duration) {
+        self.times.decode += took;
+    }
+
+    /// Time passed while something was being read or decoded, or neither.
+    pub(super) fn record_passed(&mut self, passed: Duration, reading: bool, decoding: bool) {
+        match (reading, decoding) {
+            (true, _) => self.times.network += passed,
+            (false, true) => {}
+            (false, false) => self.times.wait += passed,
+        }
     }
 
     /// Part of a chunk was handed over.
@@ -77,8 +98,12 @@ impl LoadRecorder {
         let loaded = chunks.iter().zip(&self.chunk_loss).filter(|(chunk, _)| chunk.level.is_some());
         let (recompute_model, decode_model) = fetcher.models();
         let mut recompute_model = recompute_model.clone();
+        let mut times = self.times;
         for (range, took) in &self.prefills {
             recompute_model.observe(*range, *took);
+            // Parts of chunks whose other parts were decoded.
+            let share = progress.recomputed_tokens(*range) as f64 / range.len().max(1) as f64;
+            times.recompute += took.mul_f64(share);
         }
         LoadReport {
             policy: fetcher.policy(),
@@ -88,6 +113,7 @@ impl LoadRecorder {
             recompute: progress.into_recompute(),
             samples: fetcher.samples().to_vec(),
             elapsed,
+            times,
             gave_up: fetcher.gave_up(),
             recompute_model,
             decode_model: decode_model.clone(),
@@ -171,6 +197,17 @@ mod tests {
         let fetcher = fetcher();
         let prefill = TokenRange { start: 512, end: 1024 };
         recorder.record_prefill(prefill, 1000 * MS);
+        // A span of a chunk whose other spans were decoded.
+        recorder.record_prefill(TokenRange { start: 300, end: 310 }, 7 * MS);
+        // The end of a chunk, and as many tokens behind the load.
+        recorder.record_prefill(TokenRange { start: 496, end: 528 }, 2 * MS);
+        recorder.record_recompute(MS);
+        let passed = [(3, true, false), (1, true, true), (2, false, true), (4, false, false)];
+        for (ms, reading, decoding) in passed {
+            recorder.record_passed(ms * MS, reading, decoding);
+        }
+        recorder.record_decode(MS);
+        recorder.record_decode(2 * MS);
         let mut progress = LoadProgress::new(vec![0..1, 0..1], 1, TokenRange { start: 0, end: 512 });
         progress.recompute(TokenRange { start: 256, end: 512 }, super::super::RecomputeCause::Failed);
         let report = recorder.report(&fetcher, progress, ReadReport::default(), 6 * MS);
@@ -180,6 +217,8 @@ mod tests {
         assert_eq!(levels, [(Some(Level(0)), Some(4 * MS)), (None, Some(5 * MS))]);
         assert_eq!((report.chunks[0].fetched, report.chunks[0].requests), (Some(MS), 1));
         assert_eq!((report.failures.len(), report.elapsed), (1, 6 * MS));
+        let LoadTimes { network, decode, recompute, wait } = report.times;
+        assert_eq!([network, decode, recompute, wait], [4, 3, 9, 4].map(|ms| ms * MS));
         let predict = |model: &RecomputeModel| model.predict(prefill);
         assert_ne!(
             predict(&report.recompute_model),

@@ -33,6 +33,20 @@ pub struct ChunkReport {
     pub requests: u32,
 }
 
+/// Where the time of a load went. `network` and `wait` are parts of [`LoadReport::elapsed`]; in the rest of it
+/// something was decoded and nothing read. `decode` and `recompute` go on beside the network, and may exceed it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LoadTimes {
+    /// While at least one read was under way, from its request to its last byte, with the pauses before retries.
+    pub network: Duration,
+    /// Of decoding threads, summed over them.
+    pub decode: Duration,
+    /// Of the engine, for tokens of the load's chunks, as it reported during the load.
+    pub recompute: Duration,
+    /// While nothing was being read or decoded, for instance because the engine still computed.
+    pub wait: Duration,
+}
+
 /// The report of a load: enough to draw its timeline and to plan the next one.
 #[derive(Debug)]
 pub struct LoadReport {
@@ -47,6 +61,8 @@ pub struct LoadReport {
     pub samples: Vec<(Duration, ByteRate)>,
     /// From the start to the last chunk resolved.
     pub elapsed: Duration,
+    /// Where the time went.
+    pub times: LoadTimes,
     /// Bytes that arrived.
     pub bytes: u64,
     /// Whether the load was given up because computing was predicted to be faster.

@@ -10,7 +10,8 @@ use kvasir_types::{KvDtype, ModelSpec};
 use crate::Error;
 
 pub use host::HostPages;
-pub use rows::{PageRows, Rows};
+pub use kvasir_codec::Rows;
+pub use rows::PageRows;
 pub(crate) use sink::TableSink;
 pub(crate) use table::WriteGate;
 pub use table::{BlockTable, Shard};

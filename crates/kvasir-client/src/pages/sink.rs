@@ -1,10 +1,10 @@
 //! Writes decoded rows to pages.
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
-use kvasir_codec::{HeadRows, KvSink, e4m3};
+use kvasir_codec::{HeadRows, KvSink, Rows, e4m3};
 use kvasir_types::{KvDtype, ModelSpec, Plane};
 
-use super::{BlockTable, PageRows, Rows, WriteGate};
+use super::{BlockTable, PageRows, WriteGate};
 
 /// Scatters decoded rows over the pages of a table, in the type of the cache.
 pub(crate) struct TableSink<'a> {
@@ -33,24 +33,6 @@ impl<'a> TableSink<'a> {
         gate: &'a WriteGate,
     ) -> Self {
         Self { table, spec, first_token, gate, stale_rows: 0 }
-    }
-
-    /// Writes rows that are already of the cache's type.
-    pub(crate) fn write_rows(
-        &mut self,
-        layer: usize,
-        plane: Plane,
-        head: usize,
-        token: usize,
-        rows: Rows<'_>,
-    ) {
-        let place = Place { layer, plane, head, token };
-        match rows {
-            Rows::Bf16(rows) => self.scatter(place, rows, |rows, write| write(Rows::Bf16(rows))),
-            Rows::F16(rows) => self.scatter(place, rows, |rows, write| write(Rows::F16(rows))),
-            Rows::F32(rows) => self.scatter(place, rows, |rows, write| write(Rows::F32(rows))),
-            Rows::Fp8E4m3(rows) => self.scatter(place, rows, |rows, write| write(Rows::Fp8E4m3(rows))),
-        }
     }
 
     /// Cuts the rows that the table's rank holds into pages. `put` converts them to the cache's type and
@@ -94,35 +76,44 @@ impl KvSink for TableSink<'_> {
     fn write(&mut self, layer: usize, plane: Plane, head: usize, first_token: usize, rows: &[f32]) {
         let Some(layout) = self.spec.layers.get(layer).map(|layer| layer.layout) else { return };
         let (_, elements) = layout.planes()[plane as usize];
-        self.write_heads(layer, plane, head, first_token, HeadRows::dense(rows, 1, elements));
+        self.write_rows(layer, plane, head, first_token, Rows::F32(HeadRows::dense(rows, 1, elements)));
     }
 
-    fn write_heads(
-        &mut self,
-        layer: usize,
-        plane: Plane,
-        head: usize,
-        token: usize,
-        rows: HeadRows<'_, f32>,
-    ) {
+    fn dtype(&self) -> KvDtype {
+        self.spec.kv_dtype
+    }
+
+    fn write_rows(&mut self, layer: usize, plane: Plane, head: usize, token: usize, rows: Rows<'_>) {
         let place = Place { layer, plane, head, token };
-        match self.spec.kv_dtype {
-            KvDtype::F32 => self.write_rows(layer, plane, head, token, Rows::F32(rows)),
-            KvDtype::Bf16 => {
+        match (self.spec.kv_dtype, rows) {
+            (KvDtype::Bf16, Rows::Bf16(rows)) => {
+                self.scatter(place, rows, |rows, write| write(Rows::Bf16(rows)));
+            }
+            (KvDtype::F16, Rows::F16(rows)) => {
+                self.scatter(place, rows, |rows, write| write(Rows::F16(rows)));
+            }
+            (KvDtype::F32, Rows::F32(rows)) => {
+                self.scatter(place, rows, |rows, write| write(Rows::F32(rows)));
+            }
+            (KvDtype::Fp8E4m3, Rows::Fp8E4m3(rows)) => {
+                self.scatter(place, rows, |rows, write| write(Rows::Fp8E4m3(rows)));
+            }
+            // A decoder that makes only f32.
+            (KvDtype::Bf16, Rows::F32(rows)) => {
                 let mut page: Vec<bf16> = Vec::new();
                 self.scatter(place, rows, |rows, write| {
                     let round = |from: &[f32], to: &mut [bf16]| to.convert_from_f32_slice(from);
                     write(Rows::Bf16(converted(rows, &mut page, round)))
                 });
             }
-            KvDtype::F16 => {
+            (KvDtype::F16, Rows::F32(rows)) => {
                 let mut page: Vec<f16> = Vec::new();
                 self.scatter(place, rows, |rows, write| {
                     let round = |from: &[f32], to: &mut [f16]| to.convert_from_f32_slice(from);
                     write(Rows::F16(converted(rows, &mut page, round)))
                 });
             }
-            KvDtype::Fp8E4m3 => {
+            (KvDtype::Fp8E4m3, Rows::F32(rows)) => {
                 let mut page = Vec::new();
                 self.scatter(place, rows, |rows, write| {
                     let round = |from: &[f32], to: &mut [u8]| {
@@ -132,29 +123,13 @@ impl KvSink for TableSink<'_> {
                 });
             }
             // no load begins for such a model
-            KvDtype::Int8 => self.scatter(place, rows, |_, _| false),
-        }
-    }
-
-    fn wants_bf16(&self) -> bool {
-        self.spec.kv_dtype == KvDtype::Bf16
-    }
-
-    fn write_bf16(
-        &mut self,
-        layer: usize,
-        plane: Plane,
-        head: usize,
-        token: usize,
-        rows: HeadRows<'_, bf16>,
-    ) {
-        if self.wants_bf16() {
-            return self.write_rows(layer, plane, head, token, Rows::Bf16(rows));
-        }
-        // A decoder that did not ask.
-        for of in 0..rows.heads() {
-            let rows: Vec<f32> = rows.head(of).iter().map(|x| x.to_f32()).collect();
-            self.write(layer, plane, head + of, token, &rows);
+            (KvDtype::Int8, Rows::F32(rows)) => self.scatter(place, rows, |_, _| false),
+            // A decoder that did not ask.
+            (_, rows) => {
+                for of in 0..rows.heads() {
+                    self.write(layer, plane, head + of, token, &rows.head_f32(of));
+                }
+            }
         }
     }
 }
@@ -215,9 +190,40 @@ mod tests {
             let table = pages.table();
             let mut sink = table.sink(&spec, 2, &gate);
             sink.write(0, Plane::V, 1, 1, &values);
-            assert_eq!(sink.stale_rows, 0);
+            assert_eq!((sink.stale_rows, sink.dtype()), (0, dtype));
             let rows = [pages.row(0, Plane::V, 1, 3), pages.row(0, Plane::V, 1, 4)];
             assert_eq!(rows.to_vec(), bytes(dtype), "{dtype:?}");
+        }
+    }
+
+    #[test]
+    fn rows_of_any_type_are_in_the_pages_as_their_f32_values_are() {
+        // two heads of five tokens, over two pages
+        let values: Vec<f32> = (0..2 * 5 * 3).map(|i| (i as f32 - 15.0) * 1.37).collect();
+        let halves: Vec<_> = values.iter().map(|x| f16::from_f32(*x)).collect();
+        let bfloats: Vec<_> = values.iter().map(|x| bf16::from_f32(*x)).collect();
+        let patterns: Vec<u8> = values.iter().map(|x| e4m3::encode(*x)).collect();
+        let given = [
+            Rows::Bf16(HeadRows::dense(&bfloats, 2, 3)),
+            Rows::F16(HeadRows::dense(&halves, 2, 3)),
+            Rows::F32(HeadRows::dense(&values, 2, 3)),
+            Rows::Fp8E4m3(HeadRows::dense(&patterns, 2, 3)),
+        ];
+        for dtype in [KvDtype::Bf16, KvDtype::F16, KvDtype::F32, KvDtype::Fp8E4m3] {
+            for rows in given {
+                let (spec, gate) = (spec(dtype), WriteGate::default());
+                let [typed, wide] = [(); 2].map(|()| HostPages::new(&spec, 4, 8).unwrap());
+                let (table, wide_table) = (typed.table(), wide.table());
+                table.sink(&spec, 2, &gate).write_rows(0, Plane::K, 0, 1, rows);
+                for head in 0..2 {
+                    wide_table.sink(&spec, 2, &gate).write(0, Plane::K, head, 1, &rows.head_f32(head));
+                }
+                for (head, token) in (0..2).flat_map(|head| (0..8).map(move |token| (head, token))) {
+                    let [typed, wide] = [&typed, &wide].map(|pages| pages.row(0, Plane::K, head, token));
+                    assert_eq!(typed, wide, "{:?} in {dtype:?}", rows.dtype());
+                }
+                assert!(typed.row(0, Plane::K, 1, 7).iter().any(|byte| *byte != 0));
+            }
         }
     }
 
@@ -229,7 +235,7 @@ mod tests {
         let mut sink = table.sink(&spec, 0, &gate);
         gate.close();
         let rows = [bf16::ONE; 2 * 5 * 3];
-        sink.write_bf16(0, Plane::K, 0, 0, HeadRows::dense(&rows, 2, 3));
+        sink.write_rows(0, Plane::K, 0, 0, Rows::Bf16(HeadRows::dense(&rows, 2, 3)));
         assert_eq!(sink.stale_rows, 2 * 5);
         assert!((0..8).all(|token| pages.row(0, Plane::K, 0, token).iter().all(|byte| *byte == 0)));
         let _: Arc<HostPages> = pages;

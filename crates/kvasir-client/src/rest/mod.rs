@@ -42,7 +42,7 @@ pub(crate) use read::{ByteSink, ObjectName};
 pub(crate) use retry::backoff;
 pub use route::ReadReport;
 pub(crate) use route::Routes;
-pub use service::{DirectStore, EventMessage, EventStream};
+pub use service::{EventMessage, EventStream};
 pub(crate) use shared_reads::{SharedObject, SharedReads};
 pub(crate) use upload_pacer::UploadPacer;
 use upload_pacer::upload_time_max;
@@ -112,7 +112,7 @@ impl Default for ClientConfig {
     }
 }
 
-/// The connections to one kind of server.
+/// The connections to the service.
 #[derive(Debug, Clone)]
 struct Connections {
     reads: reqwest::Client,
@@ -121,10 +121,10 @@ struct Connections {
 }
 
 impl Connections {
-    fn new(config: &ClientConfig, http2: bool) -> Result<Self, Error> {
+    fn new(config: &ClientConfig) -> Result<Self, Error> {
         let build = |read_timeout: Option<Duration>| {
             let mut builder = connections(config)?;
-            if http2 {
+            if config.http2_prior_knowledge {
                 builder = builder.http2_prior_knowledge();
             }
             if let Some(limit) = read_timeout {
@@ -160,7 +160,7 @@ fn connections(config: &ClientConfig) -> Result<reqwest::ClientBuilder, Error> {
 pub struct Client {
     http: Connections,
     /// For presigned URLs: connections to the store, never with the service's credentials.
-    direct: Connections,
+    direct: reqwest::Client,
     members: Arc<Members>,
     /// Where its requests go.
     target: Target,
@@ -187,8 +187,9 @@ impl Client {
             let what = "the address has a user or a password: give the credential as a token".to_owned();
             return Err(Error::Config { what });
         }
-        let http = Connections::new(&config, config.http2_prior_knowledge)?;
-        let direct = Connections::new(&config, false)?;
+        let http = Connections::new(&config)?;
+        let direct =
+            connections(&config)?.read_timeout(config.read_timeout).build().map_err(Error::Transport)?;
         let members = Arc::new(Members::new(base.as_str().trim_end_matches('/'), config.zone.clone()));
         Ok(Self {
             http,

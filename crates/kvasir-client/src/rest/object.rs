@@ -59,7 +59,7 @@ impl Client {
         let header = format!("bytes={start}-{}", end - 1);
         let response = match via {
             Via::Direct { url, .. } => {
-                let sent = self.direct.reads.get(url).header(RANGE, header).send().await;
+                let sent = self.direct.get(url).header(RANGE, header).send().await;
                 problem::check(sent.map_err(Error::Transport)?).await?
             }
             Via::Proxy => {

@@ -10,8 +10,8 @@ use futures::{
     stream,
 };
 use kvasir_api::{
-    MEDIA_NEW_OBJECTS, NewObject, ObjectsLookup, ObjectsRequest, ObjectsResponse, StoredObject,
-    WriteObjectsRequest, WriteObjectsResponse, WrittenObject, routes,
+    ExplainObjectsResponse, MEDIA_NEW_OBJECTS, NewObject, ObjectsLookup, ObjectsRequest, ObjectsResponse,
+    StoredObject, WriteObjectsRequest, WriteObjectsResponse, WrittenObject, routes,
 };
 use kvasir_types::{Name, ObjectKey};
 use reqwest::{
@@ -201,6 +201,20 @@ impl Client {
         let missing = join_all(self.by_replica(namespace, keys).into_iter().map(read)).await;
         let missing = missing.into_iter().collect::<Result<Vec<_>, _>>()?;
         Ok(missing.into_iter().flatten().min().unwrap_or(keys.len()))
+    }
+
+    /// How many of the leading `keys` have an object, and why the next one has none; at most
+    /// [`ObjectsRequest::KEYS_MAX`] keys.
+    ///
+    /// # Errors
+    /// As for every request: see [`Error`].
+    pub async fn explain_opaque(
+        &self,
+        namespace: &Name,
+        keys: Vec<ObjectKey>,
+    ) -> Result<ExplainObjectsResponse, Error> {
+        let path = routes::OBJECTS_EXPLAIN.replace("{namespace}", namespace.as_str());
+        self.json(self.with_json(Method::POST, &path, &ObjectsRequest { keys })?).await
     }
 
     /// Removes the bytes under a key.

@@ -1,78 +1,20 @@
-//! The remaining routes: direct uploads, contexts, explain, usage, jobs, events.
+//! The remaining routes: contexts, explain, usage, jobs, events.
 
 use std::collections::VecDeque;
 
-use bytes::Bytes;
 use kvasir_api::{
     Context, ContextChange, ContextList, ContextRequest, ContextVersions, ContextsQuery, Event,
     EventsDropped, EventsQuery, ExplainRequest, ExplainResponse, Job, JobList, JobRequest, LoadRecord,
-    ObjectUrl, StoredChunk, UploadRequest, UploadTicket, UsageResponse, routes,
+    ObjectUrl, UsageResponse, routes,
 };
 use kvasir_types::{ModelId, ObjectDigest, SeqHash};
 use reqwest::{Method, Response};
-use sha2::{Digest as _, Sha256};
 use uuid::Uuid;
 
-use super::{Client, upload_pacer::upload_time_max};
+use super::Client;
 use crate::{Error, limits};
 
 impl Client {
-    /// Announces an upload directly to the object store.
-    ///
-    /// # Errors
-    /// `direct_unavailable` if the store has no presigned URLs: store through the service then.
-    pub async fn announce_upload(&self, request: &UploadRequest) -> Result<UploadTicket, Error> {
-        self.json(self.with_json(Method::POST, routes::UPLOADS, request)?).await
-    }
-
-    /// Makes an upload visible.
-    ///
-    /// # Errors
-    /// `unknown_upload`, `upload_mismatch`, `invalid_chunk`, `chunk_mismatch`.
-    pub async fn commit_upload(&self, upload_id: &Uuid) -> Result<StoredChunk, Error> {
-        self.json(self.request(Method::POST, &routes::upload_commit(upload_id))).await
-    }
-
-    /// Stores a chunk object directly in the object store, or through the service if that is not possible.
-    ///
-    /// # Errors
-    /// As [`put_chunk`](Self::put_chunk).
-    pub async fn put_chunk_direct(
-        &self,
-        model_id: &ModelId,
-        seq_hash: &SeqHash,
-        object: Bytes,
-    ) -> Result<DirectStore, Error> {
-        let request = UploadRequest {
-            model_id: *model_id,
-            seq_hash: *seq_hash,
-            object_digest: ObjectDigest::of(&object),
-            bytes: object.len() as u64,
-            sha256: ObjectDigest::from(<[u8; 32]>::from(Sha256::digest(&object))).to_string(),
-        };
-        let why = match self.upload(&request, object.clone()).await {
-            Ok(stored) => return Ok(DirectStore { stored, fallback: None }),
-            Err(error) => error.to_string(),
-        };
-        let stored = self.put_chunk(model_id, seq_hash, object).await?;
-        Ok(DirectStore { stored, fallback: Some(why) })
-    }
-
-    async fn upload(&self, request: &UploadRequest, object: Bytes) -> Result<StoredChunk, Error> {
-        let ticket = self.announce_upload(request).await?;
-        // Never send the service's credentials to the store.
-        let mut put =
-            self.direct.uploads.put(&ticket.url).timeout(upload_time_max(object.len())).body(object);
-        for (name, value) in &ticket.headers {
-            put = put.header(name, value);
-        }
-        let answer = put.send().await.map_err(Error::Transport)?;
-        if !answer.status().is_success() {
-            return Err(Error::protocol(format!("the store answered {} to the upload", answer.status())));
-        }
-        self.commit_upload(&ticket.upload_id).await
-    }
-
     /// A presigned URL of an object, or a new one to replace an expired one.
     ///
     /// # Errors
@@ -231,15 +173,6 @@ pub(super) fn with_query(path: &str, query: &impl serde::Serialize) -> Result<St
         }
     }
     Ok(format!("{path}?{}", pairs.finish()))
-}
-
-/// How a chunk was stored.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DirectStore {
-    /// The service's response.
-    pub stored: StoredChunk,
-    /// Why its bytes were not sent to the object store directly; `None` if they were.
-    pub fallback: Option<String>,
 }
 
 /// A message of the event stream.

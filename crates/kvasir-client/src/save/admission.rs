@@ -49,10 +49,10 @@ pub enum SaveRefusal {
         kl_beneath_max: f64,
     },
     /// Computed over a prefix that was loaded too coarsely, or over too long a chain of loads, by the
-    /// measured errors.
+    /// measured errors; or nobody measured them.
     #[error(
-        "its prefix has an error of {error} times what `transparent` allows, after {hops} lossy loads; at most 1 and {HOPS_MAX} are \
-         stored"
+        "the error of its prefix, relative to the bound of `transparent`, is {error} after {hops} lossy loads; at most 1 and \
+         {HOPS_MAX} are stored"
     )]
     Beneath {
         /// Error beneath it.
@@ -103,9 +103,26 @@ pub(super) fn check_beneath(beneath: Loss, kl_beneath_max: Option<f64>) -> Resul
             Err(SaveRefusal::KlBeneath { kl_beneath, kl_beneath_max })
         }
         Some(kl_beneath_max) if beneath.is_within_kl(kl_beneath_max) => Ok(()),
-        _ if hops > HOPS_MAX || (hops > 0 && error > Quality::Transparent.error_max()) => {
+        // An unknown error is the greatest.
+        _ if hops > HOPS_MAX || error > Quality::Transparent.error_max() => {
             Err(SaveRefusal::Beneath { error, hops })
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kv_over_loads_without_measurements_is_refused_unless_their_kl_is_known() {
+        let unknown = Loss { error: LevelError::UNKNOWN, ..Loss::NONE };
+        for kl_beneath_max in [None, Some(0.0), Some(1e-3)] {
+            let refusal = SaveRefusal::Beneath { error: LevelError::UNKNOWN, hops: 0 };
+            assert_eq!(check_beneath(unknown, kl_beneath_max), Err(refusal), "{kl_beneath_max:?}");
+            assert_eq!(check_beneath(Loss::NONE, kl_beneath_max), Ok(()), "{kl_beneath_max:?}");
+        }
+        assert_eq!(check_beneath(Loss { kl: 1e-3, ..unknown }, Some(2e-3)), Ok(()));
     }
 }

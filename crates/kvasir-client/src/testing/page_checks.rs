@@ -9,6 +9,7 @@ use std::{
     },
 };
 
+use kvasir_codec::KvSink as _;
 use kvasir_types::{ModelSpec, Plane};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 

@@ -34,7 +34,7 @@ static DECODERS: LazyLock<Vec<CpuDecoder>> = LazyLock::new(|| {
 
 /// Rows as they came, and a check that they lie where they may.
 struct Rows {
-    half: bool,
+    dtype: KvDtype,
     tokens: usize,
     bits: Vec<u32>,
 }
@@ -52,8 +52,8 @@ impl KvSink for Rows {
         self.bits.extend(rows.iter().map(|x| if x.is_nan() { u32::MAX } else { x.to_bits() }));
     }
 
-    fn wants_bf16(&self) -> bool {
-        self.half
+    fn dtype(&self) -> KvDtype {
+        self.dtype
     }
 }
 
@@ -80,9 +80,9 @@ fuzz_target!(|data: &[u8]| {
     let head = Head::parse(&object).expect("only pieces were changed");
     let tokens = head.tokens.len();
     for level in 0..head.header.level_count {
-        for half in [false, true] {
+        for dtype in [KvDtype::F32, KvDtype::Bf16, KvDtype::F16, KvDtype::Fp8E4m3] {
             let verdict = |decoder: &CpuDecoder| {
-                let mut rows = Rows { half, tokens, bits: Vec::new() };
+                let mut rows = Rows { dtype, tokens, bits: Vec::new() };
                 let done = decoder.decode(&head, &object, Level(level), 0..tokens, &mut rows);
                 // of several damaged pieces any may be found first: scopes decode in parallel
                 done.map(|()| rows.bits).map_err(|_| "damaged")

@@ -1,4 +1,4 @@
-//! bf16 rows of a direct scope, member by member while their values are in the cache.
+//! Rows of a direct scope, member by member while their values are in the cache.
 
 use std::ops::Range;
 
@@ -6,6 +6,7 @@ use half::bf16;
 
 use super::{
     CpuDecoder, MemberView,
+    row_value::RowValue,
     sections::PartialObject,
     task::DecodeTask,
     window::{Window, narrow_stride},
@@ -15,7 +16,8 @@ use crate::{
     arch::{RowKernel, StreamCell},
     direct_rows::{
         QuantisedRows, Scaling, bf16_rows, bf16_rows_portable,
-        bf16_tiles::{Bf16Rows, RotationTable, RowScratch, aligned},
+        bf16_tiles::{RotationTable, RowScratch, RowsMut, aligned},
+        scale_rows,
     },
     prepared_scope::{BAND_MAIN, PreparedScope, SectionPlan},
     profile::Predictor,
@@ -63,16 +65,17 @@ pub(super) struct DirectScratch {
     wide: Vec<i32>,
     /// Rows of one member.
     rows: Vec<bf16>,
+    floats: Vec<f32>,
     lanes: RowScratch,
 }
 
 /// Takes the rows, `[token][element]`, of members.
-pub(super) trait RowDestination {
+pub(super) trait RowDestination<T> {
     /// Memory for all of a member's rows, if they can be made in place.
-    fn room(&mut self, member: &MemberView, tokens: usize) -> Option<Bf16Rows<'_>>;
+    fn room(&mut self, member: &MemberView, tokens: usize) -> Option<RowsMut<'_, T>>;
 
     /// Receives rows that were not made in place, while they are in the cache.
-    fn take(&mut self, member: &MemberView, rows: &[bf16]);
+    fn take(&mut self, member: &MemberView, rows: &[T]);
 }
 
 /// A span's rows in a sink that gets only the `kept` ones.
@@ -85,7 +88,7 @@ pub(super) struct SinkRows<'a> {
 
 impl SinkRows<'_> {
     /// Writes the exact tokens at the start of the span, `[member][token][element]`.
-    pub(super) fn overwrite(
+    pub(super) fn overwrite<T: RowValue>(
         &mut self,
         members: impl Iterator<Item = MemberView>,
         exact: usize,
@@ -97,52 +100,47 @@ impl SinkRows<'_> {
         }
         for m in members {
             let values = &values[m.start * exact..][kept.start * m.dim..kept.end * m.dim];
-            let rows: Vec<bf16> = values.iter().copied().map(bf16::from_f32).collect();
-            self.sink.write_bf16(
-                m.layer,
-                m.plane,
-                m.head,
-                self.first + kept.start,
-                HeadRows::dense(&rows, 1, m.dim),
-            );
+            self.write(&m, kept.start, &T::rounded(values.to_vec()));
         }
+    }
+
+    /// Writes rows of a member, as tokens of the span from `token` on.
+    fn write<T: RowValue>(&mut self, m: &MemberView, token: usize, rows: &[T]) {
+        let rows = T::typed(HeadRows::dense(rows, 1, m.dim));
+        self.sink.write_rows(m.layer, m.plane, m.head, self.first + token, rows);
     }
 }
 
-impl RowDestination for SinkRows<'_> {
-    fn room(&mut self, m: &MemberView, tokens: usize) -> Option<Bf16Rows<'_>> {
-        let rows = (self.kept == (0..tokens))
-            .then(|| self.sink.place_bf16(m.layer, m.plane, m.head, self.first, tokens))??;
-        (rows.len() == tokens * m.dim).then_some(Bf16Rows { rows, past_cache: true })
+impl<T: RowValue> RowDestination<T> for SinkRows<'_> {
+    fn room(&mut self, m: &MemberView, tokens: usize) -> Option<RowsMut<'_, T>> {
+        if self.kept != (0..tokens) {
+            return None;
+        }
+        let rows = T::place(&mut *self.sink, m, self.first, tokens)?;
+        (rows.len() == tokens * m.dim).then_some(RowsMut { rows, past_cache: true })
     }
 
-    fn take(&mut self, m: &MemberView, rows: &[bf16]) {
+    fn take(&mut self, m: &MemberView, rows: &[T]) {
         let rows = &rows[self.kept.start * m.dim..self.kept.end * m.dim];
-        self.sink.write_bf16(
-            m.layer,
-            m.plane,
-            m.head,
-            self.first + self.kept.start,
-            HeadRows::dense(rows, 1, m.dim),
-        );
+        self.write(m, self.kept.start, rows);
     }
 }
 
 /// The members, concatenated.
-pub(super) struct AppendedRows {
-    pub(super) rows: Vec<bf16>,
+pub(super) struct AppendedRows<T> {
+    pub(super) rows: Vec<T>,
     /// Number of values present.
     pub(super) done: usize,
 }
 
-impl RowDestination for AppendedRows {
-    fn room(&mut self, member: &MemberView, tokens: usize) -> Option<Bf16Rows<'_>> {
+impl<T> RowDestination<T> for AppendedRows<T> {
+    fn room(&mut self, member: &MemberView, tokens: usize) -> Option<RowsMut<'_, T>> {
         let start = self.done;
         self.done += tokens * member.dim;
-        Some(Bf16Rows { rows: self.rows.get_mut(start..self.done)?, past_cache: false })
+        Some(RowsMut { rows: self.rows.get_mut(start..self.done)?, past_cache: false })
     }
 
-    fn take(&mut self, _: &MemberView, _: &[bf16]) {}
+    fn take(&mut self, _: &MemberView, _: &[T]) {}
 }
 
 /// One level of a scope, being decoded.
@@ -209,52 +207,74 @@ impl CpuDecoder {
     }
 
     /// Makes the rows `[token][element]` of every member of a scope in turn, at a lossy level.
-    pub(super) fn lossy_members(
+    pub(super) fn lossy_members<T: RowValue>(
         &self,
         object: &PartialObject<'_, '_>,
         task: DecodeTask,
         ropes: &SpanRopes<'_>,
-        place: &mut dyn RowDestination,
+        place: &mut dyn RowDestination<T>,
     ) -> Result<(), DecodeError> {
-        match self.is_direct(task) {
-            true => self.direct_members(object, task, ropes, place),
-            false => self.product_members(object, task, ropes, place),
+        if !self.is_direct(task) {
+            return self.product_members(object, task, ropes, place);
         }
-    }
-
-    /// As [`lossy_members`](Self::lossy_members), of a direct scope.
-    fn direct_members(
-        &self,
-        object: &PartialObject<'_, '_>,
-        task: DecodeTask,
-        ropes: &SpanRopes<'_>,
-        place: &mut dyn RowDestination,
-    ) -> Result<(), DecodeError> {
         let mut scratch = self.scratch.take();
-        let done = self.each_member(object, task, ropes, &mut scratch, place);
+        let done = T::direct_members(self, object, task, ropes, &mut scratch, place);
         self.scratch.give(scratch);
         done
     }
 
-    fn each_member(
+    /// How a member's quantised values become numbers.
+    fn scaling(&self, task: DecodeTask, member: &MemberView) -> Scaling<'_> {
+        let (up, shifts) = self.scopes[task.scope].0.reconstruction(task.level);
+        let mean = &self.profile.scopes[task.scope].mean;
+        let range = member.start..member.start + member.dim;
+        Scaling { up, shifts: &shifts[range.clone()], gain: member.gain, mean: &mean[range] }
+    }
+
+    /// Rows of a direct scope in any type, by way of the f32 rows of one member.
+    pub(super) fn scaled_members<T: RowValue>(
         &self,
         object: &PartialObject<'_, '_>,
         task: DecodeTask,
         ropes: &SpanRopes<'_>,
         scratch: &mut DirectScratch,
-        place: &mut dyn RowDestination,
+        place: &mut dyn RowDestination<T>,
     ) -> Result<(), DecodeError> {
-        let (prepared, _) = &self.scopes[task.scope];
-        let (tokens, mean) = (ropes.tokens(), &self.profile.scopes[task.scope].mean);
-        let (up, shifts) = prepared.reconstruction(task.level);
-        let scaling = |member: &MemberView| {
-            let range = member.start..member.start + member.dim;
-            Scaling { up, shifts: &shifts[range.clone()], gain: member.gain, mean: &mean[range] }
-        };
+        let (prepared, tokens) = (&self.scopes[task.scope].0, ropes.tokens());
+        let DirectScratch { wide, floats, .. } = scratch;
+        let mut rows = Vec::new();
+        let mut steps = self.scope_steps(object, task, prepared, tokens)?;
+        let mut window = Window::new(wide, prepared, task.level, tokens, i32::MAX);
+        for member in prepared.elements.views() {
+            window.slide(member.start);
+            steps.decode_until(task.level, member.start + member.dim, &mut window)?;
+            let values = window.rows(member.start..member.start + member.dim);
+            floats.resize(member.dim * tokens, 0.0);
+            scale_rows(self.path.rows, &self.scaling(task, &member), tokens, values, floats);
+            if let Some(rotation) = member.rope.and_then(|rope| ropes.rotations().get(rope)) {
+                let by_token = floats.chunks_exact_mut(member.dim).enumerate();
+                by_token.for_each(|(token, row)| rotation.rotate(token, row));
+            }
+            placed(&member, tokens, place, &mut rows, |to| T::round(floats, to.rows));
+        }
+        Ok(())
+    }
+
+    /// bf16 rows of a direct scope, made of narrow values in registers.
+    pub(super) fn bf16_members(
+        &self,
+        object: &PartialObject<'_, '_>,
+        task: DecodeTask,
+        ropes: &SpanRopes<'_>,
+        scratch: &mut DirectScratch,
+        place: &mut dyn RowDestination<bf16>,
+    ) -> Result<(), DecodeError> {
+        let (prepared, tokens) = (&self.scopes[task.scope].0, ropes.tokens());
+        let scaling = |member: &MemberView| self.scaling(task, member);
         let rotation = |member: &MemberView| -> Option<&RotationTable> {
             member.rope.and_then(|rope| ropes.rotation_tables().get(rope))
         };
-        let DirectScratch { narrow, wide, rows, lanes } = scratch;
+        let DirectScratch { narrow, wide, rows, lanes, .. } = scratch;
         let mut members = prepared.elements.views().peekable();
         if let Some(most) = prepared.narrow_most() {
             let mut steps = self.scope_steps(object, task, prepared, tokens)?;
@@ -309,17 +329,17 @@ impl CpuDecoder {
 }
 
 /// Makes a member's rows in place, or in a buffer first.
-pub(super) fn placed(
+pub(super) fn placed<T: Copy + Default>(
     member: &MemberView,
     tokens: usize,
-    place: &mut dyn RowDestination,
-    rows: &mut Vec<bf16>,
-    make: impl FnOnce(Bf16Rows<'_>),
+    place: &mut dyn RowDestination<T>,
+    rows: &mut Vec<T>,
+    make: impl FnOnce(RowsMut<'_, T>),
 ) {
     if let Some(room) = place.room(member, tokens) {
         return make(room);
     }
     let rows = aligned(rows, member.dim * tokens);
-    make(Bf16Rows { rows: &mut *rows, past_cache: false });
+    make(RowsMut { rows: &mut *rows, past_cache: false });
     place.take(member, rows);
 }

@@ -4,6 +4,7 @@ mod device_view;
 mod direct;
 mod lossless_level;
 mod product;
+mod row_value;
 mod scope_rows;
 mod sections;
 mod task;
@@ -12,8 +13,9 @@ mod window;
 
 use std::{ops::Range, sync::Arc};
 
+use half::{bf16, f16};
 use kvasir_container::Head;
-use kvasir_types::{Level, ModelSpec, SPAN_TOKENS};
+use kvasir_types::{KvDtype, Level, ModelSpec, SPAN_TOKENS};
 use rayon::prelude::*;
 
 use crate::{
@@ -25,6 +27,7 @@ use crate::{
 use self::{
     direct::{DirectScratch, SinkRows},
     product::ProductScratch,
+    row_value::RowValue,
     sections::PartialObject,
     task::DecodeTask,
 };
@@ -85,9 +88,25 @@ impl CpuDecoder {
     ) -> Result<(), DecodeError> {
         let (sections, tasks) = self.plan_tasks(head, scopes, &tokens)?;
         let object = PartialObject { head, bytes: object_prefix, sections: &sections };
-        let spans: Vec<_> = spans(head.header.token_count as usize).collect();
         self.check_present(&object, &tasks)?;
-        let (first_position, half) = (head.header.first_position, sink.wants_bf16());
+        match sink.dtype() {
+            KvDtype::Bf16 => self.decode_tasks::<bf16>(&object, &tasks, &tokens, sink),
+            KvDtype::F16 => self.decode_tasks::<f16>(&object, &tasks, &tokens, sink),
+            KvDtype::Fp8E4m3 => self.decode_tasks::<u8>(&object, &tasks, &tokens, sink),
+            KvDtype::F32 | KvDtype::Int8 => self.decode_tasks::<f32>(&object, &tasks, &tokens, sink),
+        }
+    }
+
+    /// Decodes tasks in the order of their spans, and writes their rows of `tokens`.
+    fn decode_tasks<T: RowValue>(
+        &self,
+        object: &PartialObject<'_, '_>,
+        tasks: &[DecodeTask],
+        tokens: &Range<usize>,
+        sink: &mut dyn KvSink,
+    ) -> Result<(), DecodeError> {
+        let header = &object.head.header;
+        let spans: Vec<_> = spans(header.token_count as usize).collect();
         let mut ropes: Vec<SpanRopes<'_>> = Vec::new();
         for batch in tasks.chunks(rayon::current_num_threads().max(1)) {
             // Tasks run span by span: data before the current span is not needed again.
@@ -95,32 +114,36 @@ impl CpuDecoder {
                 batch.first().map_or(0, |task| task.span)..batch.last().map_or(0, |task| task.span + 1);
             ropes.retain(|r| r.span.start >= spans[of_batch.start].start);
             let ahead = of_batch.start + ropes.len()..of_batch.end;
-            ropes.extend(ahead.map(|span| SpanRopes::new(&self.spec, first_position, spans[span].clone())));
+            ropes.extend(
+                ahead.map(|span| SpanRopes::new(&self.spec, header.first_position, spans[span].clone())),
+            );
             let of = |task: &DecodeTask| &ropes[task.span - of_batch.start];
             if let [task] = batch
-                && half
+                && T::BY_MEMBER
                 && task.level < self.profile.lossy_levels()
             {
                 // Alone: rows go from cache to sink, and exact ones over them.
                 let span = of(task).span.clone();
-                let exact = self.exact_rows(&object, *task, &span)?;
-                let kept = kept(&span, &tokens);
+                let exact = self.exact_rows(object, *task, &span)?;
+                let kept = kept(&span, tokens);
                 let mut place = SinkRows { sink: &mut *sink, first: span.start, kept };
                 if exact.as_ref().is_none_or(|(exact, _)| *exact < span.len()) {
-                    self.lossy_members(&object, *task, of(task), &mut place)?;
+                    self.lossy_members::<T>(object, *task, of(task), &mut place)?;
                 }
                 if let Some((exact, values)) = exact {
-                    place.overwrite(self.scopes[task.scope].0.elements.views(), exact, &values);
+                    place.overwrite::<T>(self.scopes[task.scope].0.elements.views(), exact, &values);
                 }
                 continue;
             }
-            let decoded: Result<Vec<_>, _> =
-                batch.par_iter().map(|task| self.decode_task(&object, *task, of(task), half)).collect();
+            let decoded: Result<Vec<Vec<T>>, _> =
+                batch.par_iter().map(|task| self.decode_task(object, *task, of(task))).collect();
             for (task, rows) in batch.iter().zip(decoded?) {
                 let span = &spans[task.span];
-                let kept = kept(span, &tokens);
+                let kept = kept(span, tokens);
                 let first = span.start + kept.start;
-                rows.write(&self.scopes[task.scope].0.elements, span.len(), &kept, first, sink);
+                for m in self.scopes[task.scope].0.elements.members(span.len(), &kept, &rows) {
+                    sink.write_rows(m.layer, m.plane, m.first_head, first, T::typed(m.rows));
+                }
             }
         }
         Ok(())

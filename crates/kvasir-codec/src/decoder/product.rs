@@ -3,6 +3,7 @@
 use super::{
     CpuDecoder, MemberView,
     direct::{RowDestination, placed},
+    row_value::RowValue,
     sections::PartialObject,
     task::DecodeTask,
 };
@@ -10,10 +11,10 @@ use crate::{
     DecodeError,
     direct_rows::{
         TILE,
-        bf16_tiles::{Bf16Rows, RowScratch},
+        bf16_tiles::{RowScratch, RowsMut},
     },
     span_ropes::SpanRopes,
-    synthesis::{CoefficientTiles, MemberTile, Synthesis, TileRows},
+    synthesis::{CoefficientTiles, MemberTile, Synthesis},
 };
 
 /// The buffers for decoding a scope, except its output.
@@ -21,50 +22,30 @@ use crate::{
 pub(super) struct ProductScratch {
     tiles: CoefficientTiles,
     lanes: RowScratch,
+    /// Rows of one tile.
+    floats: Vec<f32>,
 }
 
 impl CpuDecoder {
-    /// Makes the bf16 rows `[token][element]` of every member in turn.
-    pub(super) fn product_members(
+    /// Makes the rows `[token][element]` of every member in turn.
+    pub(super) fn product_members<T: RowValue>(
         &self,
         object: &PartialObject<'_, '_>,
         task: DecodeTask,
         ropes: &SpanRopes<'_>,
-        place: &mut dyn RowDestination,
+        place: &mut dyn RowDestination<T>,
     ) -> Result<(), DecodeError> {
         let mut scratch = self.products.take();
-        let ProductScratch { tiles, lanes } = &mut scratch;
+        let ProductScratch { tiles, lanes, floats } = &mut scratch;
         self.fill(object, task, ropes, tiles)?;
         let mut rows = Vec::new();
         for (index, member) in self.scopes[task.scope].0.elements.views().enumerate() {
-            placed(&member, ropes.tokens(), place, &mut rows, |Bf16Rows { rows, past_cache }| {
+            placed(&member, ropes.tokens(), place, &mut rows, |RowsMut { rows, past_cache }| {
                 for (tile, rows) in rows.chunks_mut(TILE * member.dim).enumerate() {
                     let tile = self.member_tile(task.scope, (index, &member), ropes, (tile, tiles));
-                    self.path.rows.member_tile(&tile, TileRows::Half(Bf16Rows { rows, past_cache }), lanes);
+                    T::tile(self.path.rows, &tile, RowsMut { rows, past_cache }, lanes, floats);
                 }
             });
-        }
-        self.products.give(scratch);
-        Ok(())
-    }
-
-    /// Makes the rows `[member][token][element]`.
-    pub(super) fn product_rows(
-        &self,
-        object: &PartialObject<'_, '_>,
-        task: DecodeTask,
-        ropes: &SpanRopes<'_>,
-        rows: &mut [f32],
-    ) -> Result<(), DecodeError> {
-        let mut scratch = self.products.take();
-        let ProductScratch { tiles, lanes } = &mut scratch;
-        self.fill(object, task, ropes, tiles)?;
-        for (index, member) in self.scopes[task.scope].0.elements.views().enumerate() {
-            let held = member.start * ropes.tokens()..(member.start + member.dim) * ropes.tokens();
-            for (tile, rows) in rows[held].chunks_mut(TILE * member.dim).enumerate() {
-                let tile = self.member_tile(task.scope, (index, &member), ropes, (tile, tiles));
-                self.path.rows.member_tile(&tile, TileRows::Full(rows), lanes);
-            }
         }
         self.products.give(scratch);
         Ok(())

@@ -2,88 +2,64 @@
 
 use std::ops::Range;
 
-use half::bf16;
-
-use super::{CpuDecoder, direct::AppendedRows, sections::PartialObject, task::DecodeTask};
-use crate::{DecodeError, KvSink, exact_piece, span_ropes::SpanRopes, transform::Elements};
-
-/// Rows `[member][token][element]` in the type that the sink accepts.
-pub(super) enum DecodedRows {
-    Full(Vec<f32>),
-    Half(Vec<bf16>),
-}
-
-impl DecodedRows {
-    /// Rounds if the sink wants bf16.
-    pub(super) fn of(rows: Vec<f32>, half: bool) -> Self {
-        if half { Self::Half(rows.iter().map(|x| bf16::from_f32(*x)).collect()) } else { Self::Full(rows) }
-    }
-
-    /// Writes the `kept` tokens of a span of `tokens` to a sink, as tokens from `first` on.
-    pub(super) fn write(
-        &self,
-        elements: &Elements,
-        tokens: usize,
-        kept: &Range<usize>,
-        first: usize,
-        sink: &mut dyn KvSink,
-    ) {
-        match self {
-            Self::Full(rows) => elements
-                .members(tokens, kept, rows)
-                .for_each(|m| sink.write_heads(m.layer, m.plane, m.first_head, first, m.rows)),
-            Self::Half(rows) => elements
-                .members(tokens, kept, rows)
-                .for_each(|m| sink.write_bf16(m.layer, m.plane, m.first_head, first, m.rows)),
-        }
-    }
-}
+use super::{
+    CpuDecoder, direct::AppendedRows, row_value::RowValue, sections::PartialObject, task::DecodeTask,
+};
+use crate::{DecodeError, exact_piece, span_ropes::SpanRopes};
 
 impl CpuDecoder {
-    /// Rows `[member][token][element]` of one scope and span, in bf16 if `half`.
-    pub(super) fn decode_task(
+    /// Rows `[member][token][element]` of one scope and span.
+    pub(super) fn decode_task<T: RowValue>(
         &self,
         object: &PartialObject<'_, '_>,
         task: DecodeTask,
         ropes: &SpanRopes<'_>,
-        half: bool,
-    ) -> Result<DecodedRows, DecodeError> {
-        let (prepared, _) = &self.scopes[task.scope];
-        let scope = &self.profile.scopes[task.scope];
+    ) -> Result<Vec<T>, DecodeError> {
         let (span, tokens) = (&ropes.span, ropes.tokens());
         let exact = self.exact_rows(object, task, span)?;
         if let Some((exact_tokens, rows)) = &exact
             && *exact_tokens == tokens
         {
-            return Ok(DecodedRows::of(rows.clone(), half));
+            return Ok(T::rounded(rows.clone()));
         }
         if task.level == self.profile.lossy_levels() {
-            return Ok(DecodedRows::of(self.lossless_rows(object, task, ropes, exact)?, half));
+            return Ok(T::rounded(self.lossless_rows(object, task, ropes, exact)?));
         }
-        let count = prepared.elements.count() * tokens;
-        if half {
-            let mut place = AppendedRows { rows: vec![bf16::ZERO; count], done: 0 };
-            self.lossy_members(object, task, ropes, &mut place)?;
-            let mut rows = place.rows;
-            if let Some((exact_tokens, values)) = exact {
-                let values: Vec<bf16> = values.into_iter().map(bf16::from_f32).collect();
-                prepared.elements.overwrite(tokens, exact_tokens, &values, &mut rows);
-            }
-            return Ok(DecodedRows::Half(rows));
-        }
-        let mut rows = vec![0.0; count];
-        if self.is_direct(task) {
-            let values = self.main_values(object, task, tokens)?;
-            let reconstruction = prepared.reconstruction(task.level);
-            let rotations = ropes.rotations();
-            prepared.elements.direct_rows(&scope.mean, rotations, tokens, reconstruction, &values, &mut rows);
-        } else {
-            self.product_rows(object, task, ropes, &mut rows)?;
-        }
+        let mut rows = T::lossy_rows(self, object, task, ropes)?;
         if let Some((exact_tokens, values)) = exact {
-            prepared.elements.overwrite(tokens, exact_tokens, &values, &mut rows);
+            let elements = &self.scopes[task.scope].0.elements;
+            elements.overwrite(tokens, exact_tokens, &T::rounded(values), &mut rows);
         }
-        Ok(DecodedRows::Full(rows))
+        Ok(rows)
+    }
+
+    /// Rows of a scope at a lossy level, made member by member.
+    pub(super) fn appended_rows<T: RowValue>(
+        &self,
+        object: &PartialObject<'_, '_>,
+        task: DecodeTask,
+        ropes: &SpanRopes<'_>,
+    ) -> Result<Vec<T>, DecodeError> {
+        let count = self.scopes[task.scope].0.elements.count() * ropes.tokens();
+        let mut place = AppendedRows { rows: vec![T::default(); count], done: 0 };
+        self.lossy_members(object, task, ropes, &mut place)?;
+        Ok(place.rows)
+    }
+
+    /// f32 rows of a direct scope at a lossy level.
+    pub(super) fn direct_rows(
+        &self,
+        object: &PartialObject<'_, '_>,
+        task: DecodeTask,
+        ropes: &SpanRopes<'_>,
+    ) -> Result<Vec<f32>, DecodeError> {
+        let (prepared, tokens) = (&self.scopes[task.scope].0, ropes.tokens());
+        let (mean, rotations) = (&self.profile.scopes[task.scope].mean, ropes.rotations());
+        let values = self.main_values(object, task, tokens)?;
+        let reconstruction = prepared.reconstruction(task.level);
+        let mut rows = vec![0.0; prepared.elements.count() * tokens];
+        prepared.elements.direct_rows(mean, rotations, tokens, reconstruction, &values, &mut rows);
+        Ok(rows)
     }
 
     /// The exact tokens of a span and their values.

@@ -154,13 +154,16 @@ impl RotationTable {
     }
 }
 
-/// The destination of bf16 rows `[token][element]`.
-pub(crate) struct Bf16Rows<'a> {
-    pub(crate) rows: &'a mut [bf16],
+/// The destination of rows `[token][element]`.
+pub(crate) struct RowsMut<'a, T> {
+    pub(crate) rows: &'a mut [T],
     /// Whether stores may bypass the cache, because no reader needs the rows soon. A store that must first
     /// fetch its line, only to overwrite all of it, costs as much as making the values.
     pub(crate) past_cache: bool,
 }
+
+/// The destination of bf16 rows.
+pub(crate) type Bf16Rows<'a> = RowsMut<'a, bf16>;
 
 /// A kernel's scratch memory, kept from head to head.
 #[derive(Debug, Default)]

@@ -1,9 +1,9 @@
 //! A dense cache in bf16.
 
 use half::bf16;
-use kvasir_types::{ModelSpec, Plane};
+use kvasir_types::{KvDtype, ModelSpec, Plane};
 
-use super::{HeadRows, KvBuffer, KvSink};
+use super::{HeadRows, KvBuffer, KvSink, Rows};
 
 /// A dense bf16 cache in memory, `[layer][plane][head][token][element]`: the decoder's output for an engine
 /// with a bf16 cache, at half the traffic of [`KvBuffer`].
@@ -49,28 +49,27 @@ impl Bf16Buffer {
 impl KvSink for Bf16Buffer {
     fn write(&mut self, layer: usize, plane: Plane, head: usize, first_token: usize, rows: &[f32]) {
         let rows: Vec<bf16> = rows.iter().map(|x| bf16::from_f32(*x)).collect();
-        self.write_bf16(
-            layer,
-            plane,
-            head,
-            first_token,
-            HeadRows::dense(&rows, 1, self.shape.dim(layer, plane)),
-        );
+        let rows = Rows::Bf16(HeadRows::dense(&rows, 1, self.shape.dim(layer, plane)));
+        self.write_rows(layer, plane, head, first_token, rows);
     }
 
-    fn wants_bf16(&self) -> bool {
-        true
+    fn dtype(&self) -> KvDtype {
+        KvDtype::Bf16
     }
 
-    fn write_bf16(
+    fn write_rows(
         &mut self,
         layer: usize,
         plane: Plane,
         first_head: usize,
         first_token: usize,
-        rows: HeadRows<'_, bf16>,
+        rows: Rows<'_>,
     ) {
         for head in 0..rows.heads() {
+            let Rows::Bf16(rows) = rows else {
+                self.write(layer, plane, first_head + head, first_token, &rows.head_f32(head));
+                continue;
+            };
             let from = self.shape.range(layer, plane, first_head + head).start
                 + first_token * self.shape.dim(layer, plane);
             let rows = rows.head(head);

@@ -2,11 +2,12 @@
 
 mod dense16;
 mod head_rows;
+mod rows;
 
 use std::ops::Range;
 
 use half::bf16;
-use kvasir_types::{ModelSpec, Plane};
+use kvasir_types::{KvDtype, ModelSpec, Plane};
 
 /// A holder of a chunk's KV, in the layout of its [`ModelSpec`]. Keys are as the engine caches them: after
 /// RoPE.
@@ -29,44 +30,30 @@ pub trait KvSink {
     /// Takes `rows`, `[token][element]`, of one head; `first_token` is relative to the chunk's start.
     fn write(&mut self, layer: usize, plane: Plane, head: usize, first_token: usize, rows: &[f32]);
 
-    /// Takes rows of consecutive heads, `first_head` the first of them.
-    fn write_heads(
+    /// Type of the values that this sink keeps, to which it would round the rows passed to
+    /// [`write`](Self::write). Decoders can make rows of this type, which are less data to move.
+    fn dtype(&self) -> KvDtype {
+        KvDtype::F32
+    }
+
+    /// Takes rows of consecutive heads, `first_head` the first of them, of any type. Decoders give f32 or the
+    /// sink's [`dtype`](Self::dtype), rounded to nearest even, denormals kept.
+    fn write_rows(
         &mut self,
         layer: usize,
         plane: Plane,
         first_head: usize,
         first_token: usize,
-        rows: HeadRows<'_, f32>,
+        rows: Rows<'_>,
     ) {
         for head in 0..rows.heads() {
-            self.write(layer, plane, first_head + head, first_token, &rows.head(head));
+            self.write(layer, plane, first_head + head, first_token, &rows.head_f32(head));
         }
     }
 
-    /// Whether this sink keeps bf16 and would round the rows passed to [`write`](Self::write). Decoders can
-    /// then call [`write_bf16`](Self::write_bf16), which moves half as much data.
-    fn wants_bf16(&self) -> bool {
-        false
-    }
-
-    /// Takes rows rounded to nearest even, denormals kept; otherwise as [`write_heads`](Self::write_heads).
-    fn write_bf16(
-        &mut self,
-        layer: usize,
-        plane: Plane,
-        first_head: usize,
-        first_token: usize,
-        rows: HeadRows<'_, bf16>,
-    ) {
-        for head in 0..rows.heads() {
-            let rows: Vec<f32> = rows.head(head).iter().map(|x| x.to_f32()).collect();
-            self.write(layer, plane, first_head + head, first_token, &rows);
-        }
-    }
-
-    /// The memory to which [`write_bf16`](Self::write_bf16) would write `[token][element]` of `tokens`
-    /// tokens, if the rows of one head are contiguous there: a decoder then makes them in place. After an
-    /// error its contents are undefined.
+    /// The memory of a bf16 sink to which [`write_rows`](Self::write_rows) would write `[token][element]` of
+    /// `tokens` tokens, if the rows of one head are contiguous there: a decoder then makes them in place.
+    /// After an error its contents are undefined.
     fn place_bf16(
         &mut self,
         _layer: usize,
@@ -81,6 +68,7 @@ pub trait KvSink {
 
 pub use dense16::Bf16Buffer;
 pub use head_rows::HeadRows;
+pub use rows::Rows;
 
 /// A dense f32 cache in memory, `[layer][plane][head][token][element]`.
 ///

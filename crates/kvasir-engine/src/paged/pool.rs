@@ -69,11 +69,6 @@ impl PagePool {
         inner.pages.len() - inner.free.len()
     }
 
-    /// Pages that could still be allocated.
-    pub fn pages_free(&self) -> usize {
-        self.pages_max - self.pages_in_use()
-    }
-
     /// `(heads, elements per head)` of a layer's plane.
     pub(super) fn shape(&self, layer: usize, plane: Plane) -> (usize, usize) {
         self.shapes[layer][plane as usize]
