@@ -221,6 +221,16 @@ def test_a_service_that_comes_later_is_found(service):
     adapter.close()
 
 
+def test_an_adapter_that_is_used_at_once_finds_what_is_stored(adapter, service):
+    keys, objects = make_keys(2), make_objects(2, seed=12)
+    assert store(adapter, keys, objects).is_successful()
+    settings = {"url": service.url, "namespace": "test_an_adapter_that_is_used_at_once_finds_what_is_stored"}
+    for _ in range(5):
+        at_once = KvasirL2(settings | {"lookup_deadline_s": 30})
+        assert look_up(at_once, keys) == "11"
+        at_once.close()
+
+
 def test_metrics_say_what_became_of_pages(service):
     """By OpenTelemetry, which LMCache's server serves or sends."""
     reader = InMemoryMetricReader()

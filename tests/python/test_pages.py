@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import logging
 import random
 import time
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -117,6 +119,65 @@ def test_a_service_that_is_away_is_a_miss():
     assert pages.store(["k"], memory.pages).result() == ["not_connected"]
     assert pages.delete(["k"]).result() == [False]
     pages.close()
+
+
+def test_calls_wait_for_the_first_attempt_to_connect(server, request, monkeypatch):
+    connect_at_once, written, read = _pages._kvasir.connect, Memory(1, seed=10), Memory(1)
+
+    async def connect_late(*given):
+        await asyncio.sleep(0.3)
+        return await connect_at_once(*given)
+
+    monkeypatch.setattr(_pages._kvasir, "connect", connect_late)
+    settings = Settings(server.url, namespace=request.node.name, lookup_deadline_s=30, load_deadline_s=30)
+    calls = [
+        (lambda pages: pages.store(["k"], written.pages), ["stored"]),
+        (lambda pages: pages.find([["k"]]), [[True]]),
+        (lambda pages: pages.load(["k"], read.pages), [True]),
+        (lambda pages: pages.delete(["k"]), [True]),
+    ]
+    for call, expected in calls:
+        pages = PageStore(settings, logging.getLogger("test"))
+        assert call(pages).result() == expected
+        pages.close()
+    assert read.bytes == written.bytes
+
+
+def test_only_the_first_attempt_to_connect_is_waited_for(monkeypatch):
+    first, attempts, memory = Future(), [], Memory(1)
+
+    async def connect(*given):
+        attempts.append(given)
+        await (asyncio.wrap_future(first) if len(attempts) == 1 else asyncio.sleep(3600))
+        raise kvasir.ServiceError("it is away", "unavailable", "wait")
+
+    monkeypatch.setattr(_pages._kvasir, "connect", connect)
+    monkeypatch.setattr(_pages, "_AGAIN_S", 0.01)
+    pages = PageStore(Settings("http://x", lookup_deadline_s=0.2, load_deadline_s=60), logging.getLogger("test"))
+    begun = time.monotonic()
+    assert pages.find([["k"]]).result() == [[False]] and 0.2 <= time.monotonic() - begun < 0.2 + 1.5
+    loading = pages.load(["k"], memory.pages)
+    assert not loading.done()
+    first.set_result(None)
+    assert loading.result(timeout=10) == [False]
+    while len(attempts) < 2:
+        time.sleep(0.01)
+    assert pages.load(["k"], memory.pages).result(timeout=10) == [False]
+    assert pages.counts["loads:not_connected"] == 2 and pages.counts["finds:not_connected"] == 1
+    pages.close()
+    # asyncio logs those that have not ended, when their memory is freed.
+    assert not asyncio.all_tasks(pages._loop)
+
+
+def test_the_end_ends_the_wait_for_the_first_attempt_to_connect(monkeypatch):
+    async def connect(*given):
+        await asyncio.sleep(3600)
+
+    monkeypatch.setattr(_pages._kvasir, "connect", connect)
+    pages, begun = PageStore(Settings("http://x"), logging.getLogger("test")), time.monotonic()
+    storing = pages.store(["k"], Memory(1).pages)
+    pages.close()
+    assert storing.result() == ["not_connected"] and time.monotonic() - begun < 10
 
 
 def test_what_is_asked_for_after_the_end_is_a_miss(server):

@@ -68,6 +68,8 @@ def test_a_load_by_deadline_and_a_coarse_one(model, spec, kv, tokens, profile):
     whole = session.load(deadline=30.0)
     assert whole.missing[-1].stop == TOKENS and (whole.gave_up or whole.loaded_tokens == TOKENS - 1)
     coarse = session.load(level=0)
+    assert coarse.network_seconds > 0 and coarse.decode_seconds > 0 and coarse.wait_seconds >= 0
+    assert coarse.network_seconds + coarse.wait_seconds <= coarse.seconds + 1e-6
     assert {chunk.level for chunk in coarse.chunks} == {0} and not same(coarse.kv, kv, TOKENS)
     assert (
         kvasir.decode(kvasir.encode(tokens, kv, model=spec, profile=profile), model=spec, profile=profile, level=0)[2][1].tobytes()

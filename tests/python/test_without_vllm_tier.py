@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 from types import ModuleType, SimpleNamespace
 
+import pytest
 from stand_ins import Cls
+
+import kvasir
 
 
 def import_tier(import_over, monkeypatch) -> ModuleType:
@@ -37,6 +41,7 @@ def import_tier(import_over, monkeypatch) -> ModuleType:
         "vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics": {"OffloadingConnectorStats": Cls},
         "vllm.logger": {"init_logger": logging.getLogger},
         f"{offload}.base": dict.fromkeys(base, Cls) | {"Medium": SimpleNamespace(STORAGE="storage")},
+        f"{offload}.config": {"OffloadingModelConfig": Cls},
         f"{offload}.file_mapper": {"FileMapper": FileMapper},
         f"{offload}.tiering.async_lookup": {"AsyncLookupManager": Cls},
         f"{offload}.tiering.backpressure": {"BackpressureDetector": Cls},
@@ -62,3 +67,15 @@ def test_chunks_of_the_tier_are_shared_where_their_bytes_are_the_same(import_ove
     # Latent attention's, which each rank has.
     assert name(2, agnostic=False, replicated=True) == name(4, agnostic=False, replicated=True)
     assert len({name(1, layout=layout) for layout in ("LBNHC", "LBHNC", None)}) == 3
+
+
+def test_chunks_that_are_packed_have_a_layout_of_their_size(import_over, monkeypatch):
+    layout_of = import_tier(import_over, monkeypatch)._layout_of
+    for dtype, item in (("bfloat16", 2), ("float16", 2), ("float32", 4)):
+        for size in (4 << 10, 5003 << 12, 64 << 20, 255 << 20):
+            shape = layout_of(SimpleNamespace(name="m", dtype=dtype), size).shape
+            assert 2 * math.prod(shape) * item == size and shape[1] <= 1024 and shape[3] <= 65_536
+    # It has no bytes of other significance.
+    assert layout_of(SimpleNamespace(name="m", dtype="fp8_e4m3"), 64 << 20) is None
+    with pytest.raises(kvasir.InputError, match="fewer blocks_per_chunk"):
+        layout_of(SimpleNamespace(name="m", dtype="bfloat16"), 512 << 20)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 PAGE = 16
@@ -16,8 +18,12 @@ class HostPool:
     head_num = 2
     head_dim = 32
 
-    def __init__(self, pages: int = 64, dtype: torch.dtype = torch.bfloat16, parts: int = 2, page_size: int = PAGE) -> None:
+    def __init__(
+        self, pages: int = 64, dtype: torch.dtype = torch.bfloat16, parts: int = 2, page_size: int = PAGE, **others: Any
+    ) -> None:
+        """`others` are further attributes."""
         self.dtype, self.page_size = dtype, page_size
+        vars(self).update(others)
         row = self.layer_num * self.head_num * self.head_dim
         self.buffer = torch.zeros((parts, pages, page_size * row), dtype=dtype)
 

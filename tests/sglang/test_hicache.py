@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -25,8 +27,9 @@ from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
 import kvasir
 
-# What threads and this machine take above a deadline.
-MARGIN_S = 5.0
+# What threads may take above a deadline: on a busy machine they took 0.04 s. Where lookups have 0.3 s and loads 1.0 s, a lookup
+# that takes a load's deadline fails, and so does a load that takes its own twice.
+MARGIN_S = 0.6
 
 
 def make_config(params: dict[str, Any] | None, **others: Any) -> HiCacheStorageConfig:
@@ -107,6 +110,20 @@ def test_pages_are_encoded_where_a_quality_is_named(make, layout, quality):
     assert make(pool, params=own).batch_exists(keys) == 0, "pages as they are are others"
 
 
+def test_pages_with_values_of_another_width_are_stored_as_they_are(make):
+    """They have the two parts of others, but no layout that the codec knows."""
+    pool, keys = HostPool(), make_keys(2)
+    pool.fill([0, 1], seed=9)
+    addresses, sizes = pool.get_page_buffer_meta(pool.indices([0, 1]))
+    pool.get_page_buffer_meta = lambda indices: (addresses, [size // (1 + part % 2) for part, size in enumerate(sizes)])
+    storage = make(pool, params={"quality": "transparent"})
+    assert storage.batch_set_v1(keys, pool.indices([0, 1])) == [True, True]
+    before = pool.buffer[:, :2].clone()
+    pool.buffer.zero_()
+    assert storage.batch_get_v1(keys, pool.indices([0, 1])) == [True, True]
+    assert torch.equal(pool.buffer[0, :2], before[0]) and pool.buffer[1, :2].any()
+
+
 def test_a_batch_as_large_as_the_largest(make):
     pool = HostPool(pages=STORAGE_BATCH_SIZE)
     keys, pages = make_keys(STORAGE_BATCH_SIZE), list(range(STORAGE_BATCH_SIZE))
@@ -143,8 +160,34 @@ def test_the_older_interface_takes_tensors(make):
     ],
 )
 def test_what_is_incompatible_is_a_miss_with_a_reason(make, others, reason):
-    pool, keys = HostPool(), make_keys(2)
-    writer = make(pool)
+    check_mismatch(make, HostPool(), {}, others, reason)
+
+
+def test_stages_that_begin_at_other_layers_share_nothing(make):
+    """Of 4 stages with 8, 7, 10 and 5 layers, and with 7, 9, 10 and 4, the third ones have equal numbers."""
+    stage, pools = {"pp_rank": 2, "pp_size": 4}, [HostPool(start_layer=layer) for layer in (15, 16)]
+    check_mismatch(make, pools[0], stage, stage | {"pool": pools[1]}, "start_layer is '16' here and '15' there")
+
+
+def test_head_groups_of_the_unified_layout_share_nothing(make):
+    """Pages of SGLang's `page_unified` have as many bytes with one group of heads as with two, in another order."""
+    [package] = importlib.util.find_spec("sglang").submodule_search_locations
+    # Its package needs sgl_kernel; this module does not.
+    spec = importlib.util.spec_from_file_location("page_unified", f"{package}/srt/mem_cache/pool_host/page_unified.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    sizes = {"page_size": PAGE, "layer_num": HostPool.layer_num, "head_num": HostPool.head_num, "head_dim": HostPool.head_dim}
+    one, two = (module.PageUnifiedLayout(**sizes, head_group_num=groups, itemsize=2) for groups in (1, 2))
+    assert one.bytes_per_page == two.bytes_per_page and one.chunk_span((0, 1)) != two.chunk_span((0, 1))
+    pools = [HostPool(layout="page_unified", head_group_num=layout.head_group_num) for layout in (one, two)]
+    check_mismatch(make, pools[0], {}, {"pool": pools[1]}, "head_group_num is '2' here and '1' there")
+
+
+def check_mismatch(make, pool: HostPool, own: dict[str, Any], others: dict[str, Any], reason: str | None) -> None:
+    """One back end stores pages, and another one finds none of them and says why."""
+    keys = make_keys(2)
+    writer = make(pool, **own)
     writer.batch_set_v1(keys, pool.indices([0, 1]))
     writer._pages.drain()
     asker = make(**others)
@@ -280,8 +323,8 @@ def test_close_waits_for_what_is_under_way(make, service):
     assert make().batch_exists(keys) == 3
 
 
-def test_a_recorded_sequence_of_calls(make):
-    """What SGLang's controller does for a prompt: query in batches, prefetch what was found, compute, back the rest up."""
+def test_a_written_sequence_of_calls(make):
+    """Like those of SGLang's controller for a prompt: query in batches, prefetch what was found, compute, back the rest up."""
     rng = torch.Generator().manual_seed(int(os.environ.get("KVASIR_TEST_SEED", "8")))
     pool, truth = HostPool(pages=48), HostPool(pages=48)
     truth.fill(list(range(48)), seed=8)
@@ -311,7 +354,7 @@ def test_clear_and_settings(make, caplog):
     storage = make(pool)
     storage.batch_set_v1(make_keys(1), pool.indices([0]))
     storage.clear()
-    assert storage.batch_exists(make_keys(1)) == 1 and "stay" in caplog.text
+    assert storage.batch_exists(make_keys(1)) == 1 and "pages in Kvasir are kept" in caplog.text
     with pytest.raises(kvasir.InputError, match="it is missing"):
         StorageBackendFactory.create_backend("dynamic", make_config(None), pool)
     with pytest.raises(kvasir.InputError, match="colour is not a setting"):

@@ -6,8 +6,10 @@ The base of all engine back ends. Its futures never fail: a page that the servic
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, wait
@@ -112,6 +114,8 @@ class Settings:
 class PageStore:
     """The service, accessed from a separate thread. It connects in the background until it succeeds, or finds that it cannot.
 
+    Calls during the first attempt to connect wait for it, within their own time limits. Later ones never wait for a connection.
+
     Attributes
     ----------
     counts : Counter
@@ -137,6 +141,8 @@ class PageStore:
         self._stores = 0
         self._moving: set[Future[Any]] = set()
         self._is_closed = False
+        # Set when the first attempt to connect has ended.
+        self._is_tried = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="kvasir-pages", daemon=True)
         self._thread.start()
@@ -190,8 +196,10 @@ class PageStore:
         """Wait for operations in flight, and stop. What is asked for afterwards counts as missed."""
         self._is_closed = True
         self._connecting.cancel()
+        self._loop.call_soon_threadsafe(self._is_tried.set)
         self.drain()
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        # One step later: in the first, the cancelled attempt to connect ends.
+        self._loop.call_soon_threadsafe(self._loop.call_soon, self._loop.stop)
         self._thread.join()
 
     def _run(self, work: Coroutine[Any, Any, T], otherwise: T) -> Future[T]:
@@ -231,16 +239,28 @@ class PageStore:
             except KvasirError as error:
                 text = "Kvasir at %s is not available yet, retrying in %.0f s: %s"
                 self._logger.warning(text, settings.url, pause, error)
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _AGAIN_MAX_S)
+            finally:
+                self._is_tried.set()
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, _AGAIN_MAX_S)
+
+    async def _wait_until_tried(self, seconds: float) -> float:
+        """Wait for the first attempt to connect, and return the rest of the time."""
+        if self._is_tried.is_set():
+            return seconds
+        until = time.monotonic() + seconds
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._is_tried.wait(), seconds)
+        return max(until - time.monotonic(), 0.0)
 
     async def _find(self, rows: list[list[str]], gaps: bool, none: list[list[bool]]) -> list[list[bool]]:
         asked = sum(map(len, rows))
+        rest = await self._wait_until_tried(self._settings.lookup_deadline_s)
         if self._objects is None:
             self.counts["finds:not_connected"] += asked
             return none
         try:
-            sizes = await self._objects.find(rows, gaps, self._settings.lookup_deadline_s, True)
+            sizes = await self._objects.find(rows, gaps, rest, True)
         except KvasirError as error:
             self.counts[f"finds:{error.code}"] += asked
             self._notices.say("find", "a lookup failed and counts as a miss: %s", error)
@@ -325,11 +345,12 @@ class PageStore:
         return [results[place] for place in range(len(keys))]
 
     async def _load(self, keys: list[str], pages: Sequence[Page], layout: PageLayout | None) -> list[bool]:
+        rest = await self._wait_until_tried(self._settings.load_deadline_s)
         objects = self._objects_of(layout)
         if objects is None:
             self.counts["loads:not_connected"] += len(keys)
             return [False] * len(keys)
-        outcomes = await objects.load(keys, [_parts(page) for page in pages], self._settings.load_deadline_s, True)
+        outcomes = await objects.load(keys, [_parts(page) for page in pages], rest, True)
         loaded = [outcome in (LOADED, LOADED_AGAIN) for outcome in outcomes]
         self._count("loads", outcomes)
         self.counts["load_bytes"] += sum(size_of(page) for page, is_loaded in zip(pages, loaded, strict=True) if is_loaded)
@@ -343,13 +364,17 @@ class PageStore:
         return loaded
 
     async def _store(self, keys: list[str], pages: Sequence[Page], layout: PageLayout | None) -> list[str]:
-        objects = self._objects_of(layout)
-        if objects is None or self._stores >= _STORES_MAX:
-            outcomes = ["not_connected" if objects is None else "dropped"] * len(keys)
+        if self._stores >= _STORES_MAX:
+            outcomes = ["dropped"] * len(keys)
         else:
             self._stores += 1
             try:
-                outcomes = await objects.store(keys, [_parts(page) for page in pages], _STORE_S, True)
+                rest = await self._wait_until_tried(_STORE_S)
+                objects = self._objects_of(layout)
+                if objects is None:
+                    outcomes = ["not_connected"] * len(keys)
+                else:
+                    outcomes = await objects.store(keys, [_parts(page) for page in pages], rest, True)
             finally:
                 self._stores -= 1
         self._count("stores", outcomes)
@@ -365,10 +390,11 @@ class PageStore:
         return outcomes
 
     async def _delete(self, keys: list[str]) -> list[bool]:
+        rest = await self._wait_until_tried(self._settings.load_deadline_s)
         if self._objects is None:
             return [False] * len(keys)
         try:
-            return await self._objects.delete(keys, self._settings.load_deadline_s, True)
+            return await self._objects.delete(keys, rest, True)
         except KvasirError as error:
             self._notices.say("delete", "%d pages were not removed: %s", len(keys), error)
             return [False] * len(keys)

@@ -65,6 +65,12 @@ class Loaded(NamedTuple):
         with them, for `Session.reused`.
     seconds : float
         Duration of the load.
+    network_seconds : float
+        Part of the duration in which at least one read was under way.
+    decode_seconds : float
+        Time of the decoding threads, summed over them: it may exceed the duration.
+    wait_seconds : float
+        Part of the duration in which nothing was being read or decoded.
     bytes : int
         Bytes received.
     gave_up : bool
@@ -82,6 +88,9 @@ class Loaded(NamedTuple):
     kl: float
     losses: list[tuple[range, Loss]]
     seconds: float
+    network_seconds: float
+    decode_seconds: float
+    wait_seconds: float
     bytes: int
     gave_up: bool
     chunks: list[LoadedChunk]

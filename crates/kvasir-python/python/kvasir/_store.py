@@ -338,6 +338,22 @@ class Store:
         """
         return self._core.read_objects(list(keys), False)
 
+    def explain_objects(self, keys: Sequence[str]) -> Json:
+        """Return how many of the leading keys have an object, and why the next one has none.
+
+        Parameters
+        ----------
+        keys : sequence of str
+            At most 256, in order of use.
+
+        Examples
+        --------
+        >>> store.explain_objects(["page/8"])["causes"][0]["reason"]
+        'never_stored'
+        """
+        found: Json = self._request("explain_objects", namespace=self.namespace, keys=list(keys))
+        return found
+
     def delete_object(self, key: str) -> None:
         """Remove the bytes under a key; other bytes may then be stored under it.
 

@@ -102,6 +102,11 @@ class Store:
         """As `kvasir.Store.read_objects`."""
         return await self._core.read_objects(list(keys), True)
 
+    async def explain_objects(self, keys: Sequence[str]) -> Json:
+        """As `kvasir.Store.explain_objects`."""
+        found: Json = await self._request("explain_objects", namespace=self.namespace, keys=list(keys))
+        return found
+
     async def delete_object(self, key: str) -> None:
         """As `kvasir.Store.delete_object`."""
         await self._request("delete_object", namespace=self.namespace, key=key)

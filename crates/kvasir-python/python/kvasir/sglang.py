@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
@@ -25,7 +26,7 @@ from sglang.srt.mem_cache.hicache_storage import (
 )
 
 from ._identities import Identity
-from ._pages import BYTES_TEXT, PAGES_TEXT, PRESENT, STORED, Page, PageLayout, PageStore, Settings, is_of_bytes
+from ._pages import BYTES_TEXT, PAGES_TEXT, PRESENT, STORED, Page, PageLayout, PageStore, Settings, is_of_bytes, size_of
 from ._settings import read_settings, refuse
 
 __all__ = ["KvasirHiCache"]
@@ -213,9 +214,13 @@ class KvasirHiCache(HiCacheStorage):
         """Return the layout of a pool's pages, if it can be encoded."""
         host_pool = self.registered_pools[pool]
         order = _ORDERS.get(str(getattr(host_pool, "layout", "")))
-        if order is None or host_pool.dtype not in _DTYPES or any(len(page) != 2 for page in pages):
+        if order is None or host_pool.dtype not in _DTYPES:
             return None
         shape = (host_pool.layer_num, host_pool.page_size, host_pool.head_num, host_pool.head_dim)
+        # Of some models, a head's value has another width than its key.
+        size = 2 * math.prod(shape) * host_pool.dtype.itemsize
+        if any(len(page) != 2 or size_of(page) != size for page in pages):
+            return None
         return PageLayout(self._config.model_name or "", str(host_pool.dtype), shape, order)
 
     def _names_of(self, pool: str, keys: Sequence[str]) -> list[str]:
@@ -228,6 +233,12 @@ class KvasirHiCache(HiCacheStorage):
             fields["kv_dtype"] = _kv_dtype_of(host_pool)
         fields["encoding"] = "as they are" if self._settings.quality is None else "encoded"
         fields |= {"pp_size": config.pp_size, "attn_cp_size": config.attn_cp_size, "dcp_size": config.dcp_size}
+        if config.pp_size > 1:
+            # Stages of two divisions of the layers may have equal numbers of them.
+            fields["start_layer"] = str(getattr(host_pool, "start_layer", ""))
+        if fields["layout"] == "page_unified":
+            # The number of head groups changes the order of a page's bytes, but not their number.
+            fields["head_group_num"] = str(getattr(host_pool, "head_group_num", ""))
         if not config.is_mla_model or pool in _OF_RANKS:
             place.append(config.tp_rank)
             fields["tp_size"] = config.tp_size

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import time
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
@@ -29,13 +30,14 @@ from vllm.v1.kv_offload.base import (
     ScheduleEndContext,
     get_offload_group_idx,
 )
+from vllm.v1.kv_offload.config import OffloadingModelConfig
 from vllm.v1.kv_offload.file_mapper import FileMapper
 from vllm.v1.kv_offload.tiering.async_lookup import AsyncLookupManager
 from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from ._identities import Identity
-from ._pages import BYTES_TEXT, PAGES_TEXT, PRESENT, STORED, Page, PageStore, Settings, is_of_bytes
+from ._pages import BYTES_TEXT, PAGES_TEXT, PRESENT, STORED, Page, PageLayout, PageStore, Settings, is_of_bytes
 from ._settings import read_settings, refuse
 
 __all__ = ["KvasirTier"]
@@ -44,6 +46,10 @@ logger = init_logger(__name__)
 
 _PAGES = "vllm:kvasir_pages"
 _BYTES = "vllm:kvasir_page_bytes"
+# Bytes of a number of the types whose chunks can be packed.
+_ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+# Most elements that a row of a layout may have.
+_ROW_MAX = 65_536
 
 
 class _Job(NamedTuple):
@@ -100,8 +106,9 @@ class KvasirTier(SecondaryTierManager):
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
         settings = read_settings(Settings, params, "secondary_tiers")
-        if settings.quality is not None:
-            refuse("secondary_tiers", "quality is not supported here", "omit it: vLLM does not tell tiers the layout of a block")
+        if settings.quality not in (None, "exact"):
+            remedy = "give exact, or omit it: vLLM does not tell tiers where a chunk has its heads, keys and values"
+            refuse("secondary_tiers", f"quality is {settings.quality!r}", remedy)
         self.locality = None if locality is None else Locality(locality)
         config = offloading_spec.config
         # Properties that make bytes with equal hashes incompatible. As in vLLM's own tiers, but: vLLM counts its direct layout as
@@ -115,8 +122,10 @@ class KvasirTier(SecondaryTierManager):
         fields = mapper.get_run_config() | {"revision": settings.revision, "bytes of a chunk": self.block_size_bytes}
         # The order of heads and tokens in a block.
         fields["kv_cache_layout"] = config.kv_cache_layout or ""
+        fields["encoding"] = "as they are" if settings.quality is None else "encoded"
         named = ((name, value if isinstance(value, (str, int)) else json.dumps(value)) for name, value in sorted(fields.items()))
         self._identity = Identity("vllm", (mapper.rank,), tuple(named))
+        self._layout = None if settings.quality is None else _layout_of(config.model, self.block_size_bytes)
         # Keep no view: vLLM unmaps the memory once all tiers are shut down.
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(primary_kv_view))
         self._tells = enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events
@@ -134,12 +143,12 @@ class KvasirTier(SecondaryTierManager):
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Store chunks from vLLM's memory."""
-        future = self._pages.store(self._names_of(job_metadata.keys), self._pages_of(job_metadata))
+        future = self._pages.store(self._names_of(job_metadata.keys), self._pages_of(job_metadata), self._layout)
         self._jobs[job_metadata.job_id] = _Job(job_metadata, future, time.monotonic())
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         """Load chunks into vLLM's memory."""
-        future = self._pages.load(self._names_of(job_metadata.keys), self._pages_of(job_metadata))
+        future = self._pages.load(self._names_of(job_metadata.keys), self._pages_of(job_metadata), self._layout)
         self._jobs[job_metadata.job_id] = _Job(job_metadata, future, time.monotonic())
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
@@ -231,3 +240,19 @@ class KvasirTier(SecondaryTierManager):
     def _names_of(self, keys: Collection[OffloadKey]) -> list[str]:
         """Names in the service: the identity, and vLLM's hash of the tokens with the group's number."""
         return self._pages.names(self._identity, [key.hex() for key in keys])
+
+
+def _layout_of(model: OffloadingModelConfig, chunk_bytes: int) -> PageLayout | None:
+    """Return a layout that packs chunks bit for bit, or None for types that are not packed.
+
+    Packing depends on the type alone, so any axes of the chunk's size will do. Groups of other types are packed as well, but less.
+    """
+    item = _ITEM_BYTES.get(model.dtype)
+    if item is None:
+        return None
+    # vLLM's chunks are whole pages of memory, so at least 512 divides this.
+    elements = chunk_bytes // (2 * item)
+    rows = math.gcd(elements, 1024)
+    if elements // rows > _ROW_MAX:
+        refuse("secondary_tiers", f"quality is exact, and a chunk has {chunk_bytes} bytes", "give vLLM fewer blocks_per_chunk")
+    return PageLayout(model.name, model.dtype, (1, rows, 1, elements // rows), "2LNHD")
