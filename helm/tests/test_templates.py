@@ -46,8 +46,8 @@ class Config(unittest.TestCase):
         self.assertNotEqual(checksum({"config": {"gc": {"ttl": "1h"}}}), same)
 
     def test_values_of_every_type_arrive(self):
-        values = {"lookup": {"parallel": 1234567, "probe_all_lengths": False, "negative_ttl": "0s"}}
-        values |= {"log": {"filter": 'a<b>&"c"\\ é'}, "upload": {"memory": 10_000_000_000}}
+        values = {"lookup": {"parallel": 1234567, "negative_ttl": "0s"}}
+        values |= {"direct": {"enabled": False}, "log": {"filter": 'a<b>&"c"\\ é'}, "upload": {"memory": 10_000_000_000}}
         parsed = tomllib.loads(config(of({"config": values, "resources": {"limits": {"memory": "64Gi"}}})))
         for section, settings in values.items():
             for key, value in settings.items():
@@ -226,6 +226,16 @@ class Services(unittest.TestCase):
         self.assertEqual((spec["type"], spec["ports"][0]["port"]), ("LoadBalancer", 80))
         self.assertEqual((spec["externalTrafficPolicy"], spec["ipFamilies"]), ("Local", ["IPv6", "IPv4"]))
 
+    def test_s3_front(self):
+        documents = rendered("s3-front")
+        self.assertIn({"name": "s3", "containerPort": 9000, "protocol": "TCP"}, container(documents)["ports"])
+        self.assertTrue(tomllib.loads(config(documents))["s3"]["listen"].endswith(":9000"))
+        for name, port in [("kv", 80), ("kv-headless", 9000)]:
+            ports = {p["name"]: (p["port"], p["targetPort"]) for p in one(documents, "Service", name)["spec"]["ports"]}
+            self.assertEqual(ports["s3"], (port, "s3"))
+        clients = one(documents, "NetworkPolicy")["spec"]["ingress"][0]
+        self.assertIn({"port": "s3", "protocol": "TCP"}, clients["ports"])
+
 
 class Availability(unittest.TestCase):
     def test_disruption_budget(self):
@@ -244,6 +254,9 @@ class Availability(unittest.TestCase):
         self.assertEqual(spec["metrics"][1]["pods"]["target"], {"type": "AverageValue", "averageValue": "800M"})
         target = spec["scaleTargetRef"]
         self.assertEqual((target["kind"], target["name"]), ("StatefulSet", "rel-kvasir"))
+        down = spec["behavior"]["scaleDown"]
+        self.assertEqual(down["stabilizationWindowSeconds"], 600)
+        self.assertEqual(down["policies"], [{"type": "Pods", "value": 1, "periodSeconds": 300}])
 
     def test_garbage_collector(self):
         self.assertEqual(tomllib.loads(config(rendered("gc-cronjob")))["gc"], {"interval": "0s", "ttl": "24h"})

@@ -131,3 +131,72 @@ pub(crate) async fn one_replica_keeps_accounts_for_all(backend: &Backend) {
     put(&a, &chunk(root, 126).1).await;
     assert_eq!(chunks_counted(&a).await, 6);
 }
+
+/// Each of a hundred replicas hears of the others' objects late, and the tenant exceeds its limit by no more than `docs/access.md`
+/// says.
+#[tokio::test(start_paused = true)]
+async fn a_hundred_replicas_overshoot_by_no_more_than_the_lag_lets_them() {
+    const REPLICAS: usize = 100;
+    /// Seconds between two turns of the journal with a hundred members, at most.
+    const TURN: usize = 14;
+    /// Seconds between two reads of the counts, at least.
+    const COUNTS: usize = 30;
+    /// Seconds between two writes of one replica.
+    const WRITE: usize = 20;
+    const LIMIT: u64 = 400;
+    let backend = Backend::memory();
+    let mut replicas = Vec::new();
+    for _ in 0..REPLICAS {
+        replicas.push(backend.replica().await);
+    }
+    // What is there is counted, and all have read that.
+    let accountant = &replicas[0];
+    let root = prepare(accountant).await;
+    tail(accountant, JournalReading::Stored).await;
+    put(&replicas[1], &chunk(root, 200).1).await;
+    append(&replicas[1]).await;
+    tail(accountant, JournalReading::Stored).await;
+    publish(accountant).await;
+    for replica in &replicas[1..] {
+        tail(replica, JournalReading::Counts).await;
+    }
+    // The profile and a chunk.
+    let mut stored = 2;
+    let quota = StoredQuota { objects: Some(LIMIT), bytes: None };
+    let (mut read_at, mut is_full) = ([0; REPLICAS], [false; REPLICAS]);
+    for second in 0.. {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        for (nth, replica) in replicas.iter().enumerate() {
+            if second % WRITE == nth % WRITE {
+                match replica.changes().reserve(&tenant(), quota, Stored::one(1)).await {
+                    Ok(_until_it_is_stored) => {
+                        put(replica, &chunk(root, 200 + stored).1).await;
+                        stored += 1;
+                    }
+                    Err(QuotaError::Full { .. }) => is_full[nth] = true,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            if second % TURN == nth % TURN {
+                append(replica).await;
+                if nth == 0 {
+                    tail(replica, JournalReading::Stored).await;
+                    publish(replica).await;
+                } else if second - read_at[nth] >= COUNTS {
+                    tail(replica, JournalReading::Counts).await;
+                    read_at[nth] = second;
+                }
+            }
+        }
+        if is_full.iter().all(|is_full| *is_full) {
+            break;
+        }
+        assert!(second < 600, "{stored} are stored, and not all replicas refuse more");
+    }
+    let overshoot = (REPLICAS * (3 * TURN + COUNTS) / WRITE) as u64;
+    println!("{stored} stored of {LIMIT}; {overshoot} more are allowed");
+    assert!(
+        (LIMIT..=LIMIT + overshoot).contains(&stored),
+        "{stored} stored, {LIMIT} and {overshoot} allowed"
+    );
+}

@@ -1,18 +1,24 @@
 //! Several replicas over one bucket: each prompt goes to the replica that keeps it, and to another where that is away.
 
 use std::{
-    net::TcpListener,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    net::{SocketAddr, TcpListener},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
 use kvasir_api::{
-    HEADER_ROUTE, HEADER_SPLIT, LookupQuery, LookupResponse, MembersResponse, ROUTE_REPLICAS, routes,
+    ErrorCode, HEADER_ROUTE, HEADER_SPLIT, LookupQuery, LookupResponse, MEDIA_PROBLEM, MembersResponse,
+    Problem, ROUTE_REPLICAS, routes,
 };
 use kvasir_client::rest::ClientConfig;
 use kvasir_tests::{chunks, service::expect_problem};
 use kvasir_types::{ObjectKey, RouteKey, TokenChain};
 use reqwest::StatusCode;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::replicas::{HEDGES_MAX, PROMPTS, Replicas, TOKENS, ports};
 
@@ -120,6 +126,128 @@ async fn a_replica_that_goes_is_passed_over_and_no_request_fails() {
     // And what it kept is hot at the second one by now.
     let found = replicas.load_all(&client).await;
     assert!(found + HEDGES_MAX >= PROMPTS as usize, "{found} of {PROMPTS} are hot");
+    replicas.stop().await;
+}
+
+/// A member of the list that is no service: it answers probes, and gives everything else the same answer.
+struct StandIn {
+    address: SocketAddr,
+    is_ready: AtomicBool,
+    /// Requests that were no probes.
+    asked: AtomicU64,
+}
+
+impl StandIn {
+    async fn start(is_ready: bool, answer: String) -> Arc<Self> {
+        let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let this = Arc::new(Self { address, is_ready: is_ready.into(), asked: AtomicU64::new(0) });
+        let serving = Arc::clone(&this);
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(Arc::clone(&serving).serve(stream, answer.clone()));
+            }
+        });
+        this
+    }
+
+    /// One request. Reads until its client hangs up, which has its answer or no longer waits for one.
+    async fn serve(self: Arc<Self>, mut stream: tokio::net::TcpStream, answer: String) {
+        let mut begin = [0; 12];
+        if stream.read_exact(&mut begin).await.is_err() {
+            return;
+        }
+        let answer = match (&begin == b"GET /readyz ", self.is_ready.load(Ordering::Relaxed)) {
+            (true, true) => response("200 OK", ""),
+            (true, false) => response("503 Service Unavailable", ""),
+            (false, _) => {
+                self.asked.fetch_add(1, Ordering::Relaxed);
+                answer
+            }
+        };
+        if stream.write_all(answer.as_bytes()).await.is_ok() {
+            let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
+        }
+    }
+
+    fn asked(&self) -> u64 {
+        self.asked.load(Ordering::Relaxed)
+    }
+}
+
+fn response(status: &str, body: &str) -> String {
+    let bytes = body.len();
+    format!(
+        "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-type: {MEDIA_PROBLEM}\r\ncontent-length: {bytes}\r\n\r\n{body}"
+    )
+}
+
+/// Stores prompts through a replica that runs, and returns those whose first replica is the third of the list.
+async fn prompts_of_the_third(replicas: &Replicas) -> Vec<u64> {
+    let mut seeds = Vec::new();
+    for seed in 0..PROMPTS {
+        let route = RouteKey::of(replicas.chain(seed).blocks(), |_| false).expect("is long enough");
+        if route.rank(replicas.urls.iter().map(|url| (url.as_str(), 1.0)))[0] == 2 {
+            let chunk = chunks::chunk(replicas.root, &chunks::tokens(seed, TOKENS), 0, TOKENS, 5_000);
+            let put = replicas.service(0).put(&replicas.model_id, &chunk).await;
+            assert_eq!(put.status(), StatusCode::CREATED);
+            seeds.push(seed);
+        }
+    }
+    assert!(!seeds.is_empty());
+    seeds
+}
+
+/// It takes the lookup and does not answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lookup_whose_first_replica_is_late_is_answered_by_the_second() {
+    // Half of the time after which a client gives a lookup up.
+    const LATE: Duration = Duration::from_secs(5);
+    let late = StandIn::start(false, String::new()).await;
+    let replicas = Replicas::start_among(2, &[late.address]).await;
+    // Until it is ready clients pass it over, and measure how long lookups take.
+    let client = replicas.client(0).await;
+    let seeds = prompts_of_the_third(&replicas).await;
+    late.is_ready.store(true, Ordering::Relaxed);
+    let begun = Instant::now();
+    for seed in seeds.iter().cycle() {
+        let (before, sent) = (late.asked(), Instant::now());
+        assert_eq!(replicas.lookup(&client, *seed).await.matched_tokens, TOKENS as u64);
+        // Of all lookups a twentieth may be hedged: one that comes too early waits.
+        if late.asked() > before && sent.elapsed() < LATE {
+            break;
+        }
+        assert!(begun.elapsed() < Duration::from_secs(120), "it was asked {before} times");
+        if late.asked() > before {
+            // It waited, and counts as slow. As many as are remembered come before the next, and earn a hedge.
+            late.is_ready.store(false, Ordering::Relaxed);
+            for seed in 1 << 40..(1 << 40) + 64 {
+                replicas.lookup(&client, seed).await;
+            }
+            late.is_ready.store(true, Ordering::Relaxed);
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    replicas.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_draining_replica_refuses_the_second_serves() {
+    let problem = Problem::new(ErrorCode::Draining, "this replica is shutting down; use another replica");
+    let problem = serde_json::to_string(&problem).expect("JSON");
+    let draining = StandIn::start(true, response("503 Service Unavailable", &problem)).await;
+    let replicas = Replicas::start_among(2, &[draining.address]).await;
+    let client = replicas.client(0).await;
+    // Until its probe is answered it is passed over.
+    let mut warm_up = 1 << 40..;
+    while draining.asked() == 0 {
+        replicas.lookup(&client, warm_up.next().expect("endless")).await;
+    }
+    for seed in prompts_of_the_third(&replicas).await {
+        let before = draining.asked();
+        replicas.load(&client, seed).await;
+        assert!(draining.asked() >= before + 2, "the lookup and the read went there first");
+    }
     replicas.stop().await;
 }
 
@@ -276,7 +404,7 @@ async fn in_a_large_cluster_each_replica_knows_its_own_part() {
             if matched == 0 {
                 break;
             }
-            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
         assert_eq!(matched, 0, "replica {nth}");
     }
@@ -302,7 +430,7 @@ async fn a_rolling_restart_fails_no_request() {
         let under_load = async || {
             let so_far = rounds.load(Ordering::Relaxed);
             while rounds.load(Ordering::Relaxed) < so_far + 24 {
-                tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+                tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         let restart = async {

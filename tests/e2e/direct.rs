@@ -256,29 +256,6 @@ async fn stores_without_presigning_say_so_and_are_read_through_the_service() {
     service.stop().await;
 }
 
-#[tokio::test]
-async fn the_client_uploads_directly_and_falls_back_by_itself() {
-    let directory = TempDir::new().expect("a directory");
-    let server = S3Server::start(Lacks::default()).await;
-    let file = format!("file://{}/store", directory.path().display()).parse().expect("a url");
-    for (store, direct) in [(server.config("c"), true), (StoreConfig::new(file), false)] {
-        let service = Service::start(store, &directory.path().join(direct.to_string())).await;
-        let (model_id, root) = service.prepare("n").await;
-        let chunk = chunks::chunk(root, &chunks::tokens(8, 256), 0, 256, 100);
-        let base = format!("http://{}", service.address).parse().expect("a url");
-        let client = kvasir_client::rest::Client::new(base, Default::default()).expect("a client");
-        let stored = client.put_chunk_direct(&model_id, &chunk.seq_hash, chunk.bytes.clone().into()).await;
-        let stored = stored.expect("stores");
-        assert_eq!(
-            (stored.fallback.is_none(), stored.stored.created),
-            (direct, true),
-            "{:?}",
-            stored.fallback
-        );
-        service.stop().await;
-    }
-}
-
 /// For a store that does not compare checksums, the commit reads the whole upload. If that fails, the upload
 /// is still usable.
 #[tokio::test]

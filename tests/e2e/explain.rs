@@ -209,14 +209,33 @@ async fn evictions_from_memory_and_from_the_store_are_named() {
 async fn every_reason_of_a_key_is_told() {
     let directory = TempDir::new().expect("a directory");
     let server = S3Server::start(Lacks::default()).await;
-    let service = Service::start(server.config("o"), directory.path()).await;
+    let config = |config: &mut kvasir_server::Config| {
+        config.gc.policy.ttl = Some(Duration::ZERO);
+        config.gc.interval = Duration::ZERO;
+    };
+    let service = Service::start_with(server.config("o"), directory.path(), config).await;
     let path = |namespace: &str, key: &str| format!("/v1/namespaces/{namespace}/objects/{key}");
-    for (namespace, key) in [("n", "there"), ("n", "removed"), ("other", "elsewhere")] {
+    let stored =
+        [("n", "there"), ("n", "removed"), ("n", "evicted"), ("n", "damaged"), ("other", "elsewhere")];
+    for (namespace, key) in stored {
         let stored = service.send(Method::PUT, &path(namespace, key), "bytes").await;
         assert_eq!(stored.status(), StatusCode::CREATED);
     }
-    let removed = service.send(Method::DELETE, &path("n", "removed"), "").await;
-    assert_eq!(removed.status(), StatusCode::NO_CONTENT);
+    let name_of = async |key: &str| {
+        let head = service.send(Method::HEAD, &path("n", key), "").await;
+        let etag = head.headers()["etag"].to_str().expect("ASCII");
+        server.keys(etag.trim_matches('"')).remove(0)
+    };
+    let evicted = name_of("evicted").await;
+    for key in ["removed", "evicted"] {
+        let removed = service.send(Method::DELETE, &path("n", key), "").await;
+        assert_eq!(removed.status(), StatusCode::NO_CONTENT);
+    }
+    // A tombstone as the cold tier's eviction writes it.
+    server.overwrite(&evicted.replace("/c/", "/d/").replace(".kvc", ""), "evicted");
+    server.overwrite(&name_of("damaged").await, "garbled");
+    let job = service.job(r#"{"kind": "scrub"}"#).await;
+    assert_eq!(job.counts["quarantined"], 1, "{job:?}");
     let explain = async |keys: &[&str]| {
         let body = json!({ "keys": keys }).to_string();
         let answer = service.send(Method::POST, "/v1/namespaces/n/objects:explain", body).await;
@@ -227,6 +246,8 @@ async fn every_reason_of_a_key_is_told() {
         (&["there", "there"][..], 2, None, MissReason::Stored, "now"),
         (&[], 0, None, MissReason::Stored, "all"),
         (&["there", "removed", "elsewhere"], 1, Some("removed"), MissReason::Removed, "a request removed it"),
+        (&["evicted"], 0, Some("evicted"), MissReason::Evicted, "made room"),
+        (&["damaged"], 0, Some("damaged"), MissReason::Quarantined, "were damaged"),
         (&["elsewhere", "there"], 0, Some("elsewhere"), MissReason::OtherNamespace, "namespace other"),
         (&["never"], 0, Some("never"), MissReason::NeverStored, "no trace"),
     ] {
@@ -236,5 +257,10 @@ async fn every_reason_of_a_key_is_told() {
         assert_eq!(answer.causes[0].reason, reason, "{answer:?}");
         assert!(answer.causes[0].detail.contains(word), "{answer:?}");
     }
+    // The collector: everything is older than no time at all.
+    let job = service.job(r#"{"kind": "gc"}"#).await;
+    assert!(job.counts["expired"] >= 1, "{job:?}");
+    let cause = explain(&["there"]).await.causes.remove(0);
+    assert_eq!((cause.reason, cause.by.as_deref()), (MissReason::Expired, Some("collector")));
     service.stop().await;
 }

@@ -1,15 +1,22 @@
 //! Properties over all routes: rejected requests leave no trace in the bucket, and a tenant's answers neither
 //! depend on other tenants' actions nor reveal anything of their data.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
+use futures::{StreamExt, TryStreamExt};
 use kvasir_api::{Role, routes};
-use kvasir_server::Config;
+use kvasir_server::{Config, NewAccessKey};
 use kvasir_types::RootHash;
-use reqwest::{Method, Response};
+use object_store::{
+    Error, ObjectStore, ObjectStoreExt, multipart::MultipartStore, path::Path, signer::Signer,
+};
+use reqwest::{Method, Response, StatusCode};
 use serde_json::{Value, json};
 
-use crate::bench::{Bench, Ids, Operation, Who, body, operations, plain};
+use crate::{
+    bench::{Bench, Ids, Operation, Who, body, operations, plain},
+    s3_front,
+};
 
 /// Part of every name and text that the other tenant has.
 const CANARY: &str = "canary-5b1f";
@@ -19,6 +26,18 @@ fn quiet(config: &mut Config) {
     (config.journal.interval, config.gc.interval) = (Duration::ZERO, Duration::ZERO);
 }
 
+fn access_key(tenant: &str, role: Role) -> NewAccessKey {
+    NewAccessKey::generate("s3", &tenant.parse().expect("a name"), role)
+}
+
+/// The S3 front, and access keys for it in addition to the tokens.
+fn with_s3_front(config: &mut Config, keys: &[&NewAccessKey]) {
+    config.server.s3_listen = Some(([127, 0, 0, 1], 0).into());
+    let file = config.auth.tenants_file.as_ref().expect("there are tokens");
+    let keys: String = keys.iter().map(|key| key.entry.as_str()).collect();
+    std::fs::write(file, std::fs::read_to_string(file).expect("reads") + &keys).expect("writes");
+}
+
 async fn document(bench: &Bench) -> Vec<Operation> {
     let document = bench.guarded.service.get(routes::OPENAPI, &[]).await;
     operations(&document.json::<Value>().await.expect("its JSON"))
@@ -26,7 +45,13 @@ async fn document(bench: &Bench) -> Vec<Operation> {
 
 #[tokio::test]
 async fn refused_requests_leave_the_bucket_as_it_was() {
-    let mut bench = Bench::start_with("other", quiet).await;
+    let (reader, writer) = (access_key("own", Role::Read), access_key("own", Role::Write));
+    let stranger = access_key("other", Role::Write);
+    let mut bench = Bench::start_with("other", |config| {
+        quiet(config);
+        with_s3_front(config, &[&reader, &writer, &stranger]);
+    })
+    .await;
     let operations = document(&bench).await;
     let mut seeds = Vec::new();
     for operation in &operations {
@@ -36,6 +61,9 @@ async fn refused_requests_leave_the_bucket_as_it_was() {
     let first = "/v1/namespaces/n/objects/nothing";
     let answer = bench.guarded.send(&bench.tokens[&("other", Role::Read)], Method::GET, first, "").await;
     assert_eq!(answer.status(), 404);
+    let front = bench.guarded.service.s3().expect("it listens");
+    let stored = Path::from("over-s3");
+    s3_front::client(front, &writer.id, &writer.secret).put(&stored, "bytes".into()).await.expect("stores");
     let (before, mut refused, mut allowed) = (bench.store.keys(""), 0, 0);
     assert!(before.len() > operations.len(), "{} keys", before.len());
     let callers = ["", "Bearer kv_0000", "expired"].map(Who::Nobody);
@@ -77,6 +105,7 @@ async fn refused_requests_leave_the_bucket_as_it_was() {
             refused += 1;
         }
     }
+    refused += refused_over_s3(front, &stored, [&reader, &writer, &stranger]).await;
     let after = bench.store.keys("");
     let changed: Vec<_> = after.iter().filter(|key| !before.contains(key)).collect();
     // The sound change of a context is a version.
@@ -84,6 +113,62 @@ async fn refused_requests_leave_the_bucket_as_it_was() {
     assert!(before.iter().all(|key| after.contains(key)));
     println!("{refused} refused requests, {} keys as before, {allowed} operations left out", before.len());
     bench.guarded.service.stop().await;
+}
+
+/// Over S3, by unknown callers, wrong signatures, a reader and another tenant, beside an object of the writer's tenant. Returns
+/// the number of refused requests.
+async fn refused_over_s3(
+    front: SocketAddr,
+    stored: &Path,
+    [reader, writer, stranger]: [&NewAccessKey; 3],
+) -> usize {
+    let new = Path::from("refused");
+    let mut errors = Vec::new();
+    for (id, secret, may_read) in [
+        ("anyone", "anyone", false),
+        (writer.id.as_str(), reader.secret.as_str(), false),
+        (reader.id.as_str(), reader.secret.as_str(), true),
+    ] {
+        let client = s3_front::client(front, id, secret);
+        errors.push(client.put(&new, "bytes".into()).await.expect_err("no PUT"));
+        errors.push(client.delete(stored).await.expect_err("no DELETE"));
+        errors.push(client.create_multipart(&new).await.expect_err("no upload"));
+        if !may_read {
+            errors.push(client.get(stored).await.expect_err("no GET"));
+            errors.push(client.list(None).try_collect::<Vec<_>>().await.expect_err("no list"));
+        }
+    }
+    for error in &errors {
+        let error = format!("{error:?}");
+        assert!(error.contains("status: 403"), "{error}");
+    }
+    // A URL is signed for one method and one key.
+    let writes = s3_front::client(front, &writer.id, &writer.secret);
+    let url = writes.signed_url(Method::GET, stored, Duration::from_secs(600)).await.expect("signs");
+    let elsewhere = url.as_str().replace(stored.as_ref(), new.as_ref());
+    let (unsigned, bucket) = (format!("http://{front}/n/{new}"), format!("http://{front}/n"));
+    let http = reqwest::Client::new();
+    let requests = [
+        http.put(url.clone()).body("bytes"),
+        http.delete(url),
+        http.put(&elsewhere).body("bytes"),
+        http.get(&elsewhere),
+        http.put(&unsigned).body("bytes"),
+        http.delete(&unsigned),
+        http.get(&bucket),
+    ];
+    let refused = errors.len() + requests.len() + 1;
+    for request in requests {
+        let answer = request.send().await.expect("an answer");
+        assert_eq!(answer.status(), StatusCode::FORBIDDEN, "{}", answer.url());
+    }
+    // Another tenant's bucket of this name is another one. What is not there is removed, as S3 has it.
+    let theirs = s3_front::client(front, &stranger.id, &stranger.secret);
+    assert!(matches!(theirs.get(stored).await, Err(Error::NotFound { .. })));
+    assert_eq!(theirs.list(None).try_collect::<Vec<_>>().await.expect("lists"), []);
+    theirs.delete(stored).await.expect("removes nothing");
+    writes.get(stored).await.expect("it is there");
+    refused
 }
 
 /// Whether a caller of the first half is admitted by role, and has the objects that the operation needs.
@@ -217,4 +302,68 @@ async fn what_a_tenant_is_answered_does_not_depend_on_others() {
         assert_eq!(alone, beside, "alone, and beside another tenant");
     }
     println!("{} answers, each the same beside another tenant", alone.len());
+}
+
+/// What the comparison leaves out: the S3 front, the stream of events, and jobs.
+#[tokio::test]
+async fn no_list_error_event_or_job_names_another_tenant() {
+    let other = format!("{CANARY}-tenant");
+    let (ours, theirs) = (access_key("own", Role::Write), access_key(&other, Role::Write));
+    let mut bench = Bench::start_with(&other, |config| {
+        quiet(config);
+        with_s3_front(config, &[&ours, &theirs]);
+    })
+    .await;
+    let writer = bench.tokens[&("other", Role::Write)].clone();
+    let (_, root) = bench.guarded.prepare(&writer).await;
+    let reader = &bench.tokens[&("own", Role::Read)];
+    let mut events = bench.guarded.send(reader, Method::GET, routes::EVENTS, "").await.bytes_stream();
+    canaries(&bench, &writer).await;
+    // The other tenant first: its event is before the one that is waited for.
+    bench.seed_as("other", root, "put_chunk").await;
+    let (ids, _) = bench.seed("put_chunk").await;
+    let told = async {
+        let mut text = String::new();
+        while !text.contains(&ids.seq_hash.to_string()) {
+            let part = events.next().await.expect("not the end").expect("reads");
+            text.push_str(&String::from_utf8_lossy(&part));
+        }
+        text
+    };
+    let mut texts = vec![tokio::time::timeout(Duration::from_secs(60), told).await.expect("its own event")];
+
+    let front = bench.guarded.service.s3().expect("it listens");
+    let us = s3_front::client(front, &ours.id, &ours.secret);
+    let them = s3_front::client(front, &theirs.id, &theirs.secret);
+    for key in ["both", "theirs", CANARY] {
+        them.put(&Path::from(key), CANARY.into()).await.expect("stores");
+    }
+    us.put(&Path::from("both"), "ours".into()).await.expect("stores");
+    let forged = s3_front::client(front, &theirs.id, &ours.secret);
+    // Of an empty path the bucket is listed.
+    for (client, path, status) in
+        [(&us, "", 200), (&us, "both", 200), (&us, "theirs", 404), (&forged, "both", 403)]
+    {
+        let url = client.signed_url(Method::GET, &Path::from(path), Duration::from_secs(600)).await;
+        let answer = bench.guarded.service.http.get(url.expect("signs")).send().await.expect("an answer");
+        assert_eq!(answer.status(), status, "{path}");
+        texts.push(whole(answer).await);
+    }
+    assert!(texts[1].contains("<Key>both</Key>"), "{}", texts[1]);
+
+    let job = bench.finished_job("other").await;
+    for path in [routes::JOBS, routes::job(&job).as_str()] {
+        let answer = bench.answer(("own", Role::Operator), Method::GET, path, &Value::Null).await;
+        assert_eq!(answer.status(), 200, "{path}");
+        texts.push(whole(answer).await);
+    }
+    for text in &texts {
+        assert!(!text.contains(CANARY), "{text}");
+    }
+    bench.guarded.service.stop().await;
+}
+
+/// Headers and body.
+async fn whole(answer: Response) -> String {
+    format!("{:?}", answer.headers()) + &answer.text().await.expect("text")
 }

@@ -31,6 +31,16 @@ async fn a_key_is_a_resource() {
     assert_eq!(put.text().await.expect("text"), r#"{"key":"page","bytes":5000000,"created":true}"#);
     assert_eq!(service.send(Method::PUT, PATH, stored.clone()).await.status(), StatusCode::OK);
     expect_problem(service.send(Method::PUT, PATH, payload(1)).await, "object_exists").await;
+    let create = async |path: &str, condition: &str, bytes: Vec<u8>| {
+        let request = service.http.put(format!("http://{}{path}", service.address));
+        request.header("if-none-match", condition).body(bytes).send().await.expect("an answer")
+    };
+    for bytes in [stored.clone(), payload(1)] {
+        expect_problem(create(PATH, "*", bytes).await, "object_exists").await;
+    }
+    let new = "/v1/namespaces/n/objects/new";
+    expect_problem(create(new, "\"etag\"", b"page".to_vec()).await, "bad_request").await;
+    assert_eq!(create(new, "*", b"page".to_vec()).await.status(), StatusCode::CREATED);
     for _ in 0..2 {
         // From the hot tier the second time.
         let whole = service.get(PATH, &[]).await;
@@ -87,6 +97,10 @@ async fn the_client_stores_finds_and_reads_many() {
     assert_eq!(client.lookup_opaque(&namespace, &asked).await.expect("answers"), [5_000_000]);
     let each = client.lookup_opaque_each(&namespace, &asked).await.expect("answers");
     assert_eq!(each, [Some(5_000_000), None, Some(70_000), Some(0), None, Some(5_000_000)]);
+    let metrics = service.metrics().await;
+    for counted in ["{result=\"asked\"} 26", "{result=\"found\"} 13"] {
+        assert!(metrics.contains(&format!("kvasir_lookup_keys_total{counted}\n")), "{metrics}");
+    }
     // Nothing of it is lost with the process.
     service.stop().await;
     let service = Service::start(server.config("o"), &directory.path().join("another")).await;

@@ -2,8 +2,8 @@
 
 use std::net::SocketAddr;
 
-use futures::TryStreamExt;
-use kvasir_api::routes;
+use futures::{StreamExt, TryStreamExt, stream};
+use kvasir_api::{AuditList, Role, routes};
 use kvasir_server::NewAccessKey;
 use kvasir_tests::{
     s3::{Lacks, S3Server},
@@ -11,21 +11,22 @@ use kvasir_tests::{
 };
 use object_store::{
     Error, ObjectStore, ObjectStoreExt, PutMode, WriteMultipart,
-    aws::{AmazonS3, AmazonS3Builder},
+    aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey},
     path::Path,
 };
-use reqwest::StatusCode;
+use reqwest::{Method, StatusCode};
 use tempfile::TempDir;
 
-use crate::guarded::token;
+use crate::guarded::{Guarded, token};
 
 pub(crate) fn client(address: SocketAddr, id: &str, secret: &str) -> AmazonS3 {
+    builder(address, id, secret).build().expect("a client")
+}
+
+fn builder(address: SocketAddr, id: &str, secret: &str) -> AmazonS3Builder {
     let builder = AmazonS3Builder::new().with_endpoint(format!("http://{address}")).with_allow_http(true);
     let builder = builder.with_access_key_id(id).with_secret_access_key(secret).with_bucket_name("n");
-    builder
-        .with_retry(object_store::RetryConfig { max_retries: 0, ..Default::default() })
-        .build()
-        .expect("a client")
+    builder.with_retry(object_store::RetryConfig { max_retries: 0, ..Default::default() })
 }
 
 async fn front(directory: &TempDir, server: &S3Server) -> (Service, SocketAddr) {
@@ -53,7 +54,7 @@ async fn objects_of_s3_clients_are_objects_by_key() {
     let by_key = service.get("/v1/namespaces/n/objects/a%2Fb%20c%2F%C3%A4", &[]).await;
     let etag = by_key.headers()["etag"].to_str().expect("ASCII").to_owned();
     assert_eq!(store.head(&path).await.expect("is there").e_tag, Some(etag));
-    let put = service.send(reqwest::Method::PUT, "/v1/namespaces/n/objects/by%2Fapi", "bytes").await;
+    let put = service.send(Method::PUT, "/v1/namespaces/n/objects/by%2Fapi", "bytes").await;
     assert_eq!(put.status(), StatusCode::CREATED);
     assert_eq!(store.get(&Path::from("by/api")).await.expect("reads").bytes().await.expect("reads"), "bytes");
     let upload = store.put_multipart(&Path::from("large")).await.expect("begins");
@@ -70,6 +71,10 @@ async fn objects_of_s3_clients_are_objects_by_key() {
         labels.iter().all(|label| metrics.contains(&format!("route=\"s3:{label}\""))),
         "counted by operation"
     );
+    for counted in ["result=\"created\"} 3", "result=\"known\"} 1"] {
+        let line = format!("kvasir_chunks_stored_total{{kind=\"object\",{counted}\n");
+        assert!(metrics.contains(&line), "of both APIs: {metrics}");
+    }
     store.delete(&path).await.expect("removes");
     assert!(matches!(store.get(&path).await, Err(Error::NotFound { .. })));
     service.stop().await;
@@ -82,9 +87,9 @@ async fn access_keys_are_taken_in_and_end() {
     let server = S3Server::start(Lacks::default()).await;
     let file = directory.path().join("tenants.toml");
     let key = |name: &str, role| NewAccessKey::generate(name, &"a".parse().expect("a name"), role);
-    let (writer, reader) = (key("writer", kvasir_api::Role::Write), key("reader", kvasir_api::Role::Read));
-    let past = format!("{}expires = \"2020-01-01T00:00:00Z\"\n", key("late", kvasir_api::Role::Write).entry);
-    let admin = token("a", kvasir_api::Role::Admin);
+    let (writer, reader) = (key("writer", Role::Write), key("reader", Role::Read));
+    let past = format!("{}expires = \"2020-01-01T00:00:00Z\"\n", key("late", Role::Write).entry);
+    let admin = token("a", Role::Admin);
     let entries = [&writer.entry, &reader.entry, &admin.entry, &past].map(String::as_str).concat();
     std::fs::write(&file, entries).expect("writes");
     let service = Service::start_with(server.config("s"), directory.path(), |config| {
@@ -112,10 +117,61 @@ async fn access_keys_are_taken_in_and_end() {
     }
     let bearer = format!("Bearer {}", admin.token);
     let audited = service.get(routes::AUDIT, &[("authorization", &bearer)]).await;
-    let audited: kvasir_api::AuditList = audited.json().await.expect("a list");
+    let audited: AuditList = audited.json().await.expect("a list");
     let refused = audited.calls.iter().filter(|call| call.status == 403 && call.path.starts_with("/n"));
     assert_eq!(refused.count(), 2, "{audited:?}");
     service.stop().await;
+}
+
+/// Each removal by key is a line, over both APIs. Lines of a tenant that is encrypted at rest leave its keys out.
+#[tokio::test]
+async fn removals_by_key_are_audited() {
+    let server = S3Server::start(Lacks::default()).await;
+    let access_key =
+        |tenant: &str| NewAccessKey::generate("s3", &tenant.parse().expect("a name"), Role::Write);
+    let writers = ["plain", "sealed"].map(|tenant| (tenant, access_key(tenant), token(tenant, Role::Write)));
+    let operator = token("operators", Role::Operator);
+    let entries = writers.iter().flat_map(|(_, s3, rest)| [s3.entry.as_str(), rest.entry.as_str()]);
+    let entries: String = entries.chain([operator.entry.as_str()]).collect();
+    let guarded = Guarded::start_with(&entries, Some(server.config("s")), |config| {
+        config.server.s3_listen = Some(([127, 0, 0, 1], 0).into());
+        config.keys = Some(format!("sealed:1:{}", "5a".repeat(32)).into());
+    });
+    let guarded = guarded.await;
+    let address = guarded.service.s3().expect("it listens");
+    for (tenant, s3, rest) in &writers {
+        let store = client(address, &s3.id, &s3.secret);
+        let batch = ["a/1", "a/2"].map(Path::from);
+        for path in &batch {
+            store.put(path, "bytes".into()).await.expect("stores");
+        }
+        let removed = store.delete_stream(stream::iter(batch.map(Ok)).boxed());
+        assert_eq!(removed.try_collect::<Vec<_>>().await.expect("removes").len(), 2);
+        let one_by_one = builder(address, &s3.id, &s3.secret);
+        let one_by_one = one_by_one.with_config(AmazonS3ConfigKey::DisableBulkDelete, "true").build();
+        one_by_one.expect("a client").delete(&Path::from("missing")).await.expect("as if it had been there");
+        let path = "/v1/namespaces/n/objects/a%2F3";
+        assert_eq!(guarded.send(&rest.token, Method::PUT, path, "bytes").await.status(), 201);
+        for status in [204, 404] {
+            assert_eq!(guarded.send(&rest.token, Method::DELETE, path, "").await.status(), status);
+        }
+        let list = format!("{}?tenant={tenant}", routes::AUDIT);
+        let list = guarded.send(&operator.token, Method::GET, &list, "").await;
+        let AuditList { calls } = list.json().await.expect("a list");
+        let lines = calls.iter().rev().map(|call| {
+            format!("{} {} {} {} {}", call.tenant, call.credential, call.method, call.path, call.status)
+        });
+        let key = |key: &'static str| if *tenant == "sealed" { "{key}" } else { key };
+        let expected = [
+            format!("{tenant} s3 DELETE /n/{} 204", key("a/1")),
+            format!("{tenant} s3 DELETE /n/{} 204", key("a/2")),
+            format!("{tenant} s3 DELETE /n/{} 204", key("missing")),
+            format!("{tenant} test DELETE /v1/namespaces/n/objects/{} 204", key("a%2F3")),
+            format!("{tenant} test DELETE /v1/namespaces/n/objects/{} 404", key("a%2F3")),
+        ];
+        assert_eq!(lines.collect::<Vec<_>>(), expected);
+    }
+    guarded.service.stop().await;
 }
 
 /// Requests that `s3s` would hold in memory, or whose signature does not cover their body, do not get to it.

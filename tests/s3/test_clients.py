@@ -147,6 +147,18 @@ def test_parts(front, s3):
     assert refusal(s3.complete_multipart_upload, MultipartUpload=parts, **upload) == ("InvalidPart", 400)
     assert refusal(s3.upload_part, Key="parts", UploadId="none", PartNumber=1, Body=b"") == ("NoSuchUpload", 404)
 
+    def uploaded():
+        """Another upload of the same bytes under the same key, up to its completion."""
+        begun = s3.create_multipart_upload(Bucket=BUCKET, Key="completed")
+        upload = {"Key": "completed", "UploadId": begun["UploadId"]}
+        part = s3.upload_part(Bucket=BUCKET, PartNumber=1, Body=b"abc", **upload)
+        return upload | {"MultipartUpload": {"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}}
+
+    stored = s3.complete_multipart_upload(Bucket=BUCKET, IfNoneMatch="*", **uploaded())
+    assert s3.complete_multipart_upload(Bucket=BUCKET, **uploaded())["ETag"] == stored["ETag"]
+    refused = refusal(s3.complete_multipart_upload, IfNoneMatch="*", **uploaded())
+    assert refused == ("PreconditionFailed", 412)
+
 
 def test_lists(s3):
     bucket = "lists"

@@ -66,8 +66,8 @@ error_codes! {
     /// A key without an object.
     UnknownObject = "unknown_object", 404, retryable false, "no object is stored under this key",
         remedy "store the object: it was removed, or never stored";
-    /// A key that holds different bytes.
-    ObjectExists = "object_exists", 412, retryable false, "the key holds different bytes",
+    /// A key that has an object: other bytes, or any where the request creates one.
+    ObjectExists = "object_exists", 412, retryable false, "the key has an object",
         remedy "read the object, or remove it before storing other bytes under its key";
     /// A body of undeclared length.
     LengthRequired = "length_required", 411, retryable false, "the length of the body is missing",

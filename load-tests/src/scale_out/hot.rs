@@ -28,6 +28,11 @@ const MEMORY: f64 = 2.0;
 const AT_ONCE: usize = 16;
 /// Objects of the cold lookups.
 const COLD: u64 = 20;
+/// From the last request to the beginning of what counts as without load: more than the 60 s after which replicas without requests
+/// read the journal.
+const QUIET_AFTER: Duration = Duration::from_secs(75);
+/// How long that is counted: two such reads.
+const QUIET: Duration = Duration::from_secs(120);
 
 /// One number of replicas.
 #[derive(Debug, Serialize, Deserialize)]
@@ -153,8 +158,9 @@ pub(super) async fn measure(
         }
     }
     let requests = async || group.metric("kvasir_store_requests_total", &[]).await.into_iter().sum::<f64>();
+    tokio::time::sleep(QUIET_AFTER).await;
     let (asked, begun) = (requests().await, Instant::now());
-    tokio::time::sleep(Duration::from_secs_f64(arguments.seconds)).await;
+    tokio::time::sleep(QUIET).await;
     let idle_store_requests_per_s = (requests().await - asked) / begun.elapsed().as_secs_f64();
     let with_a_replica_lost = match replicas {
         1 => None,

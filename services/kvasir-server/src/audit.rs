@@ -53,6 +53,8 @@ fn displaced(calls: &VecDeque<AuditedCall>, by: &AuditedCall) -> Option<usize> {
 pub(crate) struct AuditedRequest {
     method: Method,
     path: String,
+    /// Where the key of an object begins, the last part of its path.
+    key_at: Option<usize>,
 }
 
 impl AuditedRequest {
@@ -62,16 +64,36 @@ impl AuditedRequest {
         let is_removal = request.method() == Method::DELETE;
         let is_audited = match route {
             routes::CONTEXTS | routes::CONTEXT => is_change(request.method()),
-            routes::CHUNK | routes::CHUNK_OBJECT => is_removal,
+            routes::CHUNK | routes::CHUNK_OBJECT | routes::OBJECT => is_removal,
             _ => required >= Role::Admin,
         };
-        is_audited.then(|| Self::of(request.method(), request.uri().path()))
+        is_audited.then(|| Self::of_route(request, route))
     }
 
-    /// Any request, for example one that its principal's role does not allow.
+    /// Any request to `route`, for example one that its principal's role does not allow.
+    pub(crate) fn of_route(request: &Request, route: &str) -> Self {
+        let path = request.uri().path();
+        let key_at = path.rfind('/').map(|slash| slash + 1).filter(|_| route == routes::OBJECT);
+        Self { key_at, ..Self::of(request.method(), path) }
+    }
+
+    /// Any request for an object over S3, however it addresses its bucket.
+    pub(crate) fn of_s3(method: &Method, bucket: &str, key: &str) -> Self {
+        let key_at = Some(bucket.len() + 2);
+        Self { key_at, ..Self::of(method, &format!("/{bucket}/{key}")) }
+    }
+
     pub(crate) fn of(method: &Method, path: &str) -> Self {
         let end = path.floor_char_boundary(limits::AUDITED_PATH_BYTES_MAX);
-        Self { method: method.clone(), path: path[..end].to_owned() }
+        Self { method: method.clone(), path: path[..end].to_owned(), key_at: None }
+    }
+
+    fn without_key(mut self) -> Self {
+        if let Some(at) = self.key_at {
+            self.path.truncate(at);
+            self.path.push_str("{key}");
+        }
+        self
     }
 
     /// Writes it to the log; keeps it in memory if it is a change.
@@ -109,8 +131,11 @@ pub(crate) struct OpenAudit {
 }
 
 impl OpenAudit {
-    /// `request` is `None` for routine calls.
+    /// `request` is `None` for routine calls. The keys of a tenant that is encrypted at rest are not recorded: they are
+    /// nowhere in the clear. Before the store answered, it is unknown which tenants are.
     pub(crate) fn new(state: &AppState, principal: &Principal, request: Option<AuditedRequest>) -> Self {
+        let is_plain = state.storage().is_ok_and(|storage| !storage.store().seals(&principal.tenant));
+        let request = request.map(|request| if is_plain { request } else { request.without_key() });
         Self { state: state.clone(), call: request.map(|request| (principal.clone(), request)) }
     }
 
@@ -151,7 +176,7 @@ mod tests {
             role: Role::Operator,
             credential: "on call".into(),
         };
-        AuditedRequest { method, path: path.to_owned() }.record(log, &principal, status);
+        AuditedRequest { method, path: path.to_owned(), key_at: None }.record(log, &principal, status);
     }
 
     #[test]
@@ -189,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_by_hand_are_audited_and_what_engines_do_is_not() {
+    fn changes_by_hand_and_removals_are_audited_and_what_engines_store_is_not() {
         let audited = |method: &str, route: &str, required| {
             let request = Request::builder().method(method).uri("/x").body(axum::body::Body::empty());
             AuditedRequest::new(&request.expect("a request"), route, required).is_some()
@@ -197,16 +222,28 @@ mod tests {
         assert!(
             audited("PATCH", routes::CONTEXT, Role::Write) && audited("POST", routes::CONTEXTS, Role::Write)
         );
-        assert!(
-            audited("DELETE", routes::CHUNK, Role::Write)
-                && audited("DELETE", routes::CHUNK_OBJECT, Role::Write)
-        );
+        for removed in [routes::CHUNK, routes::CHUNK_OBJECT, routes::OBJECT] {
+            assert!(audited("DELETE", removed, Role::Write), "{removed}");
+        }
         assert!(
             audited("POST", routes::JOBS, Role::Operator) && audited("GET", routes::JOBS, Role::Operator)
         );
         assert!(!audited("PUT", routes::CHUNK, Role::Write) && !audited("GET", routes::CONTEXT, Role::Read));
         assert!(
-            !audited("DELETE", routes::OBJECT, Role::Write) && !audited("POST", routes::UPLOADS, Role::Write)
+            !audited("PUT", routes::OBJECT, Role::Write) && !audited("POST", routes::UPLOADS, Role::Write)
         );
+    }
+
+    #[test]
+    fn a_key_is_left_out_however_it_is_named() {
+        let request = Request::builder().method("DELETE").uri("/v1/namespaces/objects/objects/a%2Fb");
+        let request = request.body(axum::body::Body::empty()).expect("a request");
+        let by_key = AuditedRequest::new(&request, routes::OBJECT, Role::Write).expect("audited");
+        assert_eq!(by_key.without_key().path, "/v1/namespaces/objects/objects/{key}");
+        let over_s3 = AuditedRequest::of_s3(&Method::DELETE, "n", "a/b");
+        assert_eq!((over_s3.path.as_str(), over_s3.key_at), ("/n/a/b", Some(3)));
+        assert_eq!(over_s3.without_key().path, "/n/{key}");
+        let contexts = AuditedRequest::of(&Method::DELETE, "/v1/contexts/1");
+        assert_eq!(contexts.without_key().path, "/v1/contexts/1");
     }
 }

@@ -11,7 +11,7 @@ use kvasir_tests::{
     model::{Outcome, Replica},
     service::Api,
 };
-use reqwest::{Method, Response, StatusCode};
+use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use tokio::time::sleep;
 
 use super::{ASKED_AGAIN, History, SERVED_AGAIN, group::Group, judge};
@@ -39,27 +39,52 @@ struct Door<'a> {
 }
 
 impl Door<'_> {
-    /// No mishap excuses an internal error.
-    async fn send(&self, method: Method, key: u8, body: Vec<u8>) -> Option<Response> {
+    fn request(&self, method: Method, key: u8) -> RequestBuilder {
         let url = match self.s3 {
             Some(address) => format!("http://{address}/{}/key-{key}", self.namespace),
             None => format!("http://{}/v1/namespaces/{}/objects/key-{key}", self.api.address, self.namespace),
         };
-        let answer = self.api.http.request(method, url).body(body).send().await.ok()?;
-        let status = answer.status();
-        assert_ne!(status, StatusCode::INTERNAL_SERVER_ERROR, "key {key}\n{}", self.group.log(self.life));
+        self.api.http.request(method, url)
+    }
+
+    /// No mishap excuses an internal error.
+    async fn send(&self, request: RequestBuilder) -> Option<Response> {
+        let answer = request.send().await.ok()?;
+        let (status, url) = (answer.status(), answer.url());
+        assert_ne!(status, StatusCode::INTERNAL_SERVER_ERROR, "{url}\n{}", self.group.log(self.life));
         Some(answer)
     }
 
     /// The value of a key; `None` if there is none, or the answer is incomplete.
     async fn get(&self, key: u8) -> Option<Result<u8, String>> {
-        let answer = self.send(Method::GET, key, Vec::new()).await?;
+        let answer = self.send(self.request(Method::GET, key)).await?;
         if answer.status() != StatusCode::OK {
             return None;
         }
         let bytes = answer.bytes().await.ok()?;
         let value = (0..VALUES).find(|value| payload(key, *value) == bytes);
         Some(value.ok_or_else(|| format!("key {key} has bytes of nobody")))
+    }
+
+    async fn remove(&self, key: u8) -> Outcome {
+        match self.send(self.request(Method::DELETE, key)).await.map(|answer| answer.status()) {
+            Some(StatusCode::NO_CONTENT) => Outcome::Acknowledged,
+            Some(StatusCode::NOT_FOUND) => Outcome::Refused,
+            _ => Outcome::Unknown,
+        }
+    }
+
+    /// Removes several keys with one request, over S3.
+    async fn remove_all(&self, address: SocketAddr, keys: &[u8]) -> Outcome {
+        let objects = keys.iter().map(|key| format!("<Object><Key>key-{key}</Key></Object>"));
+        let body = format!("<Delete>{}</Delete>", objects.collect::<String>());
+        let request = self.api.http.post(format!("http://{address}/{}?delete", self.namespace)).body(body);
+        let Some(answer) = self.send(request).await.filter(|answer| answer.status().is_success()) else {
+            return Outcome::Unknown;
+        };
+        let text = answer.text().await.unwrap_or_default();
+        let is_removed = |key: &u8| text.contains(&format!("<Deleted><Key>key-{key}</Key></Deleted>"));
+        if keys.iter().all(is_removed) { Outcome::Acknowledged } else { Outcome::Unknown }
     }
 
     async fn list(&self) -> Option<String> {
@@ -110,9 +135,18 @@ impl<'a> KeyClient<'a> {
     async fn put(&self, door: &Door<'_>, key: u8, value: u8) {
         let history = self.history;
         let put = history.keys.borrow_mut().put_begins(key, value, history.now());
-        let answer = door.send(Method::PUT, key, payload(key, value)).await;
-        let outcome = match answer.map(|answer| answer.status()) {
+        let mut request = door.request(Method::PUT, key).body(payload(key, value));
+        let is_create = self.below(4) == 0;
+        if is_create {
+            request = request.header("if-none-match", "*");
+        }
+        let outcome = match door.send(request).await.map(|answer| answer.status()) {
+            Some(StatusCode::OK) if is_create && door.s3.is_none() => {
+                return judge(Err(format!("key {key} was to be created, and had value {value}")));
+            }
             Some(StatusCode::OK | StatusCode::CREATED) => Outcome::Acknowledged,
+            // Another one of the same value may have come at the same moment: both are refused, and the value stays.
+            Some(StatusCode::PRECONDITION_FAILED) if is_create => Outcome::Unknown,
             Some(StatusCode::PRECONDITION_FAILED) => Outcome::Refused,
             _ => Outcome::Unknown,
         };
@@ -122,13 +156,17 @@ impl<'a> KeyClient<'a> {
 
     async fn remove(&self, door: &Door<'_>, key: u8) {
         let history = self.history;
-        let removal = history.keys.borrow_mut().removal_begins(key, history.now());
-        let outcome = match door.send(Method::DELETE, key, Vec::new()).await.map(|answer| answer.status()) {
-            Some(StatusCode::NO_CONTENT) => Outcome::Acknowledged,
-            Some(StatusCode::NOT_FOUND) => Outcome::Refused,
-            _ => Outcome::Unknown,
+        let batch = door.s3.filter(|_| self.below(2) == 0);
+        let keys = if batch.is_some() { vec![key, (key + 1) % KEYS] } else { vec![key] };
+        let begins = |key: &u8| history.keys.borrow_mut().removal_begins(*key, history.now());
+        let removals: Vec<_> = keys.iter().map(begins).collect();
+        let outcome = match batch {
+            Some(address) => door.remove_all(address, &keys).await,
+            None => door.remove(key).await,
         };
-        history.keys.borrow_mut().removal_ends(removal, history.now(), outcome);
+        for removal in removals {
+            history.keys.borrow_mut().removal_ends(removal, history.now(), outcome);
+        }
     }
 
     async fn get(&self, door: &Door<'_>, key: u8) {

@@ -3,11 +3,40 @@
 
 mod requests;
 
+use kvasir_api::{ContextChange, ContextRequest, LookupRequest, UploadRequest};
+use kvasir_store::seal::FileKeys;
+
 pub use crate::{
     auth::{fuzz_tenants_file as tenants_file, fuzz_web_token as web_token},
     config::fuzz_file as config_file,
 };
 pub use requests::{api_requests, s3_requests};
+
+/// Keys of encryption at rest, as a file and as a list in a variable.
+pub fn keys_file(text: &str) {
+    for keys in [FileKeys::parse(text), FileKeys::parse_list(text)].into_iter().flatten() {
+        assert!(!keys.tenants().is_empty(), "nobody is sealed, and nothing says so");
+        assert!(keys.may_follow(&keys).is_ok());
+    }
+}
+
+/// JSON bodies of requests: what is taken is written and read as the same.
+pub fn json_bodies(data: &[u8]) {
+    same_again::<LookupRequest>(data);
+    same_again::<ContextRequest>(data);
+    same_again::<ContextChange>(data);
+    same_again::<UploadRequest>(data);
+}
+
+fn same_again<T>(data: &[u8])
+where
+    T: serde::Serialize + serde::de::DeserializeOwned + PartialEq + std::fmt::Debug,
+{
+    if let Ok(request) = serde_json::from_slice::<T>(data) {
+        let json = serde_json::to_vec(&request).expect("it was JSON");
+        assert_eq!(serde_json::from_slice::<T>(&json).expect("reads"), request);
+    }
+}
 
 #[cfg(test)]
 mod tests {
@@ -36,6 +65,8 @@ mod tests {
         damaged("config_file", 500, |data| text(data, config_file));
         damaged("tenants_file", 500, tenants_file);
         damaged("web_token", 500, web_token);
+        damaged("keys_file", 500, |data| text(data, keys_file));
+        damaged("lookup", 500, json_bodies);
         damaged("api", 200, api_requests);
         damaged("s3", 200, s3_requests);
     }

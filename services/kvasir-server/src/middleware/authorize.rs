@@ -56,7 +56,8 @@ pub(crate) async fn authorize(State(state): State<AppState>, mut request: Reques
     // Within the quota: each refusal is a line of the audit log.
     if principal.role < required {
         state.metrics().auth_refused("role");
-        AuditedRequest::of(request.method(), request.uri().path()).record(state.audit(), &principal, 403);
+        let refused = AuditedRequest::of_route(&request, route.as_deref().unwrap_or_default());
+        OpenAudit::new(&state, &principal, Some(refused)).end(403);
         let (needed, held) = (required.as_str(), principal.role.as_str());
         let detail = format!("this needs the role {needed}, the credential has {held}");
         return ApiError::from(Problem::new(ErrorCode::Forbidden, detail)).into_response();

@@ -9,12 +9,16 @@ use s3s::{
     S3Result,
     access::{S3Access, S3AccessContext},
     auth::{S3Auth, SecretKey},
+    path::S3Path,
     s3_error,
 };
 
 use crate::{
-    audit::AuditedRequest, auth::Principal, middleware::credential_watch::CredentialWatch,
-    quota::RequestPermit, state::AppState,
+    audit::{AuditedRequest, OpenAudit},
+    auth::Principal,
+    middleware::credential_watch::CredentialWatch,
+    quota::RequestPermit,
+    state::AppState,
 };
 
 /// Supported operations, each with its label and required role. All others are not implemented.
@@ -148,8 +152,11 @@ impl S3Access for AccessCheck {
         // Within the quota: each refusal is a line of the audit log.
         if principal.role < required {
             self.state.metrics().auth_refused("role");
-            let refused = AuditedRequest::of(request.method(), request.uri().path());
-            refused.record(self.state.audit(), &principal, 403);
+            let refused = match request.s3_path() {
+                S3Path::Object { bucket, key } => AuditedRequest::of_s3(request.method(), bucket, key),
+                _ => AuditedRequest::of(request.method(), request.uri().path()),
+            };
+            OpenAudit::new(&self.state, &principal, Some(refused)).end(403);
             let (needed, held) = (required.as_str(), principal.role.as_str());
             return Err(s3_error!(AccessDenied, "{name} needs the role {needed}; the access key has {held}"));
         }

@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use axum::http::{HeaderMap, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use kvasir_api::StoredObject;
 use kvasir_storage::{
     ByteRange, ChunkError, ObjectError, OpaqueObject, PutObject, Storage, hot::RequestHint,
@@ -16,7 +16,11 @@ use super::{
     operations::{Operations, key, namespace, principal},
     uploads::Upload,
 };
-use crate::{auth::Principal, limits, quota_reservation};
+use crate::{
+    audit::{AuditedRequest, OpenAudit},
+    auth::Principal,
+    limits, quota_reservation,
+};
 
 /// Media type of objects: the service treats them as bytes.
 const MEDIA_BYTES: &str = "binary/octet-stream";
@@ -181,14 +185,25 @@ impl Operations {
         Ok(DeleteObjectsOutput { deleted, errors, ..DeleteObjectsOutput::default() })
     }
 
-    /// Removes an object; removing a missing one succeeds.
+    /// Removes an object; removing a missing one succeeds. Each is a line of the audit log.
     async fn remove(&self, principal: &Principal, bucket: &str, name: &str) -> S3Result<()> {
         let (namespace, key) = (namespace(bucket)?, key(name)?);
-        let storage = self.state().storage().map_err(S3Failure::from)?;
-        match storage.lifecycle().remove_object(&principal.tenant, &namespace, &key).await {
-            Ok(()) | Err(ObjectError::Unknown { .. }) => Ok(()),
-            Err(error) => Err(S3Failure::from(error).into()),
-        }
+        let audited = AuditedRequest::of_s3(&Method::DELETE, bucket, name);
+        let audited = OpenAudit::new(self.state(), principal, Some(audited));
+        let removed = async {
+            let storage = self.state().storage().map_err(S3Failure::from)?;
+            match storage.lifecycle().remove_object(&principal.tenant, &namespace, &key).await {
+                Ok(()) | Err(ObjectError::Unknown { .. }) => Ok(()),
+                Err(error) => Err(S3Error::from(S3Failure::from(error))),
+            }
+        };
+        let removed = removed.await;
+        let status = match &removed {
+            Ok(()) => StatusCode::NO_CONTENT,
+            Err(error) => error.status_code().unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
+        };
+        audited.end(status.as_u16());
+        removed
     }
 
     /// The object that a read requests, if its conditions hold.

@@ -21,10 +21,11 @@ use crate::{api_error::ApiError, auth::Principal, limits, quota_reservation, sta
 const MEDIA_BYTES: &str = "application/octet-stream";
 
 /// Stores bytes under a key. They are never overwritten: storing the same bytes again succeeds, other bytes
-/// are refused.
+/// are refused. With `If-None-Match: *`, the same bytes are refused too.
 #[utoipa::path(put, path = routes::OBJECT, operation_id = "put_opaque_object", tag = "objects",
     params(("namespace" = Name, Path, description = "the key's namespace"),
-           ("key" = ObjectKey, Path, description = "the key, with %2F for a slash")),
+           ("key" = ObjectKey, Path, description = "the key, with %2F for a slash"),
+           ("If-None-Match" = Option<String>, Header, description = "`*`: 412 if the key has any object")),
     request_body(content = inline(Option<kvasir_api::Binary>), content_type = MEDIA_BYTES, description = "an object may be empty"),
     responses((status = 200, description = "the same bytes were already stored", body = StoredObject),
               (status = 201, description = "durable and visible", body = StoredObject)))]
@@ -37,6 +38,7 @@ pub(in crate::handlers) async fn put(
 ) -> Result<Response, ApiError> {
     let storage = state.storage()?;
     let (namespace, key) = (id("namespace", &namespace)?, id("key", &key)?);
+    let is_create = is_create(&headers)?;
     body::check_length(&headers, storage.settings().chunk_bytes_max)?;
     let no_length = || {
         let detail = "send the body with Content-Length, not with chunked encoding: the object's header contains its length";
@@ -50,6 +52,11 @@ pub(in crate::handlers) async fn put(
     match storage.ingest().put_object(put, &mut upload).await {
         Ok(stored) => {
             state.metrics().object_stored(&stored);
+            if is_create && !stored.created {
+                let detail =
+                    "the key already has these bytes; without If-None-Match, storing them again is 200";
+                return Err(Problem::new(ErrorCode::ObjectExists, detail).into());
+            }
             Ok(body::created_or_ok(stored.created, stored))
         }
         Err(error) => {
@@ -204,6 +211,15 @@ pub(in crate::handlers) async fn read(
     let headers =
         [(header::CONTENT_TYPE, MEDIA_OBJECTS.to_owned()), (header::CONTENT_LENGTH, total.to_string())];
     Ok((headers, body::download(&state, read)).into_response())
+}
+
+/// Whether a PUT must fail if the key has any object: the only condition of a PUT.
+fn is_create(headers: &HeaderMap) -> Result<bool, ApiError> {
+    match headers.get(header::IF_NONE_MATCH).map(HeaderValue::as_bytes) {
+        None => Ok(false),
+        Some(b"*") => Ok(true),
+        Some(_) => Err(ApiError::bad_request("If-None-Match of a PUT must be * or absent")),
+    }
 }
 
 /// Size of the length field before an object.
