@@ -279,13 +279,11 @@ PRESSURE = [
           "A tenant of Kvasir runs into its quota.", "{value} requests a second are refused with a Retry-After.",
           at="40m", labels={**KVASIR, "limit": "requests_per_second"}, template="{{ $value | humanize }}", value="2",
           fires=[one("kvasir_quota_throttled_total", "0+60x100", 'limit="requests_per_second"')], silent=[one("kvasir_quota_throttled_total", "0+3x100", 'limit="requests_per_second"')]),
-    Alert("KvasirCredentialsRefused", TICKET, f'sum {BY} (rate(kvasir_auth_refused_total{{reason!="braked"}}[10m])) > 1', "10m",
+    Alert("KvasirCredentialsRefused", TICKET, f"sum {BY} (rate(kvasir_auth_refused_total[10m])) > 1", "10m",
           "Kvasir refuses many credentials.", "{value} a second: a token expired or was rotated on one side only, or an address guesses.",
           at="25m", labels=KVASIR, template="{{ $value | humanize }}", value="2",
           fires=[one("kvasir_auth_refused_total", "0+60x60", 'reason="invalid"')],
-          # `braked` is the former name of `rate_limited`: what counts under both must not count twice.
-          silent=[one("kvasir_auth_refused_total", "0+6x60", 'reason="invalid"'), one("kvasir_auth_refused_total", "0+18x60", 'reason="rate_limited"'),
-                  one("kvasir_auth_refused_total", "0+18x60", 'reason="braked"')]),
+          silent=[one("kvasir_auth_refused_total", "0+6x60", 'reason="invalid"'), one("kvasir_auth_refused_total", "0+18x60", 'reason="rate_limited"')]),
 ]
 
 ALERTS = AVAILABILITY + VALUE + STORE + DATA + PRESSURE

@@ -103,7 +103,7 @@ WRONG = [
            Query("failed {{op}}", rate("kvasir_store_requests_total", "op", 'outcome="error"'), quiet=True)], width=8),
     Panel("Throttled and refused a second", "By quota, credential, or because the service has enough to do.",
           [Query("quota {{limit}}", rate("kvasir_quota_throttled_total", "limit"), quiet=True),
-           Query("credential {{reason}}", rate("kvasir_auth_refused_total", "reason", 'reason!="braked"'), quiet=True),
+           Query("credential {{reason}}", rate("kvasir_auth_refused_total", "reason"), quiet=True),
            Query("other {{status}}", rate("kvasir_http_requests_total", "status", 'status=~"4..|501|507",status!~"401|403|404|412|416"'), quiet=True)], width=8),
     Panel("Queue", "Requests whose answer has not begun, and open connections, by replica.",
           [Query("in flight {{instance}}", "kvasir_http_requests_in_flight{@}"),

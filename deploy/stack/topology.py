@@ -50,21 +50,6 @@ def write_dump(text: Path, dump: Path, tokens: int = 512, skip: int = 0) -> None
     run([lab_binary(), "dump", "--text", text, "--skip", str(skip), "--tokens", str(tokens), "-o", dump])
 
 
-EARLIER_NAMES = {("context", "put"): ["store"], ("context", "get"): ["fetch"], ("context", "lookup"): ["lookup"], ("admin", "usage"): ["usage"],
-                 ("admin", "gc", "--direct"): ["maintain", "gc"], ("admin", "scrub", "--direct"): ["maintain", "scrub"]}
-"""Commands that `deploy/upgrade` gives to older binaries, which know no headings. They go with release 0.2.0."""
-
-
-def command_line(program: Path, *arguments) -> list:
-    """A command line in the names that this binary knows."""
-    if run([program, "context", "--help"], expect=None).returncode == 0:
-        return [program, *arguments]
-    for words, earlier in EARLIER_NAMES.items():
-        if arguments[: len(words)] == words:
-            return [program, *earlier, *arguments[len(words):]]
-    return [program, *arguments]
-
-
 def package(name: str) -> Path:
     """The unpacked files of a Debian package, fetched once."""
     root = build_folder() / "tools" / name
@@ -99,11 +84,11 @@ class Replica(Process):
         return self.wait_for(f"{self.url}/readyz")
 
 
-def remove(url: str, dump: Path, profile: Path | None = None, program: Path | None = None) -> None:
+def remove(url: str, dump: Path, program: Path | None = None) -> None:
     """Removes every chunk of a context through the service at `url`."""
-    client, coded = program or binary(), ["--profile", profile] if profile else []
-    found = json.loads(run(command_line(client, "context", "lookup", "--kv", dump, *coded, "--json", "--url", url)).stdout)["chunks"]
-    models = json.loads(run(command_line(client, "admin", "usage", "--json", "--url", url)).stdout)["bytes_by_model"]
+    client = program or binary()
+    found = json.loads(run([client, "context", "lookup", "--kv", dump, "--json", "--url", url]).stdout)["chunks"]
+    models = json.loads(run([client, "admin", "usage", "--json", "--url", url]).stdout)["bytes_by_model"]
     for chunk in found:
         removed = [delete(f"{url}/v1/models/{model}/chunks/{chunk['seq_hash']}") for model in models]
         if not any(removed):

@@ -57,6 +57,12 @@ fn a_service_is_looked_after() {
         elsewhere.contains("other_namespace: 300 of these tokens are stored in namespace default"),
         "{elsewhere}"
     );
+    let miss = json(&bench.ok(&format!("context explain --url {url} --key a --key a/b --json")));
+    assert_eq!((&miss["keys"], &miss["key"]), (&2.into(), &"a".into()));
+    let text = bench.ok(&format!("context explain --url {url} --key a"));
+    assert!(text.starts_with("0 of 1 keys have objects; the next one is a\nnever_stored: "), "{text}");
+    let both = bench.run(&format!("context explain --url {url} --key a --kv kv.safetensors"));
+    both.fails(exit::USAGE, &[]);
 
     let create = format!("context create --url {url} --kv kv.safetensors --label app=chat --pin --json");
     let context = json(&bench.ok(&create));

@@ -259,11 +259,3 @@ fn a_tenant_is_moved_over_to_its_first_key() {
     let again = json(&bench.ok(&format!("admin seal --tenant default --json {store} {keys}")));
     assert_eq!((&again["salts"], &again["objects"]), (&0.into(), &0.into()), "{again}");
 }
-
-#[test]
-fn old_names_of_commands_answer_with_the_new() {
-    let bench = empty_bench();
-    bench.run("maintain scrub --json").fails(exit::USAGE, &["kvasir admin scrub --direct"]);
-    bench.run("rebuild-index").fails(exit::USAGE, &["kvasir admin rebuild-index"]);
-    bench.run("sim evict").fails(exit::USAGE, &["kvasir-lab sim"]);
-}

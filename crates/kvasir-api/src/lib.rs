@@ -58,8 +58,6 @@ pub use plan::{
 pub use series::{CurvePoint, HotTenant, Series, SeriesNow, SeriesQuery, SeriesResponse};
 pub use upload::{UploadRequest, UploadTicket};
 
-pub use kvasir_types as types;
-
 /// Media type of a chunk object.
 pub const MEDIA_CHUNK: &str = "application/vnd.kvasir.chunk";
 /// Media type of a profile.

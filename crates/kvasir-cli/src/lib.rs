@@ -14,7 +14,6 @@ pub mod error;
 pub mod inputs;
 pub mod output;
 pub mod progress;
-mod renamed;
 pub mod service;
 mod settings;
 pub mod shipped;
@@ -32,10 +31,6 @@ use self::{
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    let words: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into()).collect();
-    if let Some(advice) = renamed::advice(&words) {
-        return report(&advice);
-    }
     match run(&Arguments::parse().command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => report(&error),

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Args, Command, error::Error};
-use kvasir_server::{Config, Layers, RENAMED_SETTINGS, SETTINGS};
+use kvasir_server::{Config, Layers, SETTINGS};
 
 use crate::error::{CliError, CliResult, Exit};
 
@@ -59,9 +59,6 @@ impl Args for SettingsArguments {
             let arg = arg.help_heading(setting.section()).overrides_with(setting.key);
             command = command.arg(arg.hide_short_help(true));
         }
-        for old in RENAMED_SETTINGS {
-            command = command.arg(Arg::new(old.old).long(old.old).hide(true).overrides_with(old.old));
-        }
         command
     }
 
@@ -73,8 +70,8 @@ impl Args for SettingsArguments {
 impl clap::FromArgMatches for SettingsArguments {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
         let value = |id: &str| matches.get_one::<String>(id).cloned();
-        let names = SETTINGS.iter().map(|s| s.key).chain(RENAMED_SETTINGS.iter().map(|r| r.old));
-        let mut flags: Vec<_> = names.filter_map(|key| Some((key.to_owned(), value(key)?))).collect();
+        let given = SETTINGS.iter().filter_map(|s| Some((s.key.to_owned(), value(s.key)?)));
+        let mut flags: Vec<_> = given.collect();
         flags.extend(value(LISTEN).map(|address| ("server.listen".to_owned(), address)));
         Ok(Self { file: value(CONFIG).map(Into::into), flags })
     }

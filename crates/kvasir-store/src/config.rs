@@ -31,8 +31,6 @@ pub struct StoreConfig {
     pub requests_max: usize,
     /// Timeout of one attempt: until the head of the response, or the end of a write.
     pub request_timeout: Duration,
-    /// Longest wait for a connection.
-    pub connect_timeout: Duration,
     /// Retries of a failed request.
     pub retries_max: usize,
     /// Longest time from a request's first attempt to the start of its last; a call ends within this plus one
@@ -57,7 +55,6 @@ impl StoreConfig {
             instance_credentials: false,
             requests_max: limits::STORE_REQUESTS_MAX,
             request_timeout: Duration::from_secs(30),
-            connect_timeout: Duration::from_secs(5),
             retries_max: 3,
             retry_timeout: Duration::from_secs(20),
             jitter_seed: rand::random(),

@@ -6,6 +6,8 @@ use std::time::Duration;
 pub const STORE_REQUESTS_MAX: usize = 128;
 /// Queued requests; a task of a few KiB each.
 pub const STORE_WAITING_MAX: usize = 4_096;
+/// Longest wait for a connection: a lost SYN is sent again after 1 s and after 3 s.
+pub const STORE_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long they wait in the queue: a client's patience with a silent service.
 pub const STORE_WAIT_MAX: Duration = Duration::from_secs(5);
 /// Open bodies per request permit: slow readers must not block others' requests.

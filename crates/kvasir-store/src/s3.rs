@@ -9,7 +9,7 @@ use object_store::{
 };
 
 use crate::{
-    config::StoreConfig, observe::StoreObserver, presign::Presigner, trace::TracedConnector,
+    config::StoreConfig, limits, observe::StoreObserver, presign::Presigner, trace::TracedConnector,
     unfinished::UnfinishedUploads,
 };
 
@@ -41,7 +41,7 @@ pub(crate) fn unfinished(
 fn client_options(config: &StoreConfig) -> ClientOptions {
     ClientOptions::new()
         .with_timeout_disabled()
-        .with_connect_timeout(config.connect_timeout)
+        .with_connect_timeout(limits::STORE_CONNECT_TIMEOUT)
         // An http:// endpoint is explicit consent; requests are signed, and secrets are not sent.
         .with_allow_http(config.endpoint.as_deref().is_some_and(|e| e.starts_with("http://")))
 }

@@ -9,7 +9,10 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::process::usage::{self, Usage};
+use crate::{
+    process::usage::{self, Usage},
+    speed::stats::median,
+};
 
 /// A smaller cache directory counts as this much: it has the database's first segments and little else, whose number
 /// varies.
@@ -75,13 +78,9 @@ pub(crate) fn growth(samples: &[Sample]) -> Vec<(&'static str, f64)> {
         return Vec::new();
     }
     let grew = |of: fn(&Sample) -> f64| {
-        let median = |samples: &[&Sample]| {
-            let mut values: Vec<f64> = samples.iter().map(|sample| of(sample)).collect();
-            values.sort_by(f64::total_cmp);
-            values[values.len() / 2]
-        };
-        let before = median(&running[quarter..2 * quarter]);
-        if before > 0.0 { median(&running[running.len() - quarter..]) / before } else { 1.0 }
+        let values: Vec<f64> = running.iter().map(|sample| of(sample)).collect();
+        let before = median(&values[quarter..2 * quarter]);
+        if before > 0.0 { median(&values[values.len() - quarter..]) / before } else { 1.0 }
     };
     vec![
         ("memory", grew(|sample| sample.resident_mib)),

@@ -10,7 +10,7 @@ mod put;
 mod rebuild;
 mod replicas;
 mod servers;
-mod stats;
+pub(crate) mod stats;
 
 use std::io::Write as _;
 

@@ -18,20 +18,12 @@ enum KeySource {
     Given(Arc<FileKeys>),
 }
 
-/// Keys that cannot be used at start.
-#[derive(Debug, thiserror::Error)]
-#[error("{setting}: {problem}")]
-pub struct EncryptionKeysError {
-    setting: &'static str,
-    problem: String,
-}
-
 impl EncryptionKeys {
     /// Reads the keys that `config` names; `None` if it names none.
     ///
     /// # Errors
-    /// [`EncryptionKeysError`].
-    pub(crate) fn open(config: &Config) -> Result<Option<Self>, EncryptionKeysError> {
+    /// The setting and what is wrong with its keys.
+    pub(crate) fn open(config: &Config) -> Result<Option<Self>, String> {
         let source = match (&config.keys_file, &config.keys) {
             (Some(path), _) => Some(Self::file(path)),
             (None, Some(list)) => Some(Self::given(list.expose())),
@@ -40,17 +32,17 @@ impl EncryptionKeys {
         Ok(source.transpose()?.map(Self))
     }
 
-    fn file(path: &Path) -> Result<KeySource, EncryptionKeysError> {
+    fn file(path: &Path) -> Result<KeySource, String> {
         let parse = |files: &[Vec<u8>]| {
             let text = std::str::from_utf8(&files[0]).map_err(|e| format!("is not UTF-8: {e}"))?;
             FileKeys::parse(text)
         };
-        let failed = |problem| EncryptionKeysError { setting: "encryption.keys_file", problem };
+        let failed = |problem| format!("encryption.keys_file: {problem}");
         ReloadableFiles::open(&[path], parse).map(|file| KeySource::File(Arc::new(file))).map_err(failed)
     }
 
-    fn given(list: &str) -> Result<KeySource, EncryptionKeysError> {
-        let failed = |problem| EncryptionKeysError { setting: "encryption.keys", problem };
+    fn given(list: &str) -> Result<KeySource, String> {
+        let failed = |problem| format!("encryption.keys: {problem}");
         FileKeys::parse_list(list).map(|keys| KeySource::Given(Arc::new(keys))).map_err(failed)
     }
 
@@ -125,7 +117,7 @@ mod tests {
         let config = Config { keys_file: Some(path.clone()), ..Config::default() };
         for text in ["", "\n# nothing yet\n", "key = []"] {
             std::fs::write(&path, text).expect("writes");
-            let error = EncryptionKeys::open(&config).expect_err("nothing would be sealed").to_string();
+            let error = EncryptionKeys::open(&config).expect_err("nothing would be sealed");
             assert!(error.contains("encryption.keys_file") && error.contains("[[key]]"), "{error}");
         }
     }

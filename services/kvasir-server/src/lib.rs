@@ -41,13 +41,11 @@ mod tls;
 mod toml_error;
 mod wall_clock;
 
-pub use auth::{AuthError, NewAccessKey, NewToken};
+pub use auth::{NewAccessKey, NewToken};
 pub use config::{
     AuthConfig, CacheConfig, ClusterConfig, Config, ConfigError, GcConfig, HotConfig, JournalConfig,
-    JwtConfig, Layers, LogConfig, LogFormat, MemberSource, Mistake, RENAMED_SETTINGS, RenamedSetting,
-    SETTINGS, ScrubConfig, ServerConfig, Setting, TlsConfig,
+    JwtConfig, Layers, LogConfig, LogFormat, MemberSource, Mistake, SETTINGS, ScrubConfig, ServerConfig,
+    Setting, TlsConfig,
 };
-pub use encryption_keys::EncryptionKeysError;
 pub use run_error::RunError;
 pub use server::{Listeners, listen, open_store, run, shutdown_signal};
-pub use tls::TlsError;

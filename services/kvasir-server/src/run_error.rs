@@ -5,8 +5,6 @@ use std::net::SocketAddr;
 use kvasir_storage::index::IndexError;
 use kvasir_store::{FormerLayout, OpenError};
 
-use crate::{auth::AuthError, encryption_keys::EncryptionKeysError, tls::TlsError};
-
 /// A service that cannot start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -22,15 +20,9 @@ pub enum RunError {
     /// The configuration does not allow the listener's address.
     #[error("the address {0}")]
     Address(String),
-    /// Credentials that cannot be read.
-    #[error(transparent)]
-    Auth(#[from] AuthError),
-    /// Certificates that cannot be used.
-    #[error(transparent)]
-    Tls(#[from] TlsError),
-    /// Keys that cannot be read.
-    #[error(transparent)]
-    Keys(#[from] EncryptionKeysError),
+    /// A file of credentials, certificates or keys cannot be used.
+    #[error("{0}")]
+    Files(String),
     /// The store's settings are invalid.
     #[error(transparent)]
     Store(#[from] OpenError),

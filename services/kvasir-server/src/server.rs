@@ -114,15 +114,12 @@ pub async fn run(
     {
         return Err(RunError::Address(problem));
     }
-    for warning in &config.warnings {
-        tracing::warn!(setting = %warning.place, "{}", warning.problem);
-    }
     let metrics = Arc::new(Metrics::new());
     metrics.capacity(config.gc.policy.capacity_bytes);
     metrics.gc_interval(config.gc.interval);
-    let authenticator = Authenticator::open(&config)?;
-    let tls = config.tls.as_ref().map(Tls::open).transpose()?;
-    let keys = EncryptionKeys::open(&config)?;
+    let authenticator = Authenticator::open(&config).map_err(RunError::Files)?;
+    let tls = config.tls.as_ref().map(Tls::open).transpose().map_err(RunError::Files)?;
+    let keys = EncryptionKeys::open(&config).map_err(RunError::Files)?;
     if let Some(keys) = &keys {
         keys.log_tenants();
     }
@@ -209,7 +206,7 @@ fn warn_if_unprotected(config: &Config, address: SocketAddr) {
 /// # Errors
 /// [`RunError`] if the settings are invalid or the keys cannot be read.
 pub fn open_store(config: &Config, observer: Arc<dyn StoreObserver>) -> Result<OpenStore, RunError> {
-    let keys = EncryptionKeys::open(config)?;
+    let keys = EncryptionKeys::open(config).map_err(RunError::Files)?;
     Ok(with_encryption(OpenStore::open(&config.store, observer)?, keys.as_ref()))
 }
 

@@ -19,24 +19,19 @@ use crate::{config::TlsConfig, reload::ReloadableFiles};
 #[derive(Debug)]
 pub(crate) struct Tls(ReloadableFiles<ServerConfig>);
 
-/// Certificates that cannot be used at start.
-#[derive(Debug, thiserror::Error)]
-#[error("tls: {0}")]
-pub struct TlsError(String);
-
 impl Tls {
     /// Reads certificate, key and, if given, the CA of client certificates.
     ///
     /// # Errors
-    /// [`TlsError`]: at start they must be usable; later the last good ones stay in force.
-    pub(crate) fn open(config: &TlsConfig) -> Result<Self, TlsError> {
+    /// What is wrong: at start they must be usable; later the last good ones stay in force.
+    pub(crate) fn open(config: &TlsConfig) -> Result<Self, String> {
         let mut paths: Vec<&Path> = vec![&config.certificate_file, &config.key_file];
         paths.extend(config.client_ca_file.as_deref());
         ReloadableFiles::open(&paths, |files| {
             server_config(&files[0], &files[1], files.get(2).map(Vec::as_slice))
         })
         .map(Self)
-        .map_err(TlsError)
+        .map_err(|problem| format!("tls: {problem}"))
     }
 
     pub(crate) fn reload(&self) {

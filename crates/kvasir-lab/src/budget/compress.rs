@@ -2,15 +2,6 @@
 
 use kvasir_engine::{EngineError, Model, logits::log_softmax};
 
-/// Shortens a prompt. The result is cached as an ordinary cache of the shorter text.
-pub trait PromptCompressor: std::fmt::Debug {
-    /// About `share` of `tokens`, in order.
-    ///
-    /// # Errors
-    /// Whatever judging the tokens gives.
-    fn compress(&self, tokens: &[u32], share: f64) -> Result<Vec<u32>, EngineError>;
-}
-
 /// Keeps the tokens that the model itself found hardest to predict: the token-level step of LLMLingua (arXiv
 /// 2310.05736), with the served model as its own judge and no budget controller. The first token stays.
 #[derive(Debug, Clone, Copy)]
@@ -19,8 +10,12 @@ pub struct SurprisalCompressor<'a> {
     pub model: &'a Model,
 }
 
-impl PromptCompressor for SurprisalCompressor<'_> {
-    fn compress(&self, tokens: &[u32], share: f64) -> Result<Vec<u32>, EngineError> {
+impl SurprisalCompressor<'_> {
+    /// About `share` of `tokens`, in order: a shorter prompt, whose cache is an ordinary cache.
+    ///
+    /// # Errors
+    /// Whatever judging the tokens gives.
+    pub fn compress(&self, tokens: &[u32], share: f64) -> Result<Vec<u32>, EngineError> {
         let logits = self.model.logits(&mut self.model.new_kv()?, tokens)?;
         let rest = tokens.iter().enumerate().skip(1);
         let mut order: Vec<(usize, f64)> =

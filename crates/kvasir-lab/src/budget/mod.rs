@@ -24,7 +24,7 @@ mod stored;
 
 use kvasir_types::{ModelSpec, Plane};
 
-pub use compress::{PromptCompressor, SurprisalCompressor};
+pub use compress::SurprisalCompressor;
 pub use policy::{FastGen, H2o, HeadView, Scissorhands, SlidingWindow, StreamingLlm, TokenPolicy};
 pub use squeeze::{layer_groups, squeeze};
 pub use statistics::PrefixStatistics;

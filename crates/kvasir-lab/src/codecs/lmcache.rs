@@ -26,9 +26,6 @@ const RUNGS: [(i32, i32); 7] = [(3, 1), (5, 2), (7, 3), (10, 5), (15, 7), (22, 1
 pub struct Lmcache;
 
 impl Lmcache {
-    /// The setting that LMCache ships, as an index into the sweep.
-    pub const SHIPPED: usize = 4;
-
     /// Half the levels, by LMCache's table for models it does not know: below ten layers all layers have 32 bins.
     fn half_levels(rung: usize, layers: usize, layer: usize, plane: Plane) -> i32 {
         let (wide, narrow) = RUNGS[rung];

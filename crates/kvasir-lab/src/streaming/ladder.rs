@@ -48,11 +48,6 @@ impl Ladder {
             points.map(|(bits, power)| (bits, (PAPER_POINT.1 * power / reference).min(1.0))).unzip();
         Self { name, bits, loss }
     }
-
-    /// A ladder by name.
-    pub fn by_name(name: &str) -> Option<Self> {
-        [Self::paper(), Self::basis(), Self::int8()].into_iter().find(|ladder| ladder.name == name)
-    }
 }
 
 /// Entropy (bits) and distortion (of variance 2) of a unit-scale Laplacian under a mid-tread quantiser.

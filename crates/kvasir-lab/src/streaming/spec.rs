@@ -89,7 +89,11 @@ impl Noise {
     }
 }
 
-/// How the bytes of several loads take turns on the link.
+/// How the bytes of several loads take turns on the link, whatever the loads leave to each other.
+///
+/// None of them goes by layer: a piece belongs to a chunk, which has all layers of its tokens and is decoded when
+/// the whole prefix of a level is there, and the suffix is computed after the last chunk. A layer that came first
+/// would end no load sooner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sharing {
     /// Piece by piece in turn, as TCP flows of equal round trip do.
@@ -97,6 +101,21 @@ pub enum Sharing {
     RoundRobin,
     /// The load with the least time to its deadline first among those that can still make it.
     LeastSlack,
+}
+
+impl Sharing {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::RoundRobin => "equal",
+            Self::LeastSlack => "slack",
+        }
+    }
+
+    /// The sharing with this name.
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::RoundRobin, Self::LeastSlack].into_iter().find(|sharing| sharing.name() == name)
+    }
 }
 
 /// One load of a run.

@@ -1,6 +1,8 @@
 use std::time::Duration;
 
-use kvasir_client::tuning::{DecodeModel, EstimatorKind, FetcherConfig, Fixed, Progressive, TextMode};
+use kvasir_client::tuning::{
+    DecodeModel, EstimatorKind, FetchPlan, FetcherConfig, Fixed, PlannedChunk, Progressive, TextMode,
+};
 use kvasir_types::Level;
 use proptest::prelude::*;
 
@@ -108,6 +110,41 @@ fn with_eight_requests_none_starves() {
     }
 }
 
+/// Two loads of 10.1 MB begin together on a link of 100 MB/s, which carries pieces of 2 ms: 50 and a half each. The second
+/// has less time. In turn, the first ends half a piece before all 20.2 MB are through, after 201 ms, the second after
+/// 202 ms. By slack, the second waits for the one piece that the first has on the link, and ends after 2 + 101 ms; the
+/// first after 202 ms.
+#[test]
+fn a_link_is_shared_in_equal_parts_or_by_slack() {
+    let engine = Engine::mistral_7b_a40();
+    let load = |slo: u64| {
+        let tokens = kvasir_types::TokenRange { start: 0, end: 1536 };
+        let chunk = PlannedChunk { tokens, level_bytes: vec![10_100_000], loss: vec![0.0] };
+        let plan = FetchPlan {
+            chunks: vec![chunk],
+            slo: Duration::from_millis(slo),
+            suffix_time: Duration::ZERO,
+            prior_rate: None,
+        };
+        let policy = Box::new(Fixed::new(Level(0)).without_giving_up());
+        LoadSpec { arrival: Duration::ZERO, plan, policy, config: config(&engine) }
+    };
+    for (sharing, ends) in [(Sharing::RoundRobin, [0.201, 0.202]), (Sharing::LeastSlack, [0.202, 0.103])] {
+        let simulation = SimulationConfig {
+            first_byte: Duration::ZERO,
+            decode: DecodeModel::from_seconds(0.0, 0.0),
+            sharing,
+            ..simulation(&engine, constant(800.0))
+        };
+        let (outcomes, _) = Simulation::run(simulation, vec![load(1_000), load(150)]).unwrap();
+        for (outcome, end) in outcomes.iter().zip(ends) {
+            let ttft = outcome.ttft.as_secs_f64();
+            assert!((ttft - end).abs() < 0.000_5, "{sharing:?}: {ttft} instead of {end}");
+        }
+        assert_eq!([outcomes[0].met, outcomes[1].met], [true, sharing == Sharing::LeastSlack]);
+    }
+}
+
 /// Two loads share a link in equal parts, one with little time and one with much: the patient one waits as long as it
 /// can afford to, and both are in time. A third with as little slack as the first takes its fair share.
 #[test]
@@ -138,7 +175,7 @@ fn a_study_is_reproducible_and_complete() {
     assert_eq!(report, study.run());
     assert_eq!(report.rows.len(), 2 * StudyPolicy::ALL.len());
     for row in report.rows {
-        assert_eq!(row.requests, 5);
+        assert_eq!((row.requests, row.sharing), (5, "equal"));
         assert!((0.0..=1.0).contains(&row.violation_rate) && (0.0..=1.0).contains(&row.quality), "{row:?}");
         assert!(row.ttft_ms_p50 > 0.0 && row.ttft_ms_p50 <= row.ttft_ms_p95);
         let [low, high] = row.avoidable_interval;
@@ -218,6 +255,10 @@ fn arguments_are_read_or_refused() {
         Some(vec![StudyPolicy::CacheGen, StudyPolicy::Oracle])
     );
     assert_eq!(StudyPolicy::parse("nonesuch"), None);
+    for sharing in [Sharing::RoundRobin, Sharing::LeastSlack] {
+        assert_eq!(Sharing::parse(sharing.name()), Some(sharing));
+    }
+    assert_eq!(Sharing::parse("layers"), None);
 }
 
 proptest! {

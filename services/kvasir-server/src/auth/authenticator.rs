@@ -70,38 +70,21 @@ pub(crate) struct Authenticator {
     allow_unauthenticated: bool,
 }
 
-/// Credentials that cannot be read at start.
-#[derive(Debug, thiserror::Error)]
-#[error("{setting}: {path}: {problem}")]
-pub struct AuthError {
-    setting: &'static str,
-    path: String,
-    problem: String,
-}
-
-impl AuthError {
-    fn at(setting: &'static str, path: &Path) -> impl Fn(String) -> Self {
-        let path = path.display().to_string();
-        move |problem| Self { setting, path: path.clone(), problem }
-    }
-}
-
 impl Authenticator {
     /// Reads the files of `config`.
     ///
     /// # Errors
-    /// [`AuthError`]: at start an unusable file is fatal; later the last good one stays in force.
-    pub(crate) fn open(config: &Config) -> Result<Self, AuthError> {
+    /// Setting, file and problem: at start an unusable file is fatal; later the last good one stays in force.
+    pub(crate) fn open(config: &Config) -> Result<Self, String> {
         let allow_unauthenticated = config.server.allow_unauthenticated;
         let config = &config.auth;
         let tenants = config.tenants_file.as_deref().map(|path| {
             ReloadableFiles::open(&[path], |files| Tenants::parse(&files[0]))
-                .map_err(AuthError::at("auth.tenants_file", path))
+                .map_err(|problem| unusable("auth.tenants_file", path, &problem))
         });
-        let jwt = config
-            .jwt
-            .as_ref()
-            .map(|jwt| Verifier::open(jwt).map_err(AuthError::at("auth.jwks_file", &jwt.jwks_file)));
+        let jwt = config.jwt.as_ref().map(|jwt| {
+            Verifier::open(jwt).map_err(|problem| unusable("auth.jwks_file", &jwt.jwks_file, &problem))
+        });
         let failure_limiter = FailureLimiter::new(config.failures_per_minute);
         Ok(Self {
             tenants: tenants.transpose()?,
@@ -226,6 +209,10 @@ impl Authenticator {
     fn web_token(&self, credential: &str) -> Option<Principal> {
         self.jwt.as_ref().and_then(|jwt| jwt.principal(credential))
     }
+}
+
+fn unusable(setting: &str, path: &Path, problem: &str) -> String {
+    format!("{setting}: {}: {problem}", path.display())
 }
 
 /// Whether `host`, with or without a port, names loopback: a literal address, `localhost` or a name under it

@@ -10,7 +10,6 @@ mod jwt;
 mod principal;
 mod tenants;
 
-pub use authenticator::AuthError;
 pub(crate) use authenticator::{AuthFailure, Authenticator};
 pub(crate) use failure_limiter::network;
 pub(crate) use principal::Principal;

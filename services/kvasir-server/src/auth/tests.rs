@@ -6,7 +6,7 @@ use jsonwebtoken::{EncodingKey, Header, encode};
 use kvasir_api::Role;
 use serde_json::{Value, json};
 
-use super::{AuthError, AuthFailure, Authenticator, NewToken, Principal, tenants::Tenants};
+use super::{AuthFailure, Authenticator, NewToken, Principal, tenants::Tenants};
 use crate::config::{AuthConfig, Config, JwtConfig};
 
 struct Files(tempfile::TempDir);
@@ -23,7 +23,7 @@ impl Files {
     }
 }
 
-fn authenticator(tenants: Option<PathBuf>, jwks: Option<PathBuf>) -> Result<Authenticator, AuthError> {
+fn authenticator(tenants: Option<PathBuf>, jwks: Option<PathBuf>) -> Result<Authenticator, String> {
     let jwt = jwks.map(|jwks_file| JwtConfig {
         jwks_file,
         issuer: "https://issuer/".to_owned(),
@@ -98,14 +98,14 @@ fn bad_files_are_refused_at_start_with_what_is_wrong() {
         (&twice, "twice"),
     ];
     for (text, expected) in cases {
-        let error = authenticator(Some(files.write("t", text)), None).expect_err(text).to_string();
+        let error = authenticator(Some(files.write("t", text)), None).expect_err(text);
         assert!(error.contains("auth.tenants_file") && error.contains(expected), "{error}");
     }
     let unclosed = "[[access_key]]\nname = \"x\"\nsecret = \"canary-5b1f\n";
-    let error = authenticator(Some(files.write("t", unclosed)), None).expect_err("no TOML").to_string();
+    let error = authenticator(Some(files.write("t", unclosed)), None).expect_err("no TOML");
     assert!(!error.contains("canary"), "{error}");
     let secret = r#"{"keys":[{"kty":"oct","kid":"k","alg":"HS256","k":"c2VjcmV0"}]}"#;
-    let error = authenticator(None, Some(files.write("j", secret))).expect_err("a shared secret").to_string();
+    let error = authenticator(None, Some(files.write("j", secret))).expect_err("a shared secret");
     assert!(error.contains("auth.jwks_file") && error.contains("EdDSA"), "{error}");
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Config, ConfigError, Mistake, SETTINGS, renamed};
+use super::{Config, ConfigError, Mistake, SETTINGS, settings::find};
 use crate::toml_error;
 
 /// Sources of settings.
@@ -57,13 +57,8 @@ impl Layers {
 }
 
 fn set(config: &mut Config, key: &str, value: &str, place: &str, mistakes: &mut Vec<Mistake>) {
-    let applied = match renamed::by_key(key) {
-        Some((setting, renamed)) => {
-            config.warnings.extend(renamed.map(|renamed| Mistake::new(place, &renamed.advice())));
-            let retired = renamed::by_value(setting.key, value);
-            config.warnings.extend(retired.map(|retired| Mistake::new(place, &retired.advice(value))));
-            setting.apply(config, retired.map_or(value, |retired| retired.replacement))
-        }
+    let applied = match find(key) {
+        Some(setting) => setting.apply(config, value),
         None => Err(match nearest(key) {
             Some(near) => format!("is not a setting; did you mean {near}?"),
             None => "is not a setting".to_owned(),
@@ -154,8 +149,8 @@ fn variable(config: &mut Config, name: &str, value: &str, mistakes: &mut Vec<Mis
     if foreign {
         return;
     }
-    match renamed::by_variable(name) {
-        Some(key) => set(config, key, value, name, mistakes),
+    match SETTINGS.iter().find(|setting| setting.variable() == name) {
+        Some(setting) => set(config, setting.key, value, name, mistakes),
         None => {
             let near = nearest(&rest.to_lowercase().replacen('_', ".", 1));
             let hint = near.map(|near| format!("; did you mean {near}?")).unwrap_or_default();

@@ -6,7 +6,6 @@
 
 mod hot;
 mod layers;
-mod renamed;
 mod setting;
 mod settings;
 
@@ -26,7 +25,6 @@ pub use hot::HotConfig;
 pub use layers::Layers;
 #[cfg(any(test, fuzzing))]
 pub use layers::fuzz_file;
-pub use renamed::{RENAMED as RENAMED_SETTINGS, Renamed as RenamedSetting};
 pub use setting::Setting;
 pub use settings::SETTINGS;
 
@@ -61,9 +59,6 @@ pub struct Config {
     pub journal: JournalConfig,
     /// Logging.
     pub log: LogConfig,
-    /// Accepted but deprecated: settings under old names, and values that the product no longer supports.
-    /// Logged at start.
-    pub warnings: Vec<Mistake>,
 }
 
 /// HTTP server.
@@ -214,7 +209,6 @@ impl Default for Config {
             scrub: ScrubConfig { interval: Duration::ZERO, bytes_per_second: 16 << 20 },
             journal: JournalConfig { interval: Duration::from_secs(1) },
             log: LogConfig { filter: "info".to_owned(), format: LogFormat::Text },
-            warnings: Vec::new(),
         }
     }
 }

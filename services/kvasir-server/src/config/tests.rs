@@ -1,3 +1,5 @@
+use kvasir_eviction::PolicyKind;
+
 use super::*;
 
 fn pairs(items: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -99,6 +101,21 @@ fn loopback_only_without_authentication() {
     assert!(load(&[("server.listen", "[::1]:1")]).is_ok());
     assert!(load(&[("server.listen", "10.0.0.1:1")]).is_err());
     assert!(load(&[("server.listen", "10.0.0.1:1"), ("server.allow_unauthenticated", "true")]).is_ok());
+}
+
+#[test]
+fn an_unknown_policy_is_refused_and_a_known_one_is_taken() {
+    let load = |policy| {
+        let flags = [("store.url", "memory://"), ("hot.policy", policy), ("gc.eviction", policy)];
+        Layers::default().with_flags(flags).load()
+    };
+    for kind in PolicyKind::ALL {
+        let config = load(kind.name()).expect("sound");
+        assert_eq!((config.hot.policy, config.gc.policy.eviction), (kind, kind));
+    }
+    let error = load("arc").expect_err("no policy");
+    assert_eq!(error.mistakes.len(), 2, "{error}");
+    assert!(error.to_string().contains("there are adaptive and lru"), "{error}");
 }
 
 /// What is secret is neither repeated in a mistake nor printed, wherever it stands.

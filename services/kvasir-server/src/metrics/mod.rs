@@ -22,9 +22,6 @@ use crate::wall_clock::unix_ms;
 const SECONDS: &[f64] =
     &[0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 120.0];
 
-/// Former label value of `rate_limited`; both are counted until 0.2.0.
-const RATE_LIMITED_UNTIL_0_2: &str = "braked";
-
 /// The metrics.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -324,9 +321,6 @@ impl Metrics {
     /// Counts a refused credential. `reason`: `missing`, `invalid`, `rate_limited`, `role` or `ended`.
     pub(crate) fn auth_refused(&self, reason: &'static str) {
         self.auth_refused.with_label_values(&[reason]).inc();
-        if reason == "rate_limited" {
-            self.auth_refused.with_label_values(&[RATE_LIMITED_UNTIL_0_2]).inc();
-        }
     }
 
     pub(crate) fn throttled(&self, limit: &'static str) {

@@ -18,20 +18,6 @@ fn hot_tier(metrics: &Metrics) -> Arc<HotTier> {
     .expect("opens")
 }
 
-/// Until 0.2.0 a rate-limited refusal counts under the former label value, too, and no other refusal does.
-#[test]
-fn a_rate_limited_refusal_counts_under_both_label_values() {
-    let metrics = Metrics::new();
-    for reason in ["rate_limited", "invalid", "rate_limited"] {
-        metrics.auth_refused(reason);
-    }
-    let text = String::from_utf8(metrics.render()).expect("text");
-    let mut series: Vec<_> =
-        text.lines().filter_map(|line| line.strip_prefix("kvasir_auth_refused_total")).collect();
-    series.sort_unstable();
-    assert_eq!(series, ["{reason=\"braked\"} 2", "{reason=\"invalid\"} 1", "{reason=\"rate_limited\"} 2"]);
-}
-
 /// Before the first load both are 0, so that the share of those in time is known when all miss it.
 #[test]
 fn loads_are_counted_from_the_start() {

@@ -1,10 +1,11 @@
-//! `kvasir context explain`: why a lookup stops where it does, or what happened to an engine's request.
+//! `kvasir context explain`: why a lookup stops where it does, by tokens or by keys, or what happened to an engine's
+//! request.
 
 use std::path::PathBuf;
 
 use clap::Args;
-use kvasir_api::{ExplainRequest, routes};
-use kvasir_types::Medium;
+use kvasir_api::{Cause, ExplainRequest, routes};
+use kvasir_types::{Medium, ObjectKey};
 
 use super::request;
 use crate::{
@@ -30,14 +31,14 @@ pub(crate) struct ExplainArguments {
     folder: Option<PathBuf>,
     /// Open the console page that explains these tokens in a browser; without a browser, print its address. The token
     /// ids follow its `#`, which browsers never send to a server.
-    #[arg(long, conflicts_with_all = ["request", "json"])]
+    #[arg(long, conflicts_with_all = ["request", "keys", "json"])]
     open: bool,
     /// Print the result as JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// Tokens, or a request.
+/// Tokens, keys, or a request.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 struct Subject {
@@ -48,6 +49,9 @@ struct Subject {
     /// A KV dump (safetensors); its tokens are used.
     #[arg(long, value_name = "FILE")]
     kv: Option<PathBuf>,
+    /// Key of an object that was stored by key, or over S3. Repeat it for several, in the order of use.
+    #[arg(long = "key", value_name = "KEY")]
+    keys: Vec<ObjectKey>,
     /// A finished request of vLLM on this host, by the id that its client saw. Contacts no service.
     #[arg(long, value_name = "ID")]
     request: Option<String>,
@@ -62,6 +66,9 @@ pub(crate) fn run(arguments: &ExplainArguments) -> CliResult {
             return print_json(&records);
         }
         return print(&records.iter().map(request::RequestRecord::text).collect::<Vec<_>>().join("\n"));
+    }
+    if !subject.keys.is_empty() {
+        return explain_keys(arguments);
     }
     let context = inputs::context(&ContextArguments {
         #[cfg(feature = "demo")]
@@ -88,18 +95,7 @@ pub(crate) fn run(arguments: &ExplainArguments) -> CliResult {
         return print_json(&answer);
     }
     let mut text = format!("{} of {} tokens match", answer.matched_tokens, answer.tokens);
-    for cause in &answer.causes {
-        text += &format!("\n{}: {}", cause.reason.as_str(), cause.detail);
-        if let (Some(at), Some(by)) = (cause.at_ms, &cause.by) {
-            text += &format!("\n  by {by}, at {at} ms since 1970, {} tokens", cause.tokens);
-        }
-        for difference in &cause.differences {
-            text += &format!(
-                "\n  {}: asked {}, stored {}",
-                difference.field, difference.asked, difference.stored
-            );
-        }
-    }
+    text += &lines(&answer.causes);
     for left in &answer.departures {
         text += &format!(
             "\n{}: {} bytes left {} {:.1} s ago ({}, idle for {:.1} s); now in {}",
@@ -113,6 +109,37 @@ pub(crate) fn run(arguments: &ExplainArguments) -> CliResult {
         );
     }
     print(&text)
+}
+
+fn explain_keys(arguments: &ExplainArguments) -> CliResult {
+    let (keys, namespace) = (arguments.subject.keys.clone(), &arguments.service.namespace);
+    let client = client(&arguments.service)?;
+    let answer = runtime()?.block_on(client.explain_opaque(namespace, keys)).map_err(client_error)?;
+    if arguments.json {
+        return print_json(&answer);
+    }
+    let next = answer.key.map(|key| format!("; the next one is {key}")).unwrap_or_default();
+    print(&format!("{} of {} keys have objects{next}{}", answer.found, answer.keys, lines(&answer.causes)))
+}
+
+fn lines(causes: &[Cause]) -> String {
+    let mut text = String::new();
+    for cause in causes {
+        text += &format!("\n{}: {}", cause.reason.as_str(), cause.detail);
+        if let (Some(at), Some(by)) = (cause.at_ms, &cause.by) {
+            text += &format!("\n  by {by}, at {at} ms since 1970");
+            if cause.tokens > 0 {
+                text += &format!(", {} tokens", cause.tokens);
+            }
+        }
+        for difference in &cause.differences {
+            text += &format!(
+                "\n  {}: asked {}, stored {}",
+                difference.field, difference.asked, difference.stored
+            );
+        }
+    }
+    text
 }
 
 /// Address of the console page for the question.

@@ -30,9 +30,6 @@ pub(crate) struct GetArguments {
     /// The context.
     #[command(flatten)]
     context: ContextArguments,
-    /// Accepted for one release and ignored: profiles come from the service.
-    #[arg(long, value_name = "FILE", hide = true)]
-    profile: Option<PathBuf>,
     /// Level to load. Default: the finest.
     #[arg(long, value_name = "N", conflicts_with = "slo_ms")]
     level: Option<u8>,
@@ -99,9 +96,16 @@ pub(crate) fn run(arguments: &GetArguments) -> CliResult {
         return Ok(());
     }
     let chunks = report.chunks.iter().map(|c| json!({"first_token": c.tokens.start, "tokens": c.tokens.len(), "level": c.level, "bytes": c.bytes}));
-    print_json(
-        &json!({"tokens": count, "bytes": report.bytes, "elapsed_ms": report.elapsed.as_secs_f64() * 1e3, "chunks": chunks.collect::<Vec<_>>()}),
-    )
+    let ms = |time: Duration| time.as_secs_f64() * 1e3;
+    print_json(&json!({
+        "tokens": count,
+        "bytes": report.bytes,
+        "elapsed_ms": ms(report.elapsed),
+        "network_ms": ms(report.times.network),
+        "decode_ms": ms(report.times.decode),
+        "wait_ms": ms(report.times.wait),
+        "chunks": chunks.collect::<Vec<_>>(),
+    }))
 }
 
 fn nothing_as_good(quality: Quality) -> CliError {

@@ -1,7 +1,5 @@
 //! `kvasir context lookup`: how much of a context is stored.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use kvasir_client::{QualityFloor, Session};
 use kvasir_types::{Level, Quality};
@@ -24,9 +22,6 @@ pub(crate) struct LookupArguments {
     /// The context.
     #[command(flatten)]
     context: ContextArguments,
-    /// Accepted for one release and ignored: profiles come from the service.
-    #[arg(long, value_name = "FILE", hide = true)]
-    profile: Option<PathBuf>,
     /// Print the result as JSON.
     #[arg(long)]
     json: bool,

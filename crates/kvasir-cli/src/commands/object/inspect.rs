@@ -72,6 +72,18 @@ struct BeneathView {
     hops: u8,
 }
 
+impl BeneathView {
+    fn text(&self) -> String {
+        match self {
+            Self { error: LevelError::NONE, hops: 0 } => "exact".to_owned(),
+            Self { error: LevelError::UNKNOWN, hops: 0 } => "unknown: loads were not measured".to_owned(),
+            Self { error, hops } => {
+                format!("error {error} of what transparent allows, after {hops} lossy loads")
+            }
+        }
+    }
+}
+
 #[derive(Debug, Serialize)]
 struct LevelView {
     level: Level,
@@ -161,13 +173,8 @@ impl ChunkView {
             ),
             "checksums  all verified".to_owned(),
         ];
-        lines.push(match &self.beneath {
-            Some(BeneathView { hops: 0, .. }) => "beneath    exact".to_owned(),
-            Some(BeneathView { error, hops }) => {
-                format!("beneath    error {error} of what transparent allows, after {hops} lossy loads")
-            }
-            None => "beneath    not measured".to_owned(),
-        });
+        let beneath = self.beneath.as_ref().map_or_else(|| "not measured".to_owned(), BeneathView::text);
+        lines.push(format!("beneath    {beneath}"));
         for level in &self.levels {
             let rate = level.bits_per_element.map_or_else(
                 || {
@@ -211,5 +218,19 @@ impl ChunkView {
             }
         }
         lines.join("\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kv_beneath_is_exact_only_if_its_error_is_known_to_be_none() {
+        let text = |error, hops| BeneathView { error, hops }.text();
+        assert_eq!(text(LevelError::NONE, 0), "exact");
+        assert_eq!(text(LevelError::UNKNOWN, 0), "unknown: loads were not measured");
+        let error = text(LevelError::at_least(0.5), 1);
+        assert_eq!(error, "error 0.50 of what transparent allows, after 1 lossy loads");
     }
 }

@@ -63,7 +63,7 @@ pub(crate) struct TrainArguments {
     contexts: usize,
     /// Contexts that the shipped model generates itself, in addition to any texts.
     #[cfg(feature = "demo")]
-    #[arg(long, value_name = "N", alias = "own-texts")]
+    #[arg(long, value_name = "N")]
     self_generated: Option<usize>,
     /// Seed of the generated contexts.
     #[cfg(feature = "demo")]
@@ -88,7 +88,7 @@ pub(crate) struct TrainArguments {
     #[arg(long, value_name = "N", conflicts_with = "search")]
     scope_layers: Option<usize>,
     /// Code keys and values in separate scopes.
-    #[arg(long, conflicts_with = "search", alias = "planes-apart")]
+    #[arg(long, conflicts_with = "search")]
     split_kv: bool,
     /// Factors of the token predictor: for the current token, for the previous one.
     #[arg(long, value_name = "N,N", value_delimiter = ',', num_args = 1..=2)]

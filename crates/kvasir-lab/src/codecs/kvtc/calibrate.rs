@@ -57,11 +57,6 @@ impl Calibration {
         let least = self.planes.iter().map(|plane| plane.elements).min().unwrap_or(1);
         ((bytes as usize).saturating_sub(2 * elements) / a_rank).clamp(1, least)
     }
-
-    /// The largest rank.
-    pub fn full_rank(&self) -> usize {
-        self.planes.iter().map(|plane| plane.elements).min().unwrap_or(1)
-    }
 }
 
 impl PlaneStatistics {

@@ -12,7 +12,7 @@ pub use bandwidth::{BadRange, Bandwidth};
 pub use case::Case;
 pub use figures::{Cost, Curve, Figures, HeatCell, SweepRow};
 pub use policy::StudyPolicy;
-pub use rows::{COUNTED_VIOLATIONS, StreamReport, StreamRow, Summary};
+pub use rows::{StreamReport, StreamRow, Summary};
 
 use super::{Engine, Ladder, Outcome, Sharing};
 
@@ -59,7 +59,7 @@ pub struct StreamStudy {
     pub prefills: usize,
     /// See [`Noise::late`](super::Noise::late).
     pub late: Duration,
-    /// How they share the link.
+    /// How they share the link; loads by `progressive` also leave it to each other.
     pub sharing: Sharing,
     /// Seed; the same seed gives the same result.
     pub seed: u64,
@@ -87,11 +87,6 @@ impl StreamStudy {
             sharing: Sharing::RoundRobin,
             seed: 1,
         }
-    }
-
-    /// The sets of links, in the order of [`Self::case`]'s indices.
-    pub fn bandwidth_sets(&self) -> Vec<String> {
-        self.bandwidth.sets()
     }
 
     /// Runs every policy on every set, SLO and ladder.
@@ -129,7 +124,8 @@ impl StreamStudy {
             }
         }
         for (policy, outcomes) in self.policies.iter().zip(columns) {
-            rows.push(StreamRow::of(policy.name(), set, ladder.name, slo, &outcomes, &possible));
+            let row = StreamRow::of(policy.name(), set, ladder.name, self.sharing, slo, &outcomes, &possible);
+            rows.push(row);
         }
     }
 }

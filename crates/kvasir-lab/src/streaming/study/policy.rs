@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use kvasir_client::tuning::{
-    CacheGen, ChunkStatus, EstimatorKind, Fixed, Policy, PolicyStep, PolicyView, Progressive, TextMode,
+    CacheGen, ChunkStatus, EstimatorKind, Fixed, Neighbours, Policy, PolicyStep, PolicyView, Progressive,
+    TextMode,
 };
 use kvasir_types::Level;
 
@@ -35,6 +36,8 @@ pub enum StudyPolicy {
     CacheGenPublished,
     /// Kvasir's.
     Progressive,
+    /// Kvasir's policy for loads that do not know what the others lack: none leaves the link to another.
+    ProgressiveUnaware,
     /// Kvasir's policy for a GPU shared with others: computes only what the deadline requires.
     ProgressiveSparing,
     /// Kvasir's policy with the true mean rate of the link over the next 100 ms before each decision: the
@@ -46,7 +49,7 @@ pub enum StudyPolicy {
 
 impl StudyPolicy {
     /// All of them.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Text,
         Self::Int8,
         Self::Fixed,
@@ -55,6 +58,7 @@ impl StudyPolicy {
         Self::CacheGenHarmonic,
         Self::CacheGenPublished,
         Self::Progressive,
+        Self::ProgressiveUnaware,
         Self::ProgressiveSparing,
         Self::ProgressiveForesight,
         Self::Oracle,
@@ -71,6 +75,7 @@ impl StudyPolicy {
             Self::CacheGenHarmonic => "cachegen-harmonic",
             Self::CacheGenPublished => "cachegen-published",
             Self::Progressive => "progressive",
+            Self::ProgressiveUnaware => "progressive-unaware",
             Self::ProgressiveSparing => "progressive-sparing",
             Self::ProgressiveForesight => "progressive-foresight",
             Self::Oracle => "oracle",
@@ -111,6 +116,7 @@ impl StudyPolicy {
                 (Box::new(cachegen(sharing).pipelined(DEPTH)), EstimatorKind::Harmonic)
             }
             Self::CacheGenHarmonic => (Box::new(cachegen(sharing)), EstimatorKind::Harmonic),
+            Self::ProgressiveUnaware => (Box::new(Unaware(Progressive::new())), EstimatorKind::Harmonic),
             Self::ProgressiveSparing => (Box::new(Progressive::sparing()), EstimatorKind::Harmonic),
             Self::ProgressiveForesight => {
                 let policy = Foresight::new(Box::new(Progressive::new()), link.clone(), FORESIGHT);
@@ -140,5 +146,64 @@ impl Policy for AllText {
 
     fn may_give_up(&self, _: TextMode) -> bool {
         false
+    }
+}
+
+/// Knows how many other loads there are, since they share the GPU, but not the bytes that they lack.
+#[derive(Debug)]
+struct Unaware(Progressive);
+
+impl Policy for Unaware {
+    fn name(&self) -> &'static str {
+        self.0.name()
+    }
+
+    fn next(&mut self, view: &PolicyView<'_>) -> PolicyStep {
+        let neighbours = Neighbours { loads: view.neighbours.loads, ..Neighbours::default() };
+        self.0.next(&PolicyView { neighbours, ..*view })
+    }
+
+    fn may_give_up(&self, text_mode: TextMode) -> bool {
+        self.0.may_give_up(text_mode)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvasir_client::tuning::{ByteRate, ChunkFetchState, DecodeModel};
+
+    use super::*;
+    use crate::streaming::Engine;
+
+    /// A load with seconds to spare, and one with less that lacks bases: the bases of both take one second.
+    #[test]
+    fn only_a_load_that_knows_of_others_lets_them_go_first() {
+        let engine = Engine::mistral_7b_a40_data_sheet();
+        let plan = engine.plan(&Ladder::paper(), 9_216, 1536, Duration::from_secs(5));
+        let rate = ByteRate::new(1.875e8);
+        let view = PolicyView {
+            now: Duration::ZERO,
+            plan: &plan,
+            chunks: &vec![ChunkFetchState::default(); plan.chunks.len()],
+            rate,
+            chunk_rate: rate,
+            caution: 1.0,
+            own_rates: &vec![None; plan.chunks.len()],
+            first_byte: Duration::from_millis(2),
+            in_flight: 0,
+            in_flight_bytes: 0,
+            text_backlog: Duration::ZERO,
+            overdue: 1.0,
+            jitter: Duration::ZERO,
+            text_mode: TextMode::Overlapped,
+            // So many that the GPU cannot compute the context in time.
+            neighbours: Neighbours { loads: 4, missing_bytes: 100_000_000, urgent_bytes: 100_000_000 },
+            recompute: &engine.recompute,
+            decode: &DecodeModel::from_seconds(engine.decode_per_token, 0.0),
+        };
+        let aware = Progressive::sparing().next(&view);
+        assert!(matches!(aware, PolicyStep::Wait { .. }), "{aware:?}");
+        let unaware = Unaware(Progressive::sparing()).next(&view);
+        assert!(matches!(unaware, PolicyStep::Fetch { .. }), "{unaware:?}");
     }
 }

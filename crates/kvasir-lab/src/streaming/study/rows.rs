@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use crate::streaming::Outcome;
+use crate::streaming::{Outcome, Sharing};
 
 /// A set counts if `cachegen` violates the SLO more often than this.
-pub const COUNTED_VIOLATIONS: f64 = 0.02;
+const COUNTED_VIOLATIONS: f64 = 0.02;
 
 /// The document that `--json` prints.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -93,6 +93,8 @@ pub struct StreamRow {
     pub set: String,
     /// The size ladder (the `int8` policy has its own sizes in any).
     pub ladder: String,
+    /// How the requests of a case share the link ([`Sharing::name`]).
+    pub sharing: &'static str,
     /// The SLO in milliseconds.
     pub slo_ms: f64,
     /// Requests run.
@@ -138,6 +140,7 @@ impl StreamRow {
         policy: &str,
         set: &str,
         ladder: &str,
+        sharing: Sharing,
         slo: Duration,
         outcomes: &[Outcome],
         possible: &[bool],
@@ -155,6 +158,7 @@ impl StreamRow {
             policy: policy.to_owned(),
             set: set.to_owned(),
             ladder: ladder.to_owned(),
+            sharing: sharing.name(),
             slo_ms: slo.as_secs_f64() * 1e3,
             requests: outcomes.len(),
             violation_rate: missed as f64 / count,

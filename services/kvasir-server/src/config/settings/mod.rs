@@ -216,13 +216,6 @@ pub const SETTINGS: &[Setting] = &[
         get: |c| duration_text(c.store.request_timeout),
     },
     Setting {
-        key: "store.connect_timeout",
-        help: "Timeout of connecting to the store.",
-        example: "",
-        set: |c, t| duration(&mut c.store.connect_timeout, t),
-        get: |c| duration_text(c.store.connect_timeout),
-    },
-    Setting {
         key: "store.retries_max",
         help: "Retries of a failed store request, with growing, jittered pauses.",
         example: "",
@@ -267,13 +260,6 @@ pub const SETTINGS: &[Setting] = &[
         get: |c| bytes_text(c.storage.chunk_bytes_max),
     },
     Setting {
-        key: "upload.profile_size_max",
-        help: "Largest accepted profile.",
-        example: "",
-        set: |c, t| bytes(&mut c.storage.profile_bytes_max, t),
-        get: |c| bytes_text(c.storage.profile_bytes_max),
-    },
-    Setting {
         key: "upload.memory",
         help: "Memory for unfinished uploads; beyond it they are written to the cache directory.",
         example: "",
@@ -302,13 +288,6 @@ pub const SETTINGS: &[Setting] = &[
             if multiple { Ok(()) } else { Err("must be a multiple of 256".to_owned()) }
         },
         get: |c| Some(c.storage.probe_chunk_tokens.to_string()),
-    },
-    Setting {
-        key: "lookup.probe_all_lengths",
-        help: "Also try shorter chunks if there is none of that length. Off saves listings if all writers use the same length.",
-        example: "",
-        set: |c, t| parsed(&mut c.storage.probe_all_lengths, t, "true or false"),
-        get: |c| Some(c.storage.probe_all_lengths.to_string()),
     },
     Setting {
         key: "lookup.parallel",
@@ -369,7 +348,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "gc.eviction",
-        help: "Eviction policy above that limit: adaptive, adaptive-cost or lru.",
+        help: "Eviction policy above that limit: adaptive or lru.",
         example: "",
         set: |c, t| {
             c.gc.policy.eviction = t.parse().map_err(|e: ParsePolicyError| e.to_string())?;

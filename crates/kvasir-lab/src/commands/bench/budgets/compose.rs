@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::budget::{PromptCompressor as _, SurprisalCompressor, ThinClass, ThinnedStore, TokenPolicy};
+use crate::budget::{SurprisalCompressor, ThinClass, ThinnedStore, TokenPolicy};
 use kvasir_client::tuning::LoadOptions;
 use kvasir_codec::{KvBuffer, Profile};
 use kvasir_engine::{Model, PagedKv, TINY_PROFILE};

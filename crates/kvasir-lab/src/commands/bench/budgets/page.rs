@@ -1,6 +1,9 @@
 //! The report of `kvasir-lab bench budgets`.
 
-use crate::insights::{DeltaVariance, GroupedEntropy};
+use crate::{
+    commands::bench::page::table as html_table,
+    insights::{DeltaVariance, GroupedEntropy},
+};
 use kvasir_engine::quality::Estimate;
 use kvasir_types::Plane;
 
@@ -10,7 +13,7 @@ use super::{
     sweep::P_SHARES,
     tasks::TaskRow,
 };
-use kvasir_plot::{Axis, Figure, Mark, Page, Plot, Series, Side, Table};
+use kvasir_plot::{Axis, Figure, Mark, Page, Plot, Series, Side};
 
 /// Rows as comma-separated values, one table after the other.
 pub(super) fn csv(report: &BudgetReport) -> String {
@@ -115,11 +118,6 @@ pub(super) fn insight_table(windows: &[Insights]) -> Vec<Vec<String>> {
         row("… the channel", saved(|e| e.by_channel), "more"),
         row("… layer and channel", saved(|e| e.by_layer_and_channel), "most"),
     ]
-}
-
-fn html_table(page: &mut Page, mut lines: Vec<Vec<String>>) {
-    let head = lines.remove(0);
-    page.table(&Table { head, rows: lines });
 }
 
 fn line(name: String, points: impl Iterator<Item = (f64, f64)>) -> Series {
@@ -232,29 +230,29 @@ pub(super) fn render(report: &BudgetReport) -> String {
             report.share * 100.0
         ),
     );
-    html_table(&mut page, table(&report.compositions));
+    page.table(&html_table(table(&report.compositions)));
     page.heading("Quality over budgets, with and without SqueezeAttention");
     page.drawing(
         &over_budgets(&report.budgets).to_svg(),
         "Budgets that lose nothing are left out of the plot.",
     );
-    html_table(&mut page, table(&report.budgets));
+    page.table(&html_table(table(&report.budgets)));
     page.heading("SqueezeAttention over p");
     page.drawing(
         &over_p(&report.squeeze).to_svg(),
         "At mean budgets of 30 and 50 % of the tokens; p = 1 changes nothing.",
     );
-    html_table(&mut page, table(&report.squeeze));
+    page.table(&html_table(table(&report.squeeze)));
     page.heading("Questions about contexts");
     page.paragraph(
         "Compare with the exact cache: a question that the model cannot answer over that is not the fault of a codec.",
     );
-    html_table(&mut page, task_table(&report.tasks));
+    page.table(&html_table(task_table(&report.tasks)));
     page.heading("CacheGen's observations, on this model");
     page.drawing(
         &sensitivity(&report.insights).to_svg(),
         "Fig. 4: one layer at a time rounded to one standard deviation, mean over the windows.",
     );
-    html_table(&mut page, insight_table(&report.insights));
+    page.table(&html_table(insight_table(&report.insights)));
     page.finish("Made by kvasir-lab bench budgets.")
 }

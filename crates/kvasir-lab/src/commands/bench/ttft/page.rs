@@ -1,7 +1,8 @@
 //! The report of `kvasir-lab bench ttft`.
 
 use super::{TtftReport, TtftRow};
-use kvasir_plot::{Axis, Figure, Mark, Page, Plot, Series, Side, Table};
+use crate::commands::bench::page::table as html_table;
+use kvasir_plot::{Axis, Figure, Mark, Page, Plot, Series, Side};
 
 /// The strategies, in the order of the report.
 const WAYS: [&str; 5] = ["text", "fp16", "8-bit", "cachegen", "progressive"];
@@ -135,7 +136,7 @@ pub(super) fn render(report: &TtftReport) -> String {
         ),
         "The time to compute from text does not depend on the link. Settings that would have taken more than a minute were not run.",
     );
-    html_table(&mut page, table(&report.links));
+    page.table(&html_table(table(&report.links)));
     page.heading("Over the number of concurrent requests");
     page.drawing(
         &plot(
@@ -146,13 +147,8 @@ pub(super) fn render(report: &TtftReport) -> String {
         ),
         "All share one link and one engine.",
     );
-    html_table(&mut page, table(&report.concurrent));
+    page.table(&html_table(table(&report.concurrent)));
     page.finish(
         "Made by kvasir-lab bench ttft. Times in tables without “there” were measured here, in milliseconds.",
     )
-}
-
-fn html_table(page: &mut Page, mut lines: Vec<Vec<String>>) {
-    let head = lines.remove(0);
-    page.table(&Table { head, rows: lines });
 }

@@ -6,7 +6,7 @@ mod sweeps;
 use std::{fmt, path::PathBuf, time::Duration};
 
 use crate::streaming::{
-    Engine, Ladder,
+    Engine, Ladder, Sharing,
     study::{BATCH, Bandwidth, Figures, SERIES_MEAN_GBPS, StreamReport, StreamRow, StreamStudy, StudyPolicy},
 };
 use clap::Args;
@@ -39,6 +39,10 @@ pub(crate) struct StreamArguments {
     /// Requests that share the link and the GPU.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64))]
     concurrent: u8,
+    /// How their bytes take turns on the link: `equal` (in turn, as TCP flows do) or `slack` (the request with the least
+    /// time to its deadline first). Loads by `progressive` also leave the link to each other, as the client's do.
+    #[arg(long, default_value = Sharing::RoundRobin.name(), value_parser = sharing)]
+    sharing: Sharing,
     /// Prefill speed: `published` (0.2 s per chunk, CacheGen's simulation) or `data-sheet` (half of the A40's
     /// peak).
     #[arg(long, default_value = "published", value_parser = engine)]
@@ -101,6 +105,10 @@ fn engine(text: &str) -> Result<Engine, String> {
         "data-sheet" => Ok(Engine::mistral_7b_a40_data_sheet()),
         _ => Err("published or data-sheet".to_owned()),
     }
+}
+
+fn sharing(text: &str) -> Result<Sharing, String> {
+    Sharing::parse(text).ok_or_else(|| "equal or slack".to_owned())
 }
 
 fn share(text: &str) -> Result<f64, String> {
@@ -166,6 +174,7 @@ pub(crate) fn run(arguments: &StreamArguments) -> CliResult {
     let mut study = StreamStudy::paper(bandwidth(&arguments.bandwidth)?, arguments.contexts as usize, slos);
     study.policies.clone_from(&arguments.policy.0);
     study.concurrent = usize::from(arguments.concurrent);
+    study.sharing = arguments.sharing;
     study.spread = Duration::from_millis(arguments.spread);
     study.batch = (Duration::from_millis(arguments.window), usize::from(arguments.batch));
     if let Bandwidth::Series(_, means) = &mut study.bandwidth {
@@ -184,8 +193,12 @@ pub(crate) fn run(arguments: &StreamArguments) -> CliResult {
     });
     if let (Some(path), Some(figures)) = (&arguments.html, &figures) {
         let settings = format!(
-            "--bandwidth {} --contexts {} --concurrent {} --seed {}",
-            arguments.bandwidth, arguments.contexts, arguments.concurrent, arguments.seed
+            "--bandwidth {} --contexts {} --concurrent {} --sharing {} --seed {}",
+            arguments.bandwidth,
+            arguments.contexts,
+            arguments.concurrent,
+            arguments.sharing.name(),
+            arguments.seed
         );
         let reference = if matches!(arguments.bandwidth, Links::Builtin) {
             None
@@ -239,6 +252,7 @@ fn line(row: &StreamRow) -> Vec<String> {
         row.policy.clone(),
         row.set.clone(),
         row.ladder.clone(),
+        row.sharing.to_owned(),
         format!("{}", row.slo_ms),
         percent(row.violation_rate),
         percent(row.avoidable_violation_rate),
@@ -255,6 +269,7 @@ fn head() -> Vec<String> {
         "policy",
         "set",
         "ladder",
+        "sharing",
         "slo ms",
         "violated %",
         "avoidable %",
@@ -310,7 +325,7 @@ mod tests {
         assert!(policies("all").is_ok() && policies("cachegen,progressive").is_ok());
         assert!([share("0"), share("x"), spread("-1"), spread("NaN")].iter().all(Result::is_err));
         assert!(scale("2-1").is_err() && scale("0.2-10") == Ok((0.2, 10.0)));
-        assert!(policies("nonesuch").is_err() && engine("h200").is_err());
+        assert!(policies("nonesuch").is_err() && engine("h200").is_err() && sharing("layers").is_err());
         let read = |text| bandwidth(&links(text).unwrap());
         assert!(read("builtin").is_ok() && read("random:1-2").is_ok() && read("/no/such/file").is_err());
         assert!(links("random:2-1").is_err());
@@ -327,6 +342,7 @@ mod tests {
         for policy in StudyPolicy::ALL {
             assert!(text.contains(policy.name()) && page.contains(policy.name()), "{policy:?}");
         }
+        assert!(text.contains("equal"), "{text}");
         let swept = sweeps::text(&figures);
         assert!(swept.contains("over bandwidth") && swept.contains("break-even"), "{swept}");
         assert!(page.contains("&lt;settings&gt;") && page.matches("<svg").count() >= 7);

@@ -210,6 +210,7 @@ pub(super) mod tests {
             policy: "cachegen".into(),
             set: "s".into(),
             ladder: "paper".into(),
+            sharing: "equal",
             slo_ms: 1.0,
             requests: 1,
             violation_rate: 0.5,
