@@ -200,7 +200,7 @@ mod tests {
         // A span of a chunk whose other spans were decoded.
         recorder.record_prefill(TokenRange { start: 300, end: 310 }, 7 * MS);
         // The end of a chunk, and as many tokens behind the load.
-        recorder.record_prefill(TokenRange { start: 496, end: 528 }, 2 * MS);
+        recorder.record_prefill(TokenRange { start: 496, end: 528 }, 64 * MS);
         recorder.record_recompute(MS);
         let passed = [(3, true, false), (1, true, true), (2, false, true), (4, false, false)];
         for (ms, reading, decoding) in passed {
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!((report.chunks[0].fetched, report.chunks[0].requests), (Some(MS), 1));
         assert_eq!((report.failures.len(), report.elapsed), (1, 6 * MS));
         let LoadTimes { network, decode, recompute, wait } = report.times;
-        assert_eq!([network, decode, recompute, wait], [4, 3, 9, 4].map(|ms| ms * MS));
+        assert_eq!([network, decode, recompute, wait], [4, 3, 40, 4].map(|ms| ms * MS));
         let predict = |model: &RecomputeModel| model.predict(prefill);
         assert_ne!(
             predict(&report.recompute_model),
