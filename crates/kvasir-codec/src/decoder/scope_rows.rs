@@ -16,12 +16,10 @@ impl CpuDecoder {
         ropes: &SpanRopes<'_>,
     ) -> Result<Vec<T>, DecodeError> {
         let (span, tokens) = (&ropes.span, ropes.tokens());
-        let exact = self.exact_rows(object, task, span)?;
-        if let Some((exact_tokens, rows)) = &exact
-            && *exact_tokens == tokens
-        {
-            return Ok(T::rounded(rows.clone()));
-        }
+        let exact = match self.exact_rows(object, task, span)? {
+            Some((exact_tokens, rows)) if exact_tokens == tokens => return Ok(T::rounded(rows)),
+            exact => exact,
+        };
         if task.level == self.profile.lossy_levels() {
             return Ok(T::rounded(self.lossless_rows(object, task, ropes, exact)?));
         }

@@ -78,14 +78,13 @@ impl Lifecycle {
                     entry.as_ref().and_then(|e| numbered.get(&(scope, e.parent_hash.into())).copied());
                 let used = self.reads.index().last_use(scope, key.object_digest);
                 let read = used.map(|used| pass.now.before(used.at.elapsed()));
-                let row = entry.as_ref().map(|entry| &entry.row);
                 ColdObject {
                     key: i as u32,
                     bytes: *bytes,
                     stored: stored.moment(),
                     last_read: read.map_or(stored.moment(), |read| read.moment().max(stored.moment())),
                     class: used.map_or(ClassId::OTHER, |used| used.class),
-                    offset: row.map_or(0, |row| u32::try_from(row.first_position).unwrap_or(u32::MAX)),
+                    offset: entry.map_or(0, |e| u32::try_from(e.row.first_position).unwrap_or(u32::MAX)),
                     parent,
                 }
             })
