@@ -20,7 +20,7 @@ const EDGES: &[(&str, &[&str])] = &[
     ("kvasir-model", &["kvasir-types"]),
     ("kvasir-kernels", &["kvasir-codec"]),
     ("kvasir-kernels-emulator", &["kvasir-kernels"]),
-    ("kvasir-cuda", &["kvasir-codec", "kvasir-kernels", "kvasir-types"]),
+    ("kvasir-cuda", &["kvasir-client", "kvasir-codec", "kvasir-kernels", "kvasir-types"]),
     ("kvasir-api", &["kvasir-types"]),
     ("kvasir-eviction", &[]),
     ("kvasir-store", &["kvasir-api", "kvasir-types"]),

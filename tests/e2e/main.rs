@@ -6,6 +6,7 @@ mod binary;
 mod cluster;
 mod console;
 mod contexts;
+mod device;
 mod direct;
 mod events;
 mod explain;

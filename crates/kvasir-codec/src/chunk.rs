@@ -1,11 +1,11 @@
 //! The two traits that clients and engines use: chunks to objects, and objects to chunks.
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use kvasir_container::Head;
 use kvasir_types::{ChainLink, Level, Loss, ProfileHash};
 
-use crate::{DecodeError, EncodeError, KvSink, KvSource};
+use crate::{DecodeError, EncodeError, KvSink, KvSource, Profile};
 
 /// Everything that becomes one chunk object. Block hashes and `seq_hash` are derived from `link` and `tokens`; model and profile are the encoder's.
 #[derive(Clone, Copy)]
@@ -93,6 +93,11 @@ pub trait ChunkDecoder: Send + Sync {
     ) -> Result<(), DecodeError> {
         let _ = group;
         self.decode(head, object_prefix, level, tokens, sink)
+    }
+
+    /// The profile of its chunks, for a decoder on a device; `None` if there is none to share.
+    fn shared_profile(&self) -> Option<&Arc<Profile>> {
+        None
     }
 
     /// Predicted logit KL of every level in nats per token, coarsest first, if the profile says.

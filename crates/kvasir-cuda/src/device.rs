@@ -1,7 +1,7 @@
 //! The device operations that the codec needs. The driver is one implementation, the tests' emulator another:
 //! everything above this trait runs, and is tested, without a GPU.
 
-use std::fmt::Debug;
+use std::{fmt::Debug, ops::Range};
 
 use kvasir_kernels::Kernel;
 
@@ -65,6 +65,16 @@ pub trait Device: Debug + Send + Sync {
         shared_bytes: usize,
         params: &[u8],
     ) -> Result<(), DeviceError>;
+
+    /// Copies bytes to where they belong, after all kernels queued so far, and returns when they are there. A place is an
+    /// address and the part of `bytes` for it.
+    ///
+    /// # Safety
+    /// Every address is good for writes of its part's length.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    unsafe fn write(&self, bytes: &[u8], places: &[(u64, Range<usize>)]) -> Result<(), DeviceError>;
 
     /// An event after all kernels queued so far.
     ///
@@ -134,6 +144,11 @@ impl<D: Device> Device for std::sync::Arc<D> {
     ) -> Result<(), DeviceError> {
         // SAFETY: the caller's promise.
         unsafe { (**self).launch(kernel, work, shared_bytes, params) }
+    }
+
+    unsafe fn write(&self, bytes: &[u8], places: &[(u64, Range<usize>)]) -> Result<(), DeviceError> {
+        // SAFETY: the caller's promise.
+        unsafe { (**self).write(bytes, places) }
     }
 
     fn record(&self) -> Result<Self::Event, DeviceError> {

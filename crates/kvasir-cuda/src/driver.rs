@@ -4,11 +4,9 @@ use std::{
     collections::HashMap,
     ffi::{CString, c_void},
     fmt,
+    ops::Range,
     path::PathBuf,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use cudarc::driver::{
@@ -44,7 +42,7 @@ struct Shared {
     kernels: Arc<CudaStream>,
     staging: Staging,
     /// Whether a copy was queued that no kernel waits for yet.
-    copied: AtomicBool,
+    copied: Mutex<bool>,
 }
 
 /// A loaded entry point; its module is never unloaded while the context lives.
@@ -78,10 +76,17 @@ impl Shared {
 
     /// Makes later kernels start after every copy queued so far.
     fn order_copies(&self) -> Result<(), DriverError> {
-        if self.copied.swap(false, Ordering::AcqRel) {
+        // Under the lock: a thread that finds `false` may launch at once, so another's order must already be queued.
+        let mut copied = self.copied();
+        if *copied {
             self.kernels.join(&self.copies)?;
+            *copied = false;
         }
         Ok(())
+    }
+
+    fn copied(&self) -> MutexGuard<'_, bool> {
+        self.copied.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -184,7 +189,7 @@ impl CudaDevice {
             copies: stream()?,
             kernels: stream()?,
             staging: Staging::default(),
-            copied: AtomicBool::new(false),
+            copied: Mutex::new(false),
             context,
         };
         Ok(Self {
@@ -356,7 +361,7 @@ impl CudaDevice {
         let stream = self.shared.copies.cu_stream();
         // SAFETY: inside the memory, which is freed behind all queued work.
         unsafe { result::memset_d8_async(memory.address + offset as u64, 0, bytes, stream)? };
-        self.shared.copied.store(true, Ordering::Release);
+        *self.shared.copied() = true;
         Ok(())
     }
 
@@ -367,7 +372,7 @@ impl CudaDevice {
         staged.copy_from_slice(bytes);
         // SAFETY: both live until the copy is done: `put` keeps the buffer, memory is freed behind all queued work.
         unsafe { result::memcpy_htod_async(memory.address, staged, shared.copies.cu_stream())? };
-        shared.copied.store(true, Ordering::Release);
+        *shared.copied() = true;
         buffer.used_by(&shared.copies)?;
         shared.staging.put(buffer);
         Ok(())
@@ -433,6 +438,26 @@ impl Device for CudaDevice {
         let function = self.function(kernel.source(), kernel.name(), unit)?;
         // SAFETY: the caller's promise.
         unsafe { self.launch_function(function, kernel.threads(), work, shared_bytes, params) }
+    }
+
+    unsafe fn write(&self, bytes: &[u8], places: &[(u64, Range<usize>)]) -> Result<(), DeviceError> {
+        let shared = &self.shared;
+        let copy = || {
+            shared.context.bind_to_thread()?;
+            let mut buffer = shared.staging.take(&shared.context, bytes.len())?;
+            buffer.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
+            let queued = places.iter().try_for_each(|(address, part)| {
+                let staged = &buffer.as_mut_slice()[part.clone()];
+                // SAFETY: the caller's promise; the buffer is not used for anything else before the copies are done.
+                unsafe { result::memcpy_htod_async(*address, staged, shared.kernels.cu_stream()) }
+            });
+            // Of copies that were queued before one that was not, too.
+            buffer.used_by(&shared.kernels)?;
+            buffer.wait()?;
+            shared.staging.put(buffer);
+            queued
+        };
+        copy().map_err(failed("copy to the device"))
     }
 
     fn record(&self) -> Result<CudaEvent, DeviceError> {

@@ -15,6 +15,10 @@ mod factors;
 mod host_rows;
 mod limits;
 mod lower;
+#[cfg(feature = "client")]
+mod page_claims;
+#[cfg(feature = "client")]
+mod page_store;
 mod pages;
 mod paging;
 mod pending;
@@ -31,6 +35,8 @@ pub use encode::{EncodeRequest, ExactSpanRows, KernelEncoder, Partial};
 pub use error::{CudaError, DeviceError};
 pub use external::ExternalKernel;
 pub use kvasir_kernels::Dtype;
+#[cfg(feature = "client")]
+pub use page_store::{CudaPages, DevicePages};
 pub use pages::{PageShape, PagedKv, PlaneLayout};
 pub use pending::PendingDecode;
 pub use piece::decode_piece;

@@ -10,3 +10,7 @@ pub(crate) const STREAM_WORDS: usize = STREAM_COEFFICIENTS_MAX * SPAN_TOKENS * 6
 pub(crate) const OUTPUT_BYTES_PER_VALUE: usize = 1;
 /// Smallest output, so that short chunks with raw pieces fit.
 pub(crate) const OUTPUT_BYTES_MIN: usize = 64 * 1024;
+/// Profiles that the pages of a rank keep on the device: a model's own and its successor's, and two that older chunks
+/// were encoded with.
+#[cfg(feature = "client")]
+pub(crate) const RESIDENT_PROFILES_MAX: usize = 4;

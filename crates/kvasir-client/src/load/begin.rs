@@ -160,10 +160,13 @@ impl LoadTask<'_> {
             suffix_time,
             prior_rate: options.rate.or(learned.rate),
         };
+        let gate = Arc::<WriteGate>::default();
+        let context = DecodeContext::new(Arc::clone(&codec.spec), tables, Arc::clone(&gate));
+        let decode = if context.is_on_device() { learned.device_decode } else { learned.decode };
         let config = FetcherConfig {
             estimator: options.estimator,
             recompute,
-            decode: options.decode.unwrap_or(learned.decode),
+            decode: options.decode.unwrap_or(decode),
             text_mode,
         };
         let (sender, arrivals) = mpsc::channel(ARRIVALS_QUEUE);
@@ -177,11 +180,9 @@ impl LoadTask<'_> {
             objects.into_iter().zip(levels),
             sender.clone(),
         );
-        let held = tables.iter().map(|table| table.shard().layers.clone()).collect();
+        let held = context.tables.iter().map(|table| table.shard().layers.clone()).collect();
         let progress =
             LoadProgress::new(held, codec.spec.layers.len(), TokenRange { start: first, end: tail.start });
-        let gate = Arc::<WriteGate>::default();
-        let context = DecodeContext { spec: Arc::clone(&codec.spec), tables, gate: Arc::clone(&gate) };
         let decodes = DecodeQueue::new(context, decoders);
         let fetcher = Fetcher::new(plan, options.policy, config).map_err(|error| {
             Error::protocol(format!("the lookup's chunks do not form a valid plan: {error}"))

@@ -1,13 +1,23 @@
 //! Decode units: some layers of some tokens of a verified chunk, for one rank.
 
-use std::{ops::Range, sync::Arc, time::Duration};
+use std::{
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
 
 use kvasir_codec::{ChunkDecoder, LayerGroup, container::Head};
 use kvasir_types::{Level, ModelSpec, TokenRange};
 use tokio::time::Instant;
 
 use super::{LoadError, assembly::VerifiedChunk, token_ranges::context_range};
-use crate::pages::{BlockTable, WriteGate};
+use crate::{
+    limits::DEVICE_FAULTS_MAX,
+    pages::{BlockTable, DevicePart, WriteGate},
+};
 
 /// Context shared by all decode units of a load.
 pub(super) struct DecodeContext {
@@ -15,6 +25,19 @@ pub(super) struct DecodeContext {
     /// The decoding thread writes rows here directly; one table per rank.
     pub(super) tables: Vec<BlockTable>,
     pub(super) gate: Arc<WriteGate>,
+    /// Parts that a device did not decode so far.
+    device_faults: AtomicU32,
+}
+
+impl DecodeContext {
+    pub(super) fn new(spec: Arc<ModelSpec>, tables: Vec<BlockTable>, gate: Arc<WriteGate>) -> Self {
+        Self { spec, tables, gate, device_faults: AtomicU32::new(0) }
+    }
+
+    /// Whether a device decodes for one of the tables.
+    pub(super) fn is_on_device(&self) -> bool {
+        self.tables.iter().any(|table| table.device().is_some())
+    }
 }
 
 /// Some layers of some tokens of one chunk, for one rank, at one level.
@@ -45,12 +68,22 @@ pub(super) struct UnitScope {
     pub(super) level: Level,
 }
 
+/// Who decoded a unit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum DecodedBy {
+    Cpu,
+    Device,
+    /// The CPU, because the device did not, for this reason.
+    CpuInstead(String),
+}
+
 /// The result of a decode unit.
 pub(super) struct DecodeOutcome {
     pub(super) scope: UnitScope,
     pub(super) took: Duration,
     /// When it ended.
     pub(super) at: Instant,
+    pub(super) by: DecodedBy,
     /// The number of rows not written because their page was reassigned; all others are in their pages.
     pub(super) result: Result<usize, LoadError>,
 }
@@ -73,16 +106,55 @@ impl DecodeUnit {
         };
         let decode = move || {
             let started = Instant::now();
-            let result = self.decode(&context);
-            (started.elapsed(), Instant::now(), result)
+            let (by, result) = self.decode(&context);
+            (started.elapsed(), Instant::now(), by, result)
         };
-        let (took, at, result) = tokio::task::spawn_blocking(decode)
-            .await
-            .unwrap_or_else(|panic| (Duration::ZERO, Instant::now(), Err(LoadError::Read(panic.into()))));
-        DecodeOutcome { scope, took, at, result }
+        let (took, at, by, result) = tokio::task::spawn_blocking(decode).await.unwrap_or_else(|panic| {
+            (Duration::ZERO, Instant::now(), DecodedBy::Cpu, Err(LoadError::Read(panic.into())))
+        });
+        DecodeOutcome { scope, took, at, by, result }
     }
 
-    fn decode(&self, context: &DecodeContext) -> Result<usize, LoadError> {
+    fn decode(&self, context: &DecodeContext) -> (DecodedBy, Result<usize, LoadError>) {
+        match self.decode_on_device(context) {
+            None => (DecodedBy::Cpu, self.decode_on_cpu(context)),
+            Some(Ok(stale_rows)) => (DecodedBy::Device, Ok(stale_rows)),
+            Some(Err(reason)) => {
+                context.device_faults.fetch_add(1, Ordering::Relaxed);
+                // If the object is at fault, the CPU finds it too.
+                (DecodedBy::CpuInstead(reason), self.decode_on_cpu(context))
+            }
+        }
+    }
+
+    /// `None` without a device, or if the CPU has to decode.
+    fn decode_on_device(&self, context: &DecodeContext) -> Option<Result<usize, String>> {
+        let table = &context.tables[self.rank];
+        let (device, group, profile) =
+            (table.device()?, self.group.as_ref()?, self.decoder.shared_profile()?);
+        if context.device_faults.load(Ordering::Relaxed) >= DEVICE_FAULTS_MAX {
+            return None;
+        }
+        let first = self.first_token as usize;
+        let (pages, first_slot) = table.pages_of(&(first + self.tokens.start..first + self.tokens.end))?;
+        let part = DevicePart {
+            profile,
+            head: &self.head,
+            object_prefix: &self.bytes,
+            scopes: group.scopes.iter().map(|reach| reach.scope).collect(),
+            level: self.level,
+            tokens: self.tokens.clone(),
+            pages,
+            first_slot,
+        };
+        // The gate stays open until the device is done: after the load was dropped it writes nothing.
+        let decoded = context.gate.hold_open(|| device.decode(&part));
+        // Of stale pages, one row of each token is counted: how many they are in all does not matter.
+        let stale_rows = |written: bool| if written { 0 } else { self.tokens.len() };
+        Some(decoded.unwrap_or(Ok(false)).map(stale_rows))
+    }
+
+    fn decode_on_cpu(&self, context: &DecodeContext) -> Result<usize, LoadError> {
         let mut sink = context.tables[self.rank].sink(&context.spec, self.first_token, &context.gate);
         let (head, bytes, tokens) = (&self.head, &self.bytes, self.tokens.clone());
         match &self.group {

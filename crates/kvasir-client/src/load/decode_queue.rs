@@ -66,6 +66,10 @@ impl DecodeQueue {
         Some(damaged.map(|(tokens, _)| context_range(first_token, tokens)).collect())
     }
 
+    pub(super) fn is_on_device(&self) -> bool {
+        self.context.is_on_device()
+    }
+
     /// Whether any chunk waits for its decode or is being decoded.
     pub(super) fn is_decoding(&self) -> bool {
         !self.chunks.is_empty()
@@ -171,7 +175,7 @@ mod tests {
             reuse: Reuse::Prefix,
         };
         let tables = vec![HostPages::new(&spec, 16, 16).unwrap().table()];
-        let context = DecodeContext { spec: Arc::new(spec), tables, gate: Arc::default() };
+        let context = DecodeContext::new(Arc::new(spec), tables, Arc::default());
         let decoder = |at: &&[usize]| Arc::new(FailingAt(at.to_vec())) as Arc<dyn ChunkDecoder>;
         DecodeQueue::new(context, failing.iter().map(decoder).collect())
     }

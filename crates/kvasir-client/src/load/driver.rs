@@ -80,7 +80,7 @@ impl LoadDriver {
         let (client, slo) = (self.network.client().clone(), self.fetcher.plan().slo);
         let reads = self.network.finish();
         let report = self.recorder.report(&self.fetcher, self.progress, reads, self.clock.now());
-        self.learned.learn(&report);
+        self.learned.learn(&report, self.decodes.is_on_device());
         // Operators' SLO figures come from this report. It is best effort: nothing waits for it.
         let record = report.record(slo);
         tokio::spawn(async move { client.report_load(&record).await });
@@ -177,8 +177,8 @@ impl LoadDriver {
 
     fn on_decoded(&mut self, outcome: DecodeOutcome, chunk_decode: Option<ChunkDecode>) {
         self.clock.advance(outcome.at);
-        let DecodeOutcome { scope, took, result, .. } = outcome;
-        self.recorder.record_decode(took);
+        let DecodeOutcome { scope, took, by, result, .. } = outcome;
+        self.recorder.record_decode(took, by);
         let chunk = scope.chunk;
         match result {
             Ok(0) => self.report_layers(scope),

@@ -20,8 +20,10 @@ pub(crate) struct LearnedCosts(Mutex<CostModels>);
 pub struct CostModels {
     /// Cost of computing from text on this engine.
     pub recompute: RecomputeModel,
-    /// Cost of decoding on this node.
+    /// Cost of decoding on this node's CPU.
     pub decode: DecodeModel,
+    /// Cost of decoding into pages on a device, by the device and, where it refuses, by the CPU.
+    pub device_decode: DecodeModel,
     /// Throughput of the last load; `None` before the first.
     pub rate: Option<ByteRate>,
 }
@@ -29,7 +31,7 @@ pub struct CostModels {
 impl LearnedCosts {
     pub(crate) fn new(recompute: RecomputeModel) -> Self {
         let decode = DecodeModel::from_seconds(5e-6, 1e-8);
-        Self(Mutex::new(CostModels { recompute, decode, rate: None }))
+        Self(Mutex::new(CostModels { recompute, device_decode: decode.clone(), decode, rate: None }))
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut CostModels) -> T) -> T {
@@ -40,11 +42,13 @@ impl LearnedCosts {
         self.with(|models| models.clone())
     }
 
-    /// Takes over the models that a load has fitted. Of two concurrent loads, the one that ends later counts.
-    pub(crate) fn learn(&self, report: &LoadReport) {
+    /// Takes over the models that a load has fitted, into pages `on_device` or not. Of two concurrent loads, the one that
+    /// ends later counts.
+    pub(crate) fn learn(&self, report: &LoadReport, on_device: bool) {
         self.with(|models| {
             models.recompute = report.recompute_model.clone();
-            models.decode = report.decode_model.clone();
+            let decode = if on_device { &mut models.device_decode } else { &mut models.decode };
+            *decode = report.decode_model.clone();
             models.rate = report.rate().or(models.rate);
         });
     }

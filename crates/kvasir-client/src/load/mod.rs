@@ -41,6 +41,6 @@ pub use learned_costs::CostModels;
 pub(crate) use learned_costs::LearnedCosts;
 pub use loaded::{Load, Loaded};
 pub use options::LoadOptions;
-pub use report::{ChunkReport, LoadReport, LoadTimes};
+pub use report::{ChunkReport, DeviceUse, LoadReport, LoadTimes};
 pub(crate) use running::{DriverEvent, Running};
 pub use running::{LayerReady, RecomputeCause};

@@ -6,8 +6,9 @@ use kvasir_types::{Loss, TokenRange};
 
 use super::{
     LoadError, LoadFailure,
+    decode::DecodedBy,
     progress::LoadProgress,
-    report::{ChunkReport, LoadReport, LoadTimes},
+    report::{ChunkReport, DeviceUse, LoadReport, LoadTimes},
 };
 use crate::{
     fetcher::{ChunkFetchState, Fetcher, PlannedChunk},
@@ -24,6 +25,7 @@ pub(super) struct LoadRecorder {
     chunk_loss: Vec<Loss>,
     stale_rows: usize,
     times: LoadTimes,
+    device: DeviceUse,
 }
 
 impl LoadRecorder {
@@ -34,6 +36,7 @@ impl LoadRecorder {
             chunk_loss: vec![Loss::NONE; chunks],
             stale_rows: 0,
             times: LoadTimes::default(),
+            device: DeviceUse::default(),
         }
     }
 
@@ -56,8 +59,17 @@ impl LoadRecorder {
     }
 
     /// A decode unit took this time.
-    pub(super) fn record_decode(&mut self, took: Duration) {
+    pub(super) fn record_decode(&mut self, took: Duration, by: DecodedBy) {
         self.times.decode += took;
+        match by {
+            DecodedBy::Cpu => {}
+            DecodedBy::Device => self.device.parts += 1,
+            DecodedBy::CpuInstead(reason) => {
+                tracing::debug!(reason, "a device did not decode a part of a chunk: the CPU did");
+                self.device.refused_parts += 1;
+                self.device.first_reason.get_or_insert(reason);
+            }
+        }
     }
 
     /// Time passed while something was being read or decoded, or neither.
@@ -120,6 +132,7 @@ impl LoadRecorder {
             failures: self.failures,
             reads,
             stale_rows: self.stale_rows,
+            device: self.device,
         }
     }
 }
@@ -206,8 +219,9 @@ mod tests {
         for (ms, reading, decoding) in passed {
             recorder.record_passed(ms * MS, reading, decoding);
         }
-        recorder.record_decode(MS);
-        recorder.record_decode(2 * MS);
+        recorder.record_decode(MS, DecodedBy::Device);
+        recorder.record_decode(MS, DecodedBy::Cpu);
+        recorder.record_decode(MS, DecodedBy::CpuInstead("out of memory".into()));
         let mut progress = LoadProgress::new(vec![0..1, 0..1], 1, TokenRange { start: 0, end: 512 });
         progress.recompute(TokenRange { start: 256, end: 512 }, super::super::RecomputeCause::Failed);
         let report = recorder.report(&fetcher, progress, ReadReport::default(), 6 * MS);
@@ -219,6 +233,8 @@ mod tests {
         assert_eq!((report.failures.len(), report.elapsed), (1, 6 * MS));
         let LoadTimes { network, decode, recompute, wait } = report.times;
         assert_eq!([network, decode, recompute, wait], [4, 3, 40, 4].map(|ms| ms * MS));
+        let device = DeviceUse { parts: 1, refused_parts: 1, first_reason: Some("out of memory".into()) };
+        assert_eq!(report.device, device);
         let predict = |model: &RecomputeModel| model.predict(prefill);
         assert_ne!(
             predict(&report.recompute_model),

@@ -39,12 +39,24 @@ pub struct ChunkReport {
 pub struct LoadTimes {
     /// While at least one read was under way, from its request to its last byte, with the pauses before retries.
     pub network: Duration,
-    /// Of decoding threads, summed over them.
+    /// Of decoding threads, summed over them. A thread waits for the device that decodes its part.
     pub decode: Duration,
     /// Of the engine, for tokens of the load's chunks, as it reported during the load.
     pub recompute: Duration,
     /// While nothing was being read or decoded, for instance because the engine still computed.
     pub wait: Duration,
+}
+
+/// What a device decoded, of tables whose pages are on one ([`DeviceDecoder`](crate::pages::DeviceDecoder)). A part is one
+/// or more layers of some tokens of a chunk, for one rank.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DeviceUse {
+    /// Parts that it decoded.
+    pub parts: u64,
+    /// Parts that it did not decode, and the CPU did.
+    pub refused_parts: u64,
+    /// Why it did not decode the first of these.
+    pub first_reason: Option<String>,
 }
 
 /// The report of a load: enough to draw its timeline and to plan the next one.
@@ -77,6 +89,8 @@ pub struct LoadReport {
     /// Rows not written because their pages belonged to another request by then. If above 0, do not use any
     /// part of this load.
     pub stale_rows: usize,
+    /// What a device decoded.
+    pub device: DeviceUse,
     /// Prefill times as fitted so far, for the next load.
     pub recompute_model: RecomputeModel,
     /// Decode times as fitted so far, for the next load.

@@ -1,5 +1,6 @@
 //! The destination of loads: an engine's pages, in the type of its cache.
 
+mod device;
 mod host;
 mod rows;
 mod sink;
@@ -9,6 +10,7 @@ use kvasir_types::{KvDtype, ModelSpec};
 
 use crate::Error;
 
+pub use device::{DeviceDecoder, DevicePart};
 pub use host::HostPages;
 pub use kvasir_codec::Rows;
 pub use rows::PageRows;
@@ -59,6 +61,12 @@ pub trait PageStore: Send + Sync {
     /// relative to the device, as described by the table's [`Shard`]; values are of the model's type. Several
     /// threads write concurrently.
     fn write(&self, page: PageRef, rows: &PageRows<'_>) -> bool;
+
+    /// The device that holds the pages, if it decodes chunks itself. What it does not decode is decoded on the CPU
+    /// and comes through [`write`](Self::write).
+    fn device(&self) -> Option<&dyn DeviceDecoder> {
+        None
+    }
 }
 
 /// Rejects models whose caches cannot be written into pages.

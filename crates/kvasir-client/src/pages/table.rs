@@ -7,7 +7,7 @@ use std::{
 
 use kvasir_types::{KvLayout, LayerKv, ModelSpec};
 
-use super::{PageRef, PageStore, TableSink};
+use super::{DeviceDecoder, PageRef, PageStore, TableSink};
 use crate::Error;
 
 /// The part of a cache that one tensor- or pipeline-parallel rank holds.
@@ -50,7 +50,7 @@ impl Shard {
     }
 
     /// The heads that it holds of a plane with `count` heads.
-    pub(crate) fn heads_of(&self, count: usize) -> Range<usize> {
+    pub fn heads_of(&self, count: usize) -> Range<usize> {
         let Range { start, end } = self.heads;
         if count <= start { 0..count } else { start..end.clamp(start, count) }
     }
@@ -122,6 +122,18 @@ impl BlockTable {
         &self.shard
     }
 
+    /// The device that decodes into its pages.
+    pub(crate) fn device(&self) -> Option<&dyn DeviceDecoder> {
+        self.store.device()
+    }
+
+    /// The pages that hold `tokens` of the context, and the slot of the first token in the first page; `None` if there
+    /// are not so many.
+    pub(crate) fn pages_of(&self, tokens: &Range<usize>) -> Option<(&[PageRef], usize)> {
+        let (first, end) = (tokens.start / self.page_tokens, tokens.end.div_ceil(self.page_tokens));
+        Some((self.pages.get(first..end)?, tokens.start % self.page_tokens))
+    }
+
     /// A sink for rows whose token 0 is the context's token `first_token`.
     pub(crate) fn sink<'a>(
         &'a self,
@@ -143,7 +155,12 @@ impl WriteGate {
     }
 
     pub(super) fn write(&self, write: impl FnOnce() -> bool) -> bool {
+        self.hold_open(write).unwrap_or(false)
+    }
+
+    /// Stays open until `write` returns; `None` if it is closed.
+    pub(crate) fn hold_open<T>(&self, write: impl FnOnce() -> T) -> Option<T> {
         let closed = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        !*closed && write()
+        (!*closed).then(write)
     }
 }

@@ -226,6 +226,10 @@ impl ChunkDecoder for CpuDecoder {
         self.decode_scopes(head, object_prefix, &scopes, tokens, sink)
     }
 
+    fn shared_profile(&self) -> Option<&Arc<Profile>> {
+        Some(&self.profile)
+    }
+
     fn level_kl(&self) -> Option<Vec<f64>> {
         self.profile.levels().iter().map(|level| level.kl.map(f64::from)).collect()
     }

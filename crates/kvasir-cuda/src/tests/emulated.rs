@@ -1,8 +1,11 @@
 //! A device that is the CPU: memory with canaries, kernels run by the emulator.
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    ops::Range,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use kvasir_kernels::Kernel;
@@ -20,6 +23,9 @@ pub(super) struct EmulatedDevice {
     launches: Mutex<Vec<Kernel>>,
     /// The launch that the driver refuses, counted from 0.
     fails_at: Mutex<Option<usize>>,
+    /// Calls so far, and the one that is refused.
+    calls: AtomicUsize,
+    refused: Mutex<Option<usize>>,
     /// Launches before the last point of the queue that somebody waited for.
     waited: Arc<AtomicUsize>,
 }
@@ -71,6 +77,25 @@ impl EmulatedDevice {
         *self.fails_at.lock().expect("not poisoned") = Some(self.launched().len() + n);
     }
 
+    /// Refuses the `n`th call after those so far, of any kind but writes, once.
+    pub(super) fn refuse(&self, n: usize) {
+        *self.refused.lock().expect("not poisoned") = Some(self.calls() + n);
+    }
+
+    /// Calls so far.
+    pub(super) fn calls(&self) -> usize {
+        self.calls.load(Ordering::Relaxed)
+    }
+
+    fn call(&self, call: &'static str) -> Result<(), DeviceError> {
+        let this = self.calls.fetch_add(1, Ordering::Relaxed);
+        let mut refused = self.refused.lock().expect("not poisoned");
+        match refused.take_if(|refused| *refused == this) {
+            Some(_) => Err(DeviceError::Driver { call, code: "CUDA_ERROR_OUT_OF_MEMORY".into() }),
+            None => Ok(()),
+        }
+    }
+
     /// Number of launches that somebody waited for.
     pub(super) fn waited(&self) -> usize {
         self.waited.load(Ordering::Relaxed)
@@ -91,6 +116,13 @@ impl EmulatedMemory {
 
     fn all(&self) -> Vec<u8> {
         self.words.lock().expect("not poisoned").iter().flat_map(|word| word.to_ne_bytes()).collect()
+    }
+
+    /// Some of its bytes, as they are now.
+    pub(super) fn peek(&self, offset: usize, bytes: usize) -> Vec<u8> {
+        assert!(offset + bytes <= self.bytes);
+        // SAFETY: inside the buffer, which is not moved before it is dropped.
+        unsafe { std::slice::from_raw_parts((self.address as usize + offset) as *const u8, bytes) }.to_vec()
     }
 
     fn check(&self) {
@@ -121,10 +153,12 @@ impl Device for EmulatedDevice {
     type Readback = EmulatedReadback;
 
     fn allocate(&self, label: &'static str, bytes: usize) -> Result<EmulatedMemory, DeviceError> {
+        self.call("allocate memory")?;
         Ok(EmulatedMemory::new(label, &vec![0; bytes]))
     }
 
     fn upload(&self, label: &'static str, bytes: &[u8]) -> Result<EmulatedMemory, DeviceError> {
+        self.call("copy to the device")?;
         Ok(EmulatedMemory::new(label, bytes))
     }
 
@@ -134,12 +168,23 @@ impl Device for EmulatedDevice {
         offset: usize,
         bytes: usize,
     ) -> Result<EmulatedReadback, DeviceError> {
+        self.call("copy from the device")?;
         memory.check();
         assert!(offset + bytes <= memory.bytes);
         Ok(EmulatedReadback(memory.all()[CANARY_BYTES + offset..][..bytes].to_vec()))
     }
 
+    unsafe fn write(&self, bytes: &[u8], places: &[(u64, Range<usize>)]) -> Result<(), DeviceError> {
+        for (address, part) in places {
+            let from = &bytes[part.clone()];
+            // SAFETY: the caller's promise; addresses are those of host memory.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), *address as *mut u8, from.len()) };
+        }
+        Ok(())
+    }
+
     fn record(&self) -> Result<EmulatedEvent, DeviceError> {
+        self.call("record an event")?;
         let launches = self.launched().len();
         Ok(EmulatedEvent { launches, waited: Arc::clone(&self.waited) })
     }
@@ -151,6 +196,7 @@ impl Device for EmulatedDevice {
         shared_bytes: usize,
         params: &[u8],
     ) -> Result<(), DeviceError> {
+        self.call("launch a kernel")?;
         if (*self.fails_at.lock().expect("not poisoned")).is_some_and(|at| self.launched().len() >= at) {
             return Err(DeviceError::Driver { call: "launch", code: "CUDA_ERROR_OUT_OF_MEMORY".into() });
         }

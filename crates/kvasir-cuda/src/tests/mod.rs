@@ -3,7 +3,10 @@
 mod chunks;
 mod emulated;
 mod encode;
+mod engine_cache;
 mod layouts;
+#[cfg(feature = "client")]
+mod loads;
 mod pieces;
 
 #[path = "../../../kvasir-codec/tests/common/mod.rs"]

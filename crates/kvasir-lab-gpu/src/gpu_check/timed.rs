@@ -1,6 +1,9 @@
 //! A device that brackets every launch with events.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    ops::Range,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use kvasir_cuda::{
     CudaDevice, CudaEvent, CudaMemory, CudaReadback, Device, DeviceError, DeviceEvent, ExternalKernel, Work,
@@ -89,6 +92,11 @@ impl Device for Timed {
     ) -> Result<(), DeviceError> {
         // SAFETY: the caller's promise.
         self.bracket(|device| unsafe { device.launch(kernel, work, shared, params) })
+    }
+
+    unsafe fn write(&self, bytes: &[u8], places: &[(u64, Range<usize>)]) -> Result<(), DeviceError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.device.write(bytes, places) }
     }
 
     fn record(&self) -> Result<CudaEvent, DeviceError> {

@@ -1,0 +1,79 @@
+//! Pages in the memory of a device that decodes chunks itself.
+
+use std::{ops::Range, sync::Arc};
+
+use kvasir_codec::{Profile, container::Head};
+use kvasir_types::Level;
+
+use super::PageRef;
+
+/// A device that decodes chunks into the pages of its [`PageStore`](super::PageStore), which returns it from
+/// [`device`](super::PageStore::device). `kvasir-cuda` has one for NVIDIA GPUs.
+pub trait DeviceDecoder: Send + Sync {
+    /// Decodes a part of a chunk into pages and returns when its rows are in place. Several threads decode at the same
+    /// time, and each waits for its own part only.
+    ///
+    /// If one of the pages has another generation by now, or does not exist, writes nothing and returns false. Pages
+    /// must not be reassigned between that check and the last write.
+    ///
+    /// # Errors
+    /// Why the device did not decode, as a sentence for the load's report. Some of the rows may have been written by
+    /// then, and none is written after the return: the load decodes this part on the CPU and writes it to the same
+    /// pages.
+    fn decode(&self, part: &DevicePart<'_>) -> Result<bool, String>;
+}
+
+/// A part of a verified chunk: some scopes of its profile at one level, for some of its tokens.
+#[derive(Debug)]
+pub struct DevicePart<'a> {
+    pub(crate) profile: &'a Arc<Profile>,
+    pub(crate) head: &'a Head,
+    pub(crate) object_prefix: &'a [u8],
+    pub(crate) scopes: Vec<usize>,
+    pub(crate) level: Level,
+    pub(crate) tokens: Range<usize>,
+    pub(crate) pages: &'a [PageRef],
+    pub(crate) first_slot: usize,
+}
+
+impl<'a> DevicePart<'a> {
+    /// The profile that the chunk was encoded with.
+    pub const fn profile(&self) -> &'a Arc<Profile> {
+        self.profile
+    }
+
+    /// The object's head.
+    pub const fn head(&self) -> &'a Head {
+        self.head
+    }
+
+    /// The object's bytes from the first one on; all that the part needs have passed their checksums.
+    pub const fn object_prefix(&self) -> &'a [u8] {
+        self.object_prefix
+    }
+
+    /// Scopes of the profile, by index.
+    pub fn scopes(&self) -> &[usize] {
+        &self.scopes
+    }
+
+    /// The level of every scope.
+    pub const fn level(&self) -> Level {
+        self.level
+    }
+
+    /// Tokens of the chunk.
+    pub const fn tokens(&self) -> Range<usize> {
+        self.tokens.start..self.tokens.end
+    }
+
+    /// The pages that hold these tokens, in token order.
+    pub const fn pages(&self) -> &'a [PageRef] {
+        self.pages
+    }
+
+    /// The slot of the first page that takes the first token.
+    pub const fn first_slot(&self) -> usize {
+        self.first_slot
+    }
+}

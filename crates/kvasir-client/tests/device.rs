@@ -1,0 +1,168 @@
+//! Pages of a device that decodes chunks itself: what a load asks of it, and what becomes of its answers.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use std::{
+    sync::{Arc, Mutex, mpsc},
+    time::Duration,
+};
+
+use common::{LAYERS, connect, find, load, profile, save, spec, start, tokens};
+use kvasir_client::{
+    pages::{BlockTable, DeviceDecoder, DevicePart, HostPages, PageRef, PageRows, PageStore, Shard},
+    tuning::{DecodeModel, LoadOptions},
+};
+use kvasir_codec::KvBuffer;
+use kvasir_types::Level;
+
+const PAGE_TOKENS: usize = 24;
+
+type Answer = Box<dyn Fn(&DevicePart<'_>) -> Result<bool, String> + Send + Sync>;
+
+/// Pages in host memory behind a device that answers as a test says. What it says it decoded is not there.
+struct Device {
+    pages: Arc<HostPages>,
+    answer: Answer,
+    /// Pages, first slot and tokens of each part that it was asked for.
+    asked: Mutex<Vec<(Vec<u32>, usize, usize)>>,
+}
+
+impl Device {
+    fn new(
+        tokens: usize,
+        answer: impl Fn(&DevicePart<'_>) -> Result<bool, String> + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        let pages = HostPages::new(&spec(), PAGE_TOKENS, tokens).unwrap();
+        Arc::new(Self { pages, answer: Box::new(answer), asked: Mutex::default() })
+    }
+
+    fn table(self: &Arc<Self>, tokens: usize) -> BlockTable {
+        let pages: Vec<_> =
+            (0..tokens.div_ceil(PAGE_TOKENS) as u32).map(|index| PageRef { index, generation: 0 }).collect();
+        BlockTable::new(Arc::clone(self) as _, pages, PAGE_TOKENS).unwrap()
+    }
+}
+
+impl PageStore for Device {
+    fn write(&self, page: PageRef, rows: &PageRows<'_>) -> bool {
+        self.pages.write(page, rows)
+    }
+
+    fn device(&self) -> Option<&dyn DeviceDecoder> {
+        Some(self)
+    }
+}
+
+impl DeviceDecoder for Device {
+    fn decode(&self, part: &DevicePart<'_>) -> Result<bool, String> {
+        let pages = part.pages().iter().map(|page| page.index).collect();
+        self.asked.lock().unwrap().push((pages, part.first_slot(), part.tokens().len()));
+        (self.answer)(part)
+    }
+}
+
+#[tokio::test]
+async fn a_device_is_given_each_part_once_with_its_own_pages() {
+    let server = start().await;
+    let kvasir = connect(&server).await;
+    let text = tokens(700, 1);
+    save(&kvasir, &text).await;
+    let device = Device::new(700, |part| {
+        assert_eq!(part.profile().hash(), profile().hash());
+        assert_eq!((part.level(), part.scopes().is_empty()), (Level(1), false));
+        Ok(true)
+    });
+    // A rank that holds the first layers only is not asked for the others' scopes.
+    let shard = Shard { layers: 0..2, ..Shard::ALL };
+    for (table, parts) in [(device.table(700), 6), (device.table(700).with_shard(shard), 3)] {
+        device.asked.lock().unwrap().clear();
+        let session = find(&kvasir, &text).await;
+        let loaded = session.load([table], LoadOptions::at_level(Level(1))).unwrap().finish().await;
+        let used = &loaded.report().unwrap().device;
+        assert_eq!((loaded.loaded_tokens(), used.parts, used.refused_parts), (700, parts, 0));
+        let mut asked = std::mem::take(&mut *device.asked.lock().unwrap());
+        asked.sort();
+        asked.dedup();
+        // Chunks of 256 tokens in pages of 24: they begin in the middle of pages.
+        let pages = |first: u32, end: u32| (first..end).collect::<Vec<u32>>();
+        assert_eq!(asked, [(pages(0, 11), 0, 256), (pages(10, 22), 16, 256), (pages(21, 30), 8, 188)]);
+    }
+}
+
+#[tokio::test]
+async fn what_a_device_does_not_decode_is_decoded_on_the_cpu() {
+    let server = start().await;
+    let kvasir = connect(&server).await;
+    let text = tokens(700, 1);
+    save(&kvasir, &text).await;
+    let (_, expected) = load(&find(&kvasir, &text).await, LoadOptions::at_level(Level(1))).await;
+    let device = Device::new(700, |_| Err("it is full".into()));
+    let session = find(&kvasir, &text).await;
+    let options = LoadOptions::at_level(Level(1));
+    let loaded = session.load([device.table(700)], options).unwrap().finish().await;
+    assert_eq!(loaded.loaded_tokens(), 700);
+    let used = &loaded.report().unwrap().device;
+    assert_eq!((used.parts, used.first_reason.as_deref()), (0, Some("it is full")));
+    // Two parts may be under way when the third fault ends the asking.
+    assert!((3..=4).contains(&used.refused_parts), "{used:?}");
+    // Each kind of load learns from its own: the load into host pages, which knew nothing, from none of these.
+    let times = |model: &DecodeModel| model.predict(1000, 1000);
+    let (before, costs) = (kvasir.costs(), {
+        let session = find(&kvasir, &text).await;
+        let options = LoadOptions::at_level(Level(1));
+        let _ = session.load([device.table(700)], options).unwrap().finish().await;
+        kvasir.costs()
+    });
+    assert_eq!(times(&costs.decode), times(&before.decode));
+    assert_ne!(times(&costs.device_decode), times(&before.device_decode));
+    assert_eq!(KvBuffer::from_source(&spec(), 700, &*device.pages).as_slice(), expected.as_slice());
+}
+
+#[tokio::test]
+async fn a_load_into_pages_that_a_device_has_reassigned_is_not_used() {
+    let server = start().await;
+    let kvasir = connect(&server).await;
+    let text = tokens(700, 1);
+    save(&kvasir, &text).await;
+    let device = Device::new(700, |_| Ok(false));
+    let session = find(&kvasir, &text).await;
+    let options = LoadOptions::at_level(Level(1));
+    let loaded = session.load([device.table(700)], options).unwrap().finish().await;
+    assert_eq!(loaded.loaded_tokens(), 0);
+    assert!(loaded.report().unwrap().stale_rows > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_load_that_is_dropped_waits_for_the_part_that_a_device_decodes() {
+    let server = start().await;
+    let kvasir = connect(&server).await;
+    let text = tokens(700, 1);
+    save(&kvasir, &text).await;
+    let (begun, has_begun) = mpsc::channel();
+    let (go_on, may_end) = mpsc::channel::<()>();
+    let may_end = Mutex::new(may_end);
+    let device = Device::new(700, move |_| {
+        begun.send(()).unwrap();
+        let _ = may_end.lock().unwrap().recv_timeout(Duration::from_secs(20));
+        Ok(true)
+    });
+    let session = find(&kvasir, &text).await;
+    let running = session.load([device.table(700)], LoadOptions::at_level(Level(1))).unwrap();
+    let (dropped, is_dropped) = mpsc::channel();
+    tokio::task::spawn_blocking(move || {
+        has_begun.recv().unwrap();
+        let dropping = std::thread::spawn(move || {
+            drop(running);
+            dropped.send(()).unwrap();
+        });
+        let early = is_dropped.recv_timeout(Duration::from_millis(200));
+        assert!(early.is_err(), "the load was gone, and the device still wrote");
+        // Every part under way; the others find the gate closed.
+        (0..LAYERS).for_each(|_| go_on.send(()).unwrap_or_default());
+        is_dropped.recv_timeout(Duration::from_secs(20)).unwrap();
+        dropping.join().unwrap();
+    })
+    .await
+    .unwrap();
+}

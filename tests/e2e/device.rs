@@ -1,0 +1,186 @@
+//! Loads of the real engine's caches from the service into pages on a device: by the code that calls the driver, on a
+//! driver that is the emulator (or on a real one, where there is one). The test starts itself again with the emulator's
+//! folder on the library path.
+
+use std::{process::Command, sync::Arc};
+
+use kvasir_client::{
+    Kvasir,
+    pages::{BlockTable, HostPages, Shard},
+    tuning::LoadOptions,
+};
+use kvasir_codec::Profile;
+use kvasir_cuda::{
+    CudaDevice, CudaMemory, CudaPages, Device, DeviceError, DeviceMemory, DeviceReadback, Dtype, PageShape,
+    PagedKv,
+};
+use kvasir_engine::{Model, TINY_PROFILE};
+use kvasir_store::StoreConfig;
+use kvasir_tests::service::Service;
+use kvasir_types::{KvDtype, Level, ModelSpec, Plane};
+use tempfile::TempDir;
+
+const TEXT: &str = include_str!("../../crates/kvasir-engine/tests/data/harbour.txt");
+const TOKENS: usize = 300;
+const BLOCK_TOKENS: usize = 32;
+const BLOCKS: usize = 12;
+
+/// The device; `None` after the test ran in a process with the emulator as its driver.
+fn device(test: &str, kernels: &TempDir) -> Option<Arc<CudaDevice>> {
+    match CudaDevice::new(0, kernels.path().to_owned()) {
+        Ok(device) => Some(Arc::new(device)),
+        Err(DeviceError::NoDriver) => {
+            let mut again = Command::new(std::env::current_exe().expect("it runs"));
+            again
+                .args([test, "--exact", "--nocapture"])
+                .env("LD_LIBRARY_PATH", kvasir_kernels_emulator::FAKE_DRIVER);
+            let ran = again.output().expect("it runs");
+            let said =
+                String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
+            assert!(ran.status.success() && said.contains("1 passed"), "{said}");
+            None
+        }
+        Err(other) => panic!("{other}"),
+    }
+}
+
+/// A rank's cache as FlashAttention has it: `[layer][plane][block][token][head][element]` in one piece.
+struct Rank {
+    spec: Arc<ModelSpec>,
+    shard: Shard,
+    device: Arc<CudaDevice>,
+    memory: CudaMemory,
+    layer_bytes: usize,
+    pages: Arc<CudaPages>,
+}
+
+impl Rank {
+    fn new(spec: &Arc<ModelSpec>, device: &Arc<CudaDevice>, shard: Shard) -> Self {
+        let [(heads, dim), _] = spec.layers[0].layout.planes();
+        let held = shard.heads_of(heads);
+        let dtype = match spec.kv_dtype {
+            KvDtype::Bf16 => Dtype::Bf16,
+            KvDtype::F16 => Dtype::F16,
+            other => panic!("{other:?}: name its type here"),
+        };
+        let layer_bytes = 2 * BLOCKS * BLOCK_TOKENS * held.len() * dim * 2;
+        let memory = device.allocate("cache", spec.layers.len() * layer_bytes).expect("there is room");
+        let shape = PageShape {
+            blocks: BLOCKS as u64,
+            block_tokens: BLOCK_TOKENS as u32,
+            heads: held,
+            head_dim: dim as u64,
+            dtype,
+        };
+        let planes = (0..spec.layers.len()).map(|layer| {
+            let base = memory.address() + (layer * layer_bytes) as u64;
+            shape.flash(base).map(|plane| shard.layers.contains(&layer).then_some(plane))
+        });
+        let layout =
+            PagedKv { layers: planes.collect(), block_tokens: BLOCK_TOKENS as u32, blocks: BLOCKS as u64 };
+        // SAFETY: the planes are those of `memory`, which lives as long as the pages.
+        let pages = unsafe { CudaPages::new(Arc::clone(device), Arc::clone(spec), shard.clone(), layout) };
+        let (spec, device) = (Arc::clone(spec), Arc::clone(device));
+        Self { spec, shard, device, memory, layer_bytes, pages: pages.expect("the planes are the shard's") }
+    }
+
+    /// Pages in an order that is not theirs.
+    fn order() -> Vec<u32> {
+        (0..BLOCKS as u32).map(|page| page * 5 % BLOCKS as u32).collect()
+    }
+
+    fn table(&self) -> BlockTable {
+        self.pages.table(&Self::order()).expect("they exist")
+    }
+
+    /// The largest difference to the rows of `host` relative to the row's largest value, over all tokens.
+    fn differs(&self, host: &HostPages, tokens: usize) -> f32 {
+        let bytes = self.spec.layers.len() * self.layer_bytes;
+        let content =
+            self.device.read_back(&self.memory, 0, bytes).and_then(DeviceReadback::bytes).expect("copies");
+        let [(heads, dim), _] = self.spec.layers[0].layout.planes();
+        let (held, order, mut most) = (self.shard.heads_of(heads), Self::order(), 0f32);
+        for layer in self.shard.layers.start..self.shard.layers.end.min(self.spec.layers.len()) {
+            for (plane, head) in
+                [0, 1].into_iter().flat_map(|plane| held.clone().map(move |head| (plane, head)))
+            {
+                for token in 0..tokens {
+                    let block = order[token / BLOCK_TOKENS] as usize;
+                    let slot = (plane * BLOCKS + block) * BLOCK_TOKENS + token % BLOCK_TOKENS;
+                    let at = layer * self.layer_bytes + (slot * held.len() + head - held.start) * dim * 2;
+                    let row = host.row(layer, Plane::ALL[plane], head, token);
+                    let (ours, theirs) = (self.values(&content[at..at + 2 * dim]), self.values(&row));
+                    let scale = theirs.iter().fold(f32::MIN_POSITIVE, |most, value| most.max(value.abs()));
+                    let pairs = ours.iter().zip(&theirs);
+                    most = pairs.fold(most, |most, (a, b)| most.max((a - b).abs() / scale));
+                }
+            }
+        }
+        most
+    }
+
+    fn values(&self, bytes: &[u8]) -> Vec<f32> {
+        let value = |pair: &[u8; 2]| match self.spec.kv_dtype {
+            KvDtype::Bf16 => half::bf16::from_ne_bytes(*pair).to_f32(),
+            _ => half::f16::from_ne_bytes(*pair).to_f32(),
+        };
+        bytes.as_chunks().0.iter().map(value).collect()
+    }
+}
+
+/// With the starter that the client makes of its first save, and with the profile that is shipped, which has a basis.
+#[tokio::test]
+async fn contexts_are_loaded_into_pages_on_a_device() {
+    let kernels = TempDir::new().expect("a directory");
+    let name = "device::contexts_are_loaded_into_pages_on_a_device";
+    let Some(device) = device(name, &kernels) else { return };
+    let directory = TempDir::new().expect("a directory");
+    let url = format!("file://{}/store", directory.path().display()).parse().expect("a url");
+    let service = Service::start(StoreConfig::new(url), &directory.path().join("cache")).await;
+    let model = Model::kvasir_tiny().expect("embedded");
+    let mut text = model.tokenizer().encode(TEXT).expect("tokens");
+    text.truncate(TOKENS);
+    let kv = model.calculate_kv(&text).expect("computes");
+    let shipped = Arc::new(Profile::from_bytes(TINY_PROFILE).expect("whole"));
+    for (profile, namespace, tolerance) in [(None, "starter", 0.0), (Some(shipped), "shipped", 1.0 / 128.0)] {
+        let url = format!("http://{}", service.address);
+        let builder = Kvasir::builder(url).model((**model.spec()).clone()).chunk_tokens(256);
+        let builder = match profile {
+            Some(profile) => builder.profile(profile),
+            None => builder,
+        };
+        let kvasir = builder.namespace(namespace).connect().await.expect("the service answers");
+        let session = kvasir.session(&text[..]).without_lookup().await;
+        session.save_now(&kv, text.len(), |_| ()).await.expect("saves");
+        for level in [0, 1] {
+            let host = HostPages::new(model.spec(), 16, TOKENS).expect("fits");
+            let all = Rank::new(model.spec(), &device, Shard::ALL);
+            let halves = [0, 1].map(|rank| {
+                let [(heads, _), _] = model.spec().layers[0].layout.planes();
+                let shard = Shard { layers: 2..5, ..Shard::tensor_parallel(rank, 2, heads) };
+                Rank::new(model.spec(), &device, shard)
+            });
+            let load = async |tables: Vec<BlockTable>| {
+                let session = kvasir.session(&text[..]).await;
+                session.load(tables, LoadOptions::at_level(Level(level))).expect("begins").finish().await
+            };
+            let on_host = load(vec![host.table()]).await;
+            // Two requests at once, of one rank and of two.
+            let (whole, shared) = tokio::join!(
+                load(vec![all.table()]),
+                load(halves.iter().map(Rank::table).collect::<Vec<_>>())
+            );
+            for loaded in [&whole, &shared] {
+                assert_eq!(loaded.missing(), on_host.missing(), "{namespace}, level {level}");
+                let used = &loaded.report().expect("it loaded").device;
+                assert!(used.parts > 0 && used.refused_parts == 0, "{namespace}, level {level}: {used:?}");
+            }
+            let tokens = on_host.prefix_tokens() as usize;
+            assert!(tokens > 256, "both chunks: {tokens}");
+            for rank in [&all, &halves[0], &halves[1]] {
+                let differs = rank.differs(&host, tokens);
+                assert!(differs <= tolerance, "{namespace}, level {level}: {differs}");
+            }
+        }
+    }
+}
