@@ -5,6 +5,7 @@
 mod apart;
 mod arguments;
 mod cluster;
+mod divided;
 mod hour;
 mod http;
 mod index_rows;

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::{
     apart::Apart,
+    divided::DividedPath,
     hour::{self, Hour},
     link::Links,
     peers::Comparison,
@@ -69,6 +70,8 @@ fn page_of(file: &Path) -> Result<String> {
             Ok(parsed::<Apart>(&text)?.page())
         } else if has("link_mbps") {
             Ok(parsed::<Scaling>(&text)?.page())
+        } else if has("divided") {
+            Ok(parsed::<DividedPath>(&text)?.page())
         } else if has("layers") {
             Ok(parsed::<Links>(&text)?.page())
         } else if has("what") {

@@ -177,8 +177,7 @@ impl Lookups {
         if !usable {
             return Ok(LookupResponse { matched_tokens: 0, chunks: Vec::new() });
         }
-        let found: Arc<[ChunkKey]> = walk.chunks.iter().map(|chunk| within.key(chunk)).collect();
-        let class = self.reads.note_lookup(tenant, within.scope, hint, &blocks, &walk, &found);
+        let class = self.reads.note_lookup(tenant, model_id, hint, &blocks, &walk);
         let mut answer = response(walk);
         let media = self.reads.media(within.scope, &answer.chunks);
         for (chunk, medium) in answer.chunks.iter_mut().zip(media) {

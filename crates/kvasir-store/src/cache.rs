@@ -1,6 +1,6 @@
 //! Small bounded caches.
 
-use std::{collections::HashMap, hash::Hash, time::Duration};
+use std::{collections::HashMap, fmt, hash::Hash, time::Duration};
 
 use foldhash::fast::RandomState;
 use parking_lot::Mutex;
@@ -10,8 +10,10 @@ use tokio::time::Instant;
 /// cost.
 type Generation<K, V> = HashMap<K, (Option<Instant>, V), RandomState>;
 
+/// Entries of a batch under one lock: nobody waits for a whole long one.
+const BATCH_ENTRIES: usize = 64;
+
 /// The young generation and the old one.
-#[derive(Debug)]
 struct Generations<K, V> {
     young: Generation<K, V>,
     old: Generation<K, V>,
@@ -27,11 +29,17 @@ impl<K, V> Default for Generations<K, V> {
 
 /// A bounded map with approximate LRU: two generations of half the capacity each. Used entries move to the
 /// young one; when that is full, the old one is dropped. With a time to live, older entries count as absent.
-#[derive(Debug)]
 pub struct BoundedMap<K, V> {
     generations: Mutex<Generations<K, V>>,
     half: usize,
     ttl: Option<Duration>,
+}
+
+/// Without the entries: some are salts and keys.
+impl<K, V> fmt::Debug for BoundedMap<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("BoundedMap").field("half", &self.half).field("ttl", &self.ttl).finish_non_exhaustive()
+    }
 }
 
 impl<K: Hash + Eq + Clone, V: Clone> BoundedMap<K, V> {
@@ -42,23 +50,27 @@ impl<K: Hash + Eq + Clone, V: Clone> BoundedMap<K, V> {
 
     /// The value of a key.
     pub fn get(&self, key: &K) -> Option<V> {
-        let mut generations = self.generations.lock();
-        let Generations { young, old, .. } = &mut *generations;
-        let (since, value) = young.get(key).or_else(|| old.get(key))?.clone();
-        if self.ttl.zip(since).is_some_and(|(ttl, since)| since.elapsed() >= ttl) {
-            young.remove(key);
-            old.remove(key);
-            return None;
-        }
-        if let Some(entry) = old.remove(key) {
-            generations.insert_young(self.half, key.clone(), entry);
-        }
-        Some(value)
+        self.generations.lock().use_value(self.half, self.ttl, key).cloned()
     }
 
     /// Whether a key has a value.
     pub fn contains(&self, key: &K) -> bool {
-        self.get(key).is_some()
+        self.generations.lock().use_value(self.half, self.ttl, key).is_some()
+    }
+
+    /// Uses the values of several keys. A key without one gets `value` of its index among them. Neither may use the map: it
+    /// is locked.
+    pub fn keep_all(&self, keys: impl IntoIterator<Item = K>, mut value: impl FnMut(usize) -> V) {
+        let since = self.ttl.map(|_| Instant::now());
+        let mut keys = keys.into_iter().enumerate().peekable();
+        while keys.peek().is_some() {
+            let mut generations = self.generations.lock();
+            for (index, key) in keys.by_ref().take(BATCH_ENTRIES) {
+                if generations.use_value(self.half, self.ttl, &key).is_none() {
+                    generations.insert_young(self.half, key, (since, value(index)));
+                }
+            }
+        }
     }
 
     /// Inserts a value, replacing any existing one.
@@ -72,9 +84,19 @@ impl<K: Hash + Eq + Clone, V: Clone> BoundedMap<K, V> {
     }
 
     fn insert_aged(&self, key: K, entry: (Option<Instant>, V)) {
-        let mut generations = self.generations.lock();
-        generations.old.remove(&key);
-        generations.insert_young(self.half, key, entry);
+        self.generations.lock().replace(self.half, key, entry);
+    }
+
+    /// Like [`insert`](Self::insert), for several values in their order. `entries` may not use the map: it is locked.
+    pub fn insert_all(&self, entries: impl IntoIterator<Item = (K, V)>) {
+        let since = self.ttl.map(|_| Instant::now());
+        let mut entries = entries.into_iter().peekable();
+        while entries.peek().is_some() {
+            let mut generations = self.generations.lock();
+            for (key, value) in entries.by_ref().take(BATCH_ENTRIES) {
+                generations.replace(self.half, key, (since, value));
+            }
+        }
     }
 
     /// Removes a key.
@@ -107,6 +129,28 @@ impl<K: Hash + Eq + Clone, V: Clone> BoundedMap<K, V> {
 }
 
 impl<K: Hash + Eq, V> Generations<K, V> {
+    /// The value of a key, which moves to the young generation; none if its time has passed.
+    fn use_value(&mut self, half: usize, ttl: Option<Duration>, key: &K) -> Option<&V> {
+        let is_over =
+            |since: Option<Instant>| ttl.zip(since).is_some_and(|(ttl, since)| since.elapsed() >= ttl);
+        if !self.young.contains_key(key) {
+            let (key, entry) = self.old.remove_entry(key)?;
+            if is_over(entry.0) {
+                return None;
+            }
+            self.insert_young(half, key, entry);
+        } else if ttl.is_some() && self.young.get(key).is_some_and(|(since, _)| is_over(*since)) {
+            self.young.remove(key);
+            return None;
+        }
+        self.young.get(key).map(|(_, value)| value)
+    }
+
+    fn replace(&mut self, half: usize, key: K, entry: (Option<Instant>, V)) {
+        self.old.remove(&key);
+        self.insert_young(half, key, entry);
+    }
+
     fn insert_young(&mut self, half: usize, key: K, entry: (Option<Instant>, V)) {
         let Self { young, old, dropped } = self;
         if young.len() >= half && !young.contains_key(&key) {
@@ -138,6 +182,39 @@ mod tests {
         assert!((200..=206).contains(&map.dropped()), "of 49 each, beside what is used: {}", map.dropped());
     }
 
+    #[test]
+    fn entries_are_not_printed() {
+        let map = BoundedMap::new(2, None);
+        map.insert("tenant", "salt-5b1f");
+        assert!(!format!("{map:?}").contains("5b1f"), "{map:?}");
+    }
+
+    /// Whatever the order of calls, a batch leaves what the same calls one by one leave.
+    #[test]
+    fn batches_are_what_single_calls_are() {
+        let (batched, single) = (BoundedMap::new(300, None), BoundedMap::new(300, None));
+        for round in 0..20u64 {
+            // More than fit under one lock; some known, some not.
+            let keys = || (0..3 * BATCH_ENTRIES as u64 + 7).map(move |key| key * (round % 3 + 1));
+            batched.insert_all(keys().map(|key| (key, round)));
+            keys().for_each(|key| single.insert(key, round));
+            batched.keep_all(keys().map(|key| key + 5), |index| index as u64);
+            for (index, key) in keys().map(|key| key + 5).enumerate() {
+                if single.get(&key).is_none() {
+                    single.insert(key, index as u64);
+                }
+            }
+            let sorted = |map: &BoundedMap<u64, u64>| {
+                let mut all = map.all();
+                all.sort_unstable();
+                all
+            };
+            assert_eq!(sorted(&batched), sorted(&single));
+            assert_eq!((batched.dropped(), batched.len() <= 300), (single.dropped(), true));
+        }
+        assert!(batched.dropped() > 0);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn entries_end_with_their_time() {
         let map = BoundedMap::new(10, Some(Duration::from_secs(1)));
@@ -153,5 +230,9 @@ mod tests {
         map.insert("k", ());
         map.remove(&"k");
         assert!(!map.contains(&"k"));
+        map.insert_all([("k", ()), ("l", ())]);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        map.keep_all(["k"], |_| ());
+        assert!(map.contains(&"k") && !map.contains(&"l"), "one was over and is there anew");
     }
 }

@@ -5,7 +5,7 @@ use kvasir_api::{Via, routes};
 use kvasir_types::{ModelId, ObjectDigest, SeqHash};
 use reqwest::{
     Method, Response, StatusCode,
-    header::{CONTENT_RANGE, RANGE},
+    header::{CACHE_CONTROL, CONTENT_RANGE, RANGE},
 };
 
 use super::{Client, problem};
@@ -42,15 +42,17 @@ impl Client {
     /// `unknown_chunk`, `range_not_satisfiable`, `corrupt_chunk`, `store_unavailable`; transport errors;
     /// [`Error::Protocol`] if the response has another range.
     pub async fn get_object(&self, range: &ObjectRange, via: &Via) -> Result<ObjectRead, Error> {
-        self.get_object_from(0, range, via).await
+        self.get_object_from(0, range, via, false).await
     }
 
-    /// As [`get_object`](Self::get_object), of the replica `nth` places behind the best one.
+    /// As [`get_object`](Self::get_object), of the replica `nth` places behind the best one. With `verify`, the service verifies
+    /// what it has in memory before it answers.
     pub(super) async fn get_object_from(
         &self,
         nth: usize,
         range: &ObjectRange,
         via: &Via,
+        verify: bool,
     ) -> Result<ObjectRead, Error> {
         let ObjectRange { start, end, .. } = *range;
         if start >= end {
@@ -64,7 +66,10 @@ impl Client {
             }
             Via::Proxy => {
                 let path = routes::chunk_object(&range.model_id, &range.seq_hash, &range.object_digest);
-                let request = || self.request(Method::GET, &path).header(RANGE, header.as_str());
+                let request = || {
+                    let request = self.request(Method::GET, &path).header(RANGE, header.as_str());
+                    if verify { request.header(CACHE_CONTROL, "no-cache") } else { request }
+                };
                 Box::pin(self.send_once_from(nth, request)).await?
             }
         };

@@ -45,7 +45,8 @@ struct OpenedRead {
 }
 
 impl Routes {
-    /// Reads a range and writes every piece to `sink` as it arrives.
+    /// Reads a range and writes every piece to `sink` as it arrives. A read that must go `through_service` follows a failed
+    /// or damaged one: the service verifies its copy in memory before it answers.
     ///
     /// A presigned URL that is refused is renewed once. A direct read that fails in any way continues through
     /// the service from where it stopped. Only a failure of the service is an error, and bytes that arrived
@@ -63,7 +64,7 @@ impl Routes {
         };
         let (mut next, mut renewed) = (range.start, false);
         loop {
-            let outcome = self.stream(object, &mut next, range.end, &via, sink).await;
+            let outcome = self.stream(object, &mut next, range.end, &via, through_service, sink).await;
             let Err(error) = outcome else { return Ok(()) };
             if matches!(via, Via::Proxy) {
                 return Err(error);
@@ -87,9 +88,10 @@ impl Routes {
         next: &mut u64,
         end: u64,
         via: &Via,
+        verify: bool,
         sink: &mut impl ByteSink,
     ) -> Result<(), Error> {
-        let OpenedRead { mut read, first, direct } = self.open(object, &(*next..end), via).await?;
+        let OpenedRead { mut read, first, direct } = self.open(object, &(*next..end), via, verify).await?;
         let bytes = if direct { &self.counters.direct_bytes } else { &self.counters.proxy_bytes };
         let mut next_bytes = Some(first);
         while let Some(part) = next_bytes {
@@ -104,8 +106,14 @@ impl Routes {
 
     /// Opens a read. If its first byte takes longer than for nearly all recent reads, opens a second one and
     /// keeps the first that yields a byte. The other is dropped, which cancels it.
-    async fn open(&self, object: &ObjectName, range: &Range<u64>, via: &Via) -> Result<OpenedRead, Error> {
-        let mut first = pin!(self.open_once(0, object, range, via));
+    async fn open(
+        &self,
+        object: &ObjectName,
+        range: &Range<u64>,
+        via: &Via,
+        verify: bool,
+    ) -> Result<OpenedRead, Error> {
+        let mut first = pin!(self.open_once(0, object, range, via, verify));
         let latencies = &self.client().first_byte_latencies;
         let Some(patience) = latencies.hedge_after() else { return first.await };
         tokio::select! {
@@ -118,7 +126,7 @@ impl Routes {
         }
         Counters::count(&self.counters.hedges, 1);
         // Another replica, where the client knows one.
-        let mut second = pin!(self.open_once(1, object, range, &Via::Proxy));
+        let mut second = pin!(self.open_once(1, object, range, &Via::Proxy, verify));
         tokio::select! {
             biased;
             opened = &mut first => match opened {
@@ -143,12 +151,13 @@ impl Routes {
         object: &ObjectName,
         range: &Range<u64>,
         via: &Via,
+        verify: bool,
     ) -> Result<OpenedRead, Error> {
         let sent = Instant::now();
         Counters::count(&self.counters.requests, 1);
         let direct = matches!(via, Via::Direct { .. });
         let range = object.range(range);
-        let mut read = within(direct, self.client().get_object_from(nth, &range, via)).await?;
+        let mut read = within(direct, self.client().get_object_from(nth, &range, via, verify)).await?;
         let Some(first) = within(direct, read.next()).await? else {
             return Err(Error::protocol("an empty response to a range that is not empty"));
         };
@@ -170,4 +179,61 @@ async fn within<T>(direct: bool, step: impl Future<Output = Result<T, Error>>) -
 /// Whether a store refused the URL, for instance because it has expired.
 fn is_refusal(error: &Error) -> bool {
     matches!(error, Error::Api(api) if matches!(api.status, 400 | 401 | 403))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
+
+    use super::*;
+    use crate::rest::{Client, ClientConfig};
+
+    #[derive(Default)]
+    struct Collected(Vec<u8>);
+
+    impl ByteSink for Collected {
+        async fn write(&mut self, offset: u64, bytes: Bytes) {
+            assert_eq!(offset, self.0.len() as u64);
+            self.0.extend_from_slice(&bytes);
+        }
+
+        async fn found(&mut self, offset: u64, bytes: Bytes) {
+            self.write(offset, bytes).await;
+        }
+    }
+
+    /// The head of the request that a read sends, in lower case.
+    async fn head_of_read(through_service: bool) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+        let client = Client::new(url, ClientConfig::default()).unwrap();
+        let routes = Routes::new(client, None, &[], Instant::now());
+        let answer = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut head = String::new();
+            while !head.ends_with("\r\n\r\n") {
+                head.push(char::from(stream.read_u8().await.unwrap()));
+            }
+            let text =
+                "HTTP/1.1 206 Partial Content\r\ncontent-range: bytes 0-1/9\r\ncontent-length: 2\r\n\r\nab";
+            stream.write_all(text.as_bytes()).await.unwrap();
+            head.to_ascii_lowercase()
+        };
+        let (model_id, seq_hash, object_digest) = ([1; 32].into(), [2; 32].into(), [3; 32].into());
+        let object = ObjectName { model_id, seq_hash, object_digest };
+        let mut sink = Collected::default();
+        let (head, read) = tokio::join!(answer, routes.read(&object, 0..2, through_service, &mut sink));
+        read.unwrap();
+        assert_eq!(sink.0, b"ab");
+        head
+    }
+
+    #[tokio::test]
+    async fn a_read_after_damage_has_the_service_verify_its_copy() {
+        assert!(head_of_read(true).await.contains("cache-control: no-cache\r\n"));
+        assert!(!head_of_read(false).await.contains("cache-control"));
+    }
 }

@@ -5,9 +5,11 @@
 //! context, associates them with the engine's request. All of this is a hint for eviction and read-ahead,
 //! bounded, and lost with the process.
 
+use std::sync::Arc;
+
 use kvasir_eviction::{ClassId, ClassTable, Moment, RequestClass, TurnBucket, TurnInference};
 use kvasir_store::{cache::BoundedMap, layout::ChunkKey};
-use kvasir_types::{BLOCK_TOKENS, CHUNK_TOKENS_STEP, Name, SeqHash};
+use kvasir_types::{BLOCK_TOKENS, CHUNK_TOKENS_STEP, ModelId, Name, ObjectDigest, SeqHash};
 use parking_lot::Mutex;
 
 use crate::limits;
@@ -25,6 +27,8 @@ pub struct RequestHint {
     pub transient: bool,
     /// Whether this replica is the first of its route.
     pub is_first: bool,
+    /// Whether frames in memory are verified again before they are served: what the caller had read was damaged.
+    pub is_verified: bool,
 }
 
 /// One request of an engine.
@@ -35,16 +39,32 @@ struct EngineRequest {
     pace_seconds: Option<f32>,
 }
 
+/// What the records of one lookup have in common: they share it, because a lookup makes one for each chunk.
+#[derive(Debug)]
+struct RecordedLookup {
+    request: EngineRequest,
+    tenant: Name,
+    model_id: ModelId,
+}
+
 /// The position of a chunk in a lookup.
 #[derive(Debug, Clone)]
 struct LookupRecord {
-    request: EngineRequest,
+    lookup: Arc<RecordedLookup>,
     /// The object that the lookup found, if any.
-    chunk: Option<ChunkKey>,
+    object: Option<(SeqHash, ObjectDigest)>,
     /// Its index in the lookup's response, and its neighbours there.
     index: usize,
     before: Option<SeqKey>,
     next: Option<SeqKey>,
+}
+
+impl LookupRecord {
+    fn object_key(&self) -> Option<ChunkKey> {
+        let RecordedLookup { tenant, model_id, .. } = &*self.lookup;
+        let (seq_hash, object_digest) = self.object?;
+        Some(ChunkKey { tenant: tenant.clone(), model_id: *model_id, seq_hash, object_digest })
+    }
 }
 
 /// First bytes of a seq_hash: salted, so that collisions cannot be constructed.
@@ -84,17 +104,18 @@ impl RequestLog {
         self.classes.lock().0.class(id).cloned()
     }
 
-    /// Records a lookup: its `blocks` and the objects that it found, in order. Returns the request's class.
+    /// Records a lookup: its `blocks` and the objects that it found, in order, each with its chunk. Returns the request's
+    /// class.
     ///
     /// Turns and paces are inferred on a grid of 256 tokens and the end of the request: requests that share a
     /// long prefix and each add less than that look like turns of one conversation. Callers that know better
     /// can state them.
     pub fn record_lookup(
         &self,
-        tenant: &Name,
+        (tenant, model_id): (&Name, &ModelId),
         hint: &RequestHint,
         blocks: &[SeqHash],
-        found: &[ChunkKey],
+        found: &[(SeqHash, ObjectDigest)],
         now: Moment,
     ) -> ClassId {
         let step = CHUNK_TOKENS_STEP / BLOCK_TOKENS;
@@ -103,22 +124,23 @@ impl RequestLog {
         if let Some(end) = blocks.last().filter(|_| !blocks.len().is_multiple_of(step)) {
             grid.push(seq_key(end.as_bytes()));
         }
-        self.record(tenant, hint, grid, found, now)
+        self.record((tenant, model_id), hint, grid, found, now)
     }
 
     /// Records opaque objects found for one request, in the order of its keys: the order replaces the
     /// context, which their names do not reveal.
     pub fn record_run(&self, tenant: &Name, hint: &RequestHint, found: &[ChunkKey], now: Moment) {
         let grid = found.iter().map(|key| seq_key(key.seq_hash.as_bytes())).collect();
-        self.record(tenant, hint, grid, found, now);
+        let found: Vec<_> = found.iter().map(|key| (key.seq_hash, key.object_digest)).collect();
+        self.record((tenant, &ModelId::OPAQUE), hint, grid, &found, now);
     }
 
     fn record(
         &self,
-        tenant: &Name,
+        (tenant, model_id): (&Name, &ModelId),
         hint: &RequestHint,
         grid: Vec<SeqKey>,
-        found: &[ChunkKey],
+        found: &[(SeqHash, ObjectDigest)],
         now: Moment,
     ) -> ClassId {
         let request = {
@@ -128,17 +150,19 @@ impl RequestLog {
             let class = classes.intern(&class_of(tenant, hint, turn));
             EngineRequest { class, at: now, pace_seconds }
         };
-        for key in grid {
-            let record = LookupRecord { request, chunk: None, index: 0, before: None, next: None };
-            self.records.insert(key, record);
-        }
-        let key_at = |index: usize| found.get(index).map(|chunk| seq_key(chunk.seq_hash.as_bytes()));
-        for (index, chunk) in found.iter().enumerate() {
-            let before = index.checked_sub(1).and_then(key_at);
-            let record =
-                LookupRecord { request, chunk: Some(chunk.clone()), index, before, next: key_at(index + 1) };
-            self.records.insert(seq_key(chunk.seq_hash.as_bytes()), record);
-        }
+        let lookup = Arc::new(RecordedLookup { request, tenant: tenant.clone(), model_id: *model_id });
+        let of_grid = grid.into_iter().map(|key| {
+            let lookup = Arc::clone(&lookup);
+            (key, LookupRecord { lookup, object: None, index: 0, before: None, next: None })
+        });
+        let key_at = |index: usize| found.get(index).map(|(seq_hash, _)| seq_key(seq_hash.as_bytes()));
+        let of_chunks = found.iter().enumerate().map(|(index, object)| {
+            let (lookup, object) = (Arc::clone(&lookup), *object);
+            let (before, next) = (index.checked_sub(1).and_then(key_at), key_at(index + 1));
+            let record = LookupRecord { lookup, object: Some(object), index, before, next };
+            (seq_key(object.0.as_bytes()), record)
+        });
+        self.records.insert_all(of_grid.chain(of_chunks));
         request.class
     }
 
@@ -147,15 +171,16 @@ impl RequestLog {
     pub fn context(&self, object: &HotObject, hint: &RequestHint, now: Moment) -> HotContext {
         let key = seq_key(object.chunk().seq_hash.as_bytes());
         let named = seq_key(&object.header().parent_hash);
-        let recent =
-            |record: &LookupRecord| now.seconds_since(record.request.at) < limits::HOT_REQUEST_SECONDS_MAX;
+        let recent = |record: &LookupRecord| {
+            now.seconds_since(record.lookup.request.at) < limits::HOT_REQUEST_SECONDS_MAX
+        };
         let record = self.records.get(&key).or_else(|| self.records.get(&named)).filter(recent);
         let (parent, position) = match &record {
             // It does not name its predecessor: the request did.
             Some(record) if object.header().is_opaque() => (record.before, record.index as u64),
             _ => (Some(named), object.header().first_position / CHUNK_TOKENS_STEP as u64),
         };
-        let request = record.map(|record| record.request).unwrap_or_else(|| {
+        let request = record.map(|record| record.lookup.request).unwrap_or_else(|| {
             let class = self.classes.lock().0.intern(&class_of(object.tenant(), hint, 1));
             EngineRequest { class, at: now, pace_seconds: None }
         });
@@ -179,14 +204,15 @@ impl RequestLog {
         let Some(record) = self.records.get(&seq_key(object.chunk().seq_hash.as_bytes())) else {
             return Vec::new();
         };
-        if context.at != Some(record.request.at) || record.index > 0 && context.parent.is_none() {
+        let at = record.lookup.request.at;
+        if context.at != Some(at) || record.index > 0 && context.parent.is_none() {
             return Vec::new();
         }
         // A later request may have taken over a chunk of this one.
-        let same_request = |next: &LookupRecord| next.request.at == record.request.at;
+        let same_request = |next: &LookupRecord| next.lookup.request.at == at;
         let follow = |at: &LookupRecord| self.records.get(&at.next?).filter(same_request);
         let behind = std::iter::successors(follow(&record), follow);
-        behind.map_while(|record| record.chunk).take(count).collect()
+        behind.map_while(|record| record.object_key()).take(count).collect()
     }
 }
 
@@ -203,7 +229,7 @@ mod tests {
     use super::*;
     use kvasir_container::{Head, OpaqueHead};
     use kvasir_eviction::limits::{CLASSES_MAX, CLASSES_PER_TENANT_MAX};
-    use kvasir_types::{ModelId, ObjectDigest, RootHash};
+    use kvasir_types::RootHash;
 
     fn name(text: &str) -> Name {
         text.parse().unwrap()
@@ -221,7 +247,7 @@ mod tests {
                 turn: Some(n as u32 % 40 + 1),
                 ..RequestHint::default()
             };
-            log.record_lookup(tenant, &hint, &block(n), &[], Moment::from_millis(n))
+            log.record_lookup((tenant, &ModelId::OPAQUE), &hint, &block(n), &[], Moment::from_millis(n))
         };
         let mallory = name("mallory");
         for n in 0..100_000 {

@@ -1,6 +1,6 @@
 //! Decides which frames stay in memory and on disk: admission, eviction, and the resulting work for the disk.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use bytes::Bytes;
 use kvasir_eviction::Moment;
@@ -254,16 +254,33 @@ impl HotTier {
 
     /// Drops all frames of an object that was deleted or found broken.
     pub fn remove(self: &Arc<Self>, object: &HotObject) {
+        self.remove_frames(object, 0..object.frames(), EvictReason::Removed);
+    }
+
+    /// Verifies the frames of `range` that are in memory, and drops those that do not match the object's head. Frames on disk
+    /// are verified whenever they are read. Takes as long as the checksums take.
+    pub(crate) fn drop_damaged(self: &Arc<Self>, object: &HotObject, range: &Range<u64>) {
+        for frame in object.frames_of(range) {
+            let in_memory = self.state.lock().in_memory(&object.key(frame)).cloned();
+            if in_memory.is_some_and(|bytes| !object.verify(frame, &bytes)) {
+                let error = object.corrupt(frame);
+                tracing::error!(%error, "a frame in memory was damaged and is dropped; check the machine's memory");
+                self.remove_frames(object, frame..frame + 1, EvictReason::Corrupt);
+            }
+        }
+    }
+
+    fn remove_frames(self: &Arc<Self>, object: &HotObject, frames: Range<u32>, reason: EvictReason) {
         let mut work = DiskWork::default();
         let mut state = self.state.lock();
-        for key in (0..object.frames()).map(|frame| object.key(frame)) {
+        for key in frames.map(|frame| object.key(frame)) {
             state.prefetched.take(&key);
             state.curve.remove(&key);
             if state.ram_evictions.remove(&key) {
-                self.remove_from_ram(&mut state, &key, EvictReason::Removed);
+                self.remove_from_ram(&mut state, &key, reason);
             }
             if state.disk_evictions.remove(&key) {
-                self.remove_from_disk(&mut state, &key, EvictReason::Removed, &mut work);
+                self.remove_from_disk(&mut state, &key, reason, &mut work);
             }
         }
         drop(state);

@@ -182,10 +182,7 @@ impl HotTier {
         let key = FrameKey::first(object);
         let file = {
             let state = self.state.lock();
-            let resident = state.ram.get(&key).map(|frame| &frame.bytes);
-            let in_memory =
-                resident.or_else(|| state.prefetched.get(&key)).or_else(|| state.writing.get(&key));
-            if let Some(bytes) = in_memory {
+            if let Some(bytes) = state.in_memory(&key) {
                 return Some(bytes.clone());
             }
             state.disk.get(&key)?.file.clone()

@@ -48,6 +48,12 @@ impl TierState {
         [ram, prefetched, self.disk.get(key).map(|record| u64::from(record.file.bytes))]
     }
 
+    /// A frame in memory.
+    pub(super) fn in_memory(&self, key: &FrameKey) -> Option<&Bytes> {
+        let resident = self.ram.get(key).map(|frame| &frame.bytes);
+        resident.or_else(|| self.prefetched.get(key)).or_else(|| self.writing.get(key))
+    }
+
     /// The slowest medium among the frames of the first `bytes` of the object whose first frame is `key`.
     pub(super) fn medium_of_prefix(&self, mut key: FrameKey, bytes: u64) -> Medium {
         let (mut medium, mut at) = (Medium::Cpu, 0);

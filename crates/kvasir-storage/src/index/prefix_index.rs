@@ -224,6 +224,12 @@ impl PrefixIndex {
         self.rows.insert((scope, row.object_digest), Arc::clone(row));
     }
 
+    /// Records the rows of a match that are not recorded.
+    pub(crate) fn note_rows(&self, scope: Scope, walk: &Walk) {
+        let keys = walk.chunks.iter().map(|chunk| (scope, chunk.row.object_digest));
+        self.rows.keep_all(keys, |index| Arc::new(walk.chunks[index].row.clone()));
+    }
+
     /// Like [`note_row`](Self::note_row), unless the object is known to be gone.
     pub(crate) fn note_row_unless_gone(&self, scope: Scope, row: &Arc<IndexRow>) {
         let _turning = self.turning.lock();

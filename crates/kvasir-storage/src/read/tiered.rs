@@ -6,12 +6,13 @@ use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use kvasir_api::ChunkMatch;
 use kvasir_container::Head;
 use kvasir_eviction::ClassId;
-use kvasir_store::layout::ChunkKey;
-use kvasir_types::{Level, Medium, Name, SeqHash};
+use kvasir_store::{StoreError, layout::ChunkKey};
+use kvasir_types::{Level, Medium, ModelId, Name, SeqHash};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::Reads;
 use crate::{
+    blocking::blocking,
     error::{ChunkError, ChunkMismatch},
     hot::{FrameKey, HotCache, HotContext, HotObject, RangeReader, RequestHint},
     index::{IndexEntry, Scope, Walk},
@@ -41,6 +42,10 @@ impl Reads {
         let object_bytes = object.bytes();
         let range = range.resolve(object_bytes).ok_or(ChunkError::Range { object_bytes })?;
         let context = hot.requests().context(&object, hint, hot.tier().now());
+        if hint.is_verified {
+            let (tier, object, range) = (Arc::clone(hot.tier()), Arc::clone(&object), range.clone());
+            blocking(move || tier.drop_damaged(&object, &range)).await.map_err(StoreError::Task)?;
+        }
         self.read_ahead(hot, &object, context, range.end);
         let mut bytes =
             hot.tier().read(&object, range.clone(), context, self.range_reader(key, object_bytes));
@@ -163,19 +168,17 @@ impl Reads {
     pub(crate) fn note_lookup(
         &self,
         tenant: &Name,
-        scope: Scope,
+        model_id: &ModelId,
         hint: &RequestHint,
         blocks: &[SeqHash],
         walk: &Walk,
-        found: &Arc<[ChunkKey]>,
     ) -> Option<ClassId> {
         let hot = self.tier.as_ref()?;
-        for chunk in &walk.chunks {
-            if self.index.row(scope, chunk.row.object_digest).is_none() {
-                self.index.note_row(scope, &Arc::new(chunk.row.clone()));
-            }
-        }
-        Some(hot.requests().record_lookup(tenant, hint, blocks, found, hot.tier().now()))
+        self.index.note_rows(Scope::new(tenant, model_id), walk);
+        let found: Vec<_> =
+            walk.chunks.iter().map(|chunk| (chunk.row.seq_hash, chunk.row.object_digest)).collect();
+        let now = hot.tier().now();
+        Some(hot.requests().record_lookup((tenant, model_id), hint, blocks, &found, now))
     }
 
     /// The media of the chunks' bases.
@@ -198,7 +201,7 @@ fn is_head_of(head: &Head, key: &ChunkKey) -> bool {
 #[cfg(test)]
 mod tests {
     use kvasir_container::OpaqueHead;
-    use kvasir_types::{ModelId, ObjectDigest, RootHash};
+    use kvasir_types::{ObjectDigest, RootHash};
 
     use super::*;
 

@@ -57,6 +57,24 @@ async fn frames_of_any_length_make_room_for_others() {
     }
 }
 
+/// A bit of memory flips after its frame was verified.
+#[tokio::test]
+async fn a_damaged_frame_is_dropped_when_it_is_verified_again_and_a_sound_one_stays() {
+    let bench = bench(16 << 20, 0, PolicyKind::Lru);
+    let sample = sample(1, &[50_000]);
+    let mut frame = bench.tier.space(&sample.object, 0).unwrap();
+    frame.copy_from_slice(&sample.content);
+    frame[49_999] ^= 1;
+    bench.tier.offer(&sample.object, 0, HotContext::UNKNOWN, frame);
+    assert!(bench.read(&sample, 0..50_000).await.unwrap() != sample.content[..]);
+    for _ in 0..2 {
+        bench.tier.drop_damaged(&sample.object, &(10..20));
+        bench.check(&sample, 0..50_000).await;
+        assert_eq!(bench.store.requests(), 1);
+    }
+    assert_eq!(*bench.counts.1.lock(), [(Medium::Cpu, EvictReason::Corrupt)]);
+}
+
 /// A store that misdirects may give the head of another object of the same chunk: its frames are cut elsewhere.
 #[tokio::test]
 async fn frames_that_another_head_has_cut_are_not_taken_for_this_ones() {

@@ -1,6 +1,6 @@
 //! Headers about the caller's request and about the body that it sends.
 
-use axum::http::HeaderMap;
+use axum::http::{HeaderMap, header};
 use kvasir_api::{
     ErrorCode, HEADER_NAMESPACE, HEADER_OBJECT_DIGEST, HEADER_REQUEST_TYPE, HEADER_ROUTE, HEADER_TURN,
     Problem,
@@ -29,7 +29,13 @@ pub(super) fn parse(cluster: &Cluster, headers: &HeaderMap) -> Result<RequestHin
     };
     let place = route(headers)?.map(|route| cluster.place(&route));
     let (transient, is_first) = (place == Some(RoutePlace::Other), place == Some(RoutePlace::First));
-    Ok(RequestHint { kind, turn, transient, is_first })
+    Ok(RequestHint { kind, turn, transient, is_first, is_verified: is_no_cache(headers) })
+}
+
+/// Whether the caller takes no bytes from a cache that are not verified again, as RFC 9111 has it.
+fn is_no_cache(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(header::CACHE_CONTROL).iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|list| list.split(',')).any(|one| one.trim().eq_ignore_ascii_case("no-cache"))
 }
 
 /// The route of the prompt that the request serves.
@@ -99,6 +105,19 @@ mod tests {
         {
             assert!(read(kind, turn).is_err(), "{kind:?} {turn:?}");
         }
+    }
+
+    #[test]
+    fn what_is_verified_again_is_said_in_any_cache_control() {
+        let read = |values: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(header::CACHE_CONTROL, value.parse().expect("a value"));
+            }
+            parse(&Cluster::default(), &headers).expect("is taken").is_verified
+        };
+        assert!(read(&["no-cache"]) && read(&["max-age=0, No-Cache"]) && read(&["no-store", "no-cache"]));
+        assert!(!read(&[]) && !read(&["no-store"]) && !read(&["no-cache=x"]));
     }
 
     #[test]
