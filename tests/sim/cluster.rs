@@ -3,6 +3,9 @@
 //! DNS knows who runs. Replicas ask it again and again; the answer may be old, or stay away for minutes. Clients take over the
 //! list of a replica that answers them. So any two may have different lists, as in service, only for longer. Some replicas are
 //! cut off from the store for a while, others from the clients that have lists.
+//!
+//! Members have zones and weights. A replica splits routes that clients name, as if they were crowded, and tells the clients that
+//! it answers: so clients route one prompt by prefixes of different lengths, too.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,13 +19,15 @@ use kvasir_tests::{
     faulty::{Dice, Life},
     model::Replica,
 };
-use kvasir_types::RouteKey;
+use kvasir_types::{Name, RouteKey, SeqHash};
 use tokio::time::Instant;
 
 use crate::{node::Node, world::World};
 
 /// Clients. The first never has a list, as behind a plain balancer.
 const CLIENTS: usize = 4;
+/// Zones. Every fourth replica and one of the clients with lists name none.
+const ZONES: [&str; 3] = ["a", "b", "c"];
 /// How often a replica asks DNS.
 const ASKED_EVERY: Duration = Duration::from_secs(5);
 
@@ -32,17 +37,23 @@ pub(crate) const BY_ANOTHER_LIST: &str = "request by another list than its repli
 pub(crate) const SPLIT_EPOCHS: &str = "round in which replicas had different lists";
 pub(crate) const SLOW_DNS: &str = "answer of DNS that was old or stayed away";
 const PASSED_OVER: &str = "keeper that had ended, hung or was cut off";
+const BY_A_SPLIT: &str = "request by a longer route, because its client knew of a split";
+const UNTOLD_SPLIT: &str = "request by a route that its replica had split";
+const ZONE_FIRST: &str = "request for whose client the second keeper was in its zone, and the first was not";
 const ELSEWHERE: &str = "request at a replica that leaves its route to others";
 const WITHOUT_STORE: &str = "request at a replica that was cut off from the store";
 const WITHOUT_CLIENTS: &str = "replica that was cut off from clients";
 
 /// All of them.
-pub(crate) const SITUATIONS: [&str; 8] = [
+pub(crate) const SITUATIONS: [&str; 11] = [
     BY_LIST,
     BY_ANOTHER_LIST,
     SPLIT_EPOCHS,
     SLOW_DNS,
     PASSED_OVER,
+    BY_A_SPLIT,
+    UNTOLD_SPLIT,
+    ZONE_FIRST,
     ELSEWHERE,
     WITHOUT_STORE,
     WITHOUT_CLIENTS,
@@ -51,11 +62,41 @@ pub(crate) const SITUATIONS: [&str; 8] = [
 type List = Rc<MembersResponse>;
 type Nodes = [(Node, Option<Transition>)];
 
-/// The members as one replica knows them.
+/// What decides the route of a request.
+#[derive(Debug)]
+pub(crate) enum RoutedBy {
+    /// The block hashes of a prompt, and which of its routes are split.
+    Prompt(Rc<[SeqHash]>),
+    /// The route of a key, which is never split.
+    Key(RouteKey),
+}
+
+/// The members as one replica knows them, and what it has split.
 #[derive(Debug)]
 struct View {
     list: Option<List>,
     asks_at: Instant,
+    /// Routes, each with the longer ones that were split with it.
+    splits: BTreeMap<RouteKey, Vec<RouteKey>>,
+}
+
+/// What a client has learnt from the answers of replicas.
+#[derive(Debug)]
+struct Client {
+    zone: Option<Name>,
+    list: Option<List>,
+    splits: BTreeSet<RouteKey>,
+}
+
+impl Client {
+    fn route(&self, by: &RoutedBy) -> RouteKey {
+        match by {
+            RoutedBy::Prompt(blocks) => {
+                RouteKey::of(blocks, |key| self.splits.contains(key)).expect("a prompt is not empty")
+            }
+            RoutedBy::Key(key) => *key,
+        }
+    }
 }
 
 /// Who is listed where, and who reaches whom.
@@ -65,10 +106,16 @@ pub(crate) struct Cluster {
     /// What DNS knew from when on, latest last.
     dns: Vec<(Instant, List)>,
     replicas: BTreeMap<Replica, View>,
-    clients: [Option<List>; CLIENTS],
+    clients: [Client; CLIENTS],
     without_store: Vec<(Replica, Life, Instant)>,
     without_clients: Vec<(Replica, Instant)>,
     pub(crate) seen: BTreeMap<&'static str, u64>,
+}
+
+/// The zone with a number, if it has one.
+fn zone(number: u64) -> Option<Name> {
+    let name = ZONES.get((number % 4) as usize)?;
+    Some(name.parse().expect("a name"))
 }
 
 /// A member's URL, and so its identity: one that starts again is another.
@@ -77,7 +124,9 @@ fn url(replica: Replica) -> String {
 }
 
 fn list_of(nodes: &Nodes) -> List {
-    let member = |(node, _): &(Node, _)| Member { url: url(node.id), zone: None, weight: 1.0 };
+    let weight = |id: Replica| if id.is_multiple_of(5) { 2.0 } else { 1.0 };
+    let member =
+        |(node, _): &(Node, _)| Member { url: url(node.id), zone: zone(node.id), weight: weight(node.id) };
     let mut members: Vec<Member> = nodes.iter().map(member).collect();
     members.sort_by(|a, b| a.url.cmp(&b.url));
     let epoch = MembersResponse::epoch_of(&members);
@@ -102,7 +151,12 @@ impl Cluster {
             dice: Dice::new(seed.wrapping_add(1 << 40)),
             dns: Vec::new(),
             replicas: BTreeMap::new(),
-            clients: Default::default(),
+            // The second names no zone.
+            clients: std::array::from_fn(|nth| Client {
+                zone: zone(nth as u64 + 2),
+                list: None,
+                splits: BTreeSet::new(),
+            }),
             without_store: Vec::new(),
             without_clients: Vec::new(),
             seen: BTreeMap::new(),
@@ -134,7 +188,11 @@ impl Cluster {
     }
 
     fn ask_dns(&mut self, replica: Replica, now: Instant, current: &List) {
-        let view = self.replicas.entry(replica).or_insert_with(|| View { list: None, asks_at: now });
+        let view = self.replicas.entry(replica).or_insert_with(|| View {
+            list: None,
+            asks_at: now,
+            splits: BTreeMap::new(),
+        });
         if view.asks_at > now {
             return;
         }
@@ -159,17 +217,22 @@ impl Cluster {
 
     /// Where a client sends a request of a route, and what the replica takes it for. `given` has the address that all clients
     /// were given.
-    fn ask(&mut self, nodes: &Nodes, given: Node, route: &RouteKey) -> (Node, RequestHint) {
+    fn ask(&mut self, nodes: &Nodes, given: Node, by: &RoutedBy) -> (Node, RequestHint) {
         let client = self.dice.below(CLIENTS);
-        let known = self.clients[client].clone();
-        let keeper = known.as_ref().and_then(|list| self.keeper(nodes, list, route));
+        if self.dice.chance(20) {
+            // It has not asked for so long that it takes nothing for split.
+            self.clients[client].splits.clear();
+        }
+        let (known, route) = (self.clients[client].list.clone(), self.clients[client].route(by));
+        let keeper = known.as_ref().and_then(|list| self.keeper(nodes, client, list, &route));
         let node = keeper.unwrap_or(given);
         let own = self.own(node.id).cloned();
         let differs = own.as_ref().map(|own| &own.epoch) != known.as_ref().map(|list| &list.epoch);
         // Without a list a client names no route.
-        let transient = known.is_some() && own.as_ref().is_some_and(|own| is_elsewhere(own, node.id, route));
+        let transient = known.is_some() && own.as_ref().is_some_and(|own| is_elsewhere(own, node.id, &route));
         if known.is_some() {
             self.count(BY_LIST);
+            self.split(client, node.id, route, by);
         }
         if known.is_some() && own.is_some() && differs {
             self.count(BY_ANOTHER_LIST);
@@ -182,16 +245,54 @@ impl Cluster {
         }
         // The answer has the epoch; some clients ask for the list, others are not due to.
         if client > 0 && differs && own.is_some() && self.dice.chance(500) {
-            self.clients[client] = own;
+            let split = self.replicas.get(&node.id).into_iter().flat_map(|view| &view.splits);
+            let routes = split.flat_map(|(route, longer)| [route].into_iter().chain(longer));
+            self.clients[client].splits.extend(routes);
+            self.clients[client].list = own;
         }
         (node, RequestHint { transient, ..RequestHint::default() })
     }
 
+    /// A replica is asked for a prompt by a route. If it has split the route, or does so now, its answer says so.
+    fn split(&mut self, client: usize, replica: Replica, route: RouteKey, by: &RoutedBy) {
+        let RoutedBy::Prompt(blocks) = by else { return };
+        if RouteKey::of(blocks, |_| false) != Some(route) {
+            self.count(BY_A_SPLIT);
+        }
+        let (is_crowded, longer) = (self.dice.chance(100), self.dice.below(3));
+        let Some(view) = self.replicas.get_mut(&replica) else { return };
+        let has_others = view.list.as_ref().is_some_and(|list| list.members.len() > 1);
+        let was_split = view.splits.contains_key(&route);
+        let is_split = has_others && (is_crowded || was_split);
+        if !is_split {
+            return;
+        }
+        let shared = view.splits.entry(route).or_insert_with(|| route.longer(blocks).take(longer).collect());
+        self.clients[client].splits.insert(route);
+        self.clients[client].splits.extend(shared.iter());
+        if was_split {
+            self.count(UNTOLD_SPLIT);
+        }
+    }
+
     /// The keeper of a route that a client with this list gets an answer from.
-    fn keeper(&mut self, nodes: &Nodes, list: &MembersResponse, route: &RouteKey) -> Option<Node> {
-        let mut reached = Vec::new();
+    fn keeper(
+        &mut self,
+        nodes: &Nodes,
+        client: usize,
+        list: &MembersResponse,
+        route: &RouteKey,
+    ) -> Option<Node> {
         let ranked = list.rank(route).into_iter().take(ROUTE_REPLICAS);
-        for member in ranked.filter_map(|at| list.members.get(at)) {
+        let mut keepers: Vec<&Member> = ranked.filter_map(|at| list.members.get(at)).collect();
+        let best = keepers.first().copied();
+        let own = self.clients[client].zone.clone();
+        keepers.sort_by_key(|member| own.is_some() && member.zone != own);
+        if keepers.first().copied() != best {
+            self.count(ZONE_FIRST);
+        }
+        let mut reached = Vec::new();
+        for member in keepers {
             let answers = |node: &&Node| {
                 let is_cut_off = self.without_clients.iter().any(|(replica, _)| *replica == node.id);
                 url(node.id) == member.url && !node.life.is_over() && !is_cut_off
@@ -244,9 +345,9 @@ impl Cluster {
 
 impl World {
     /// Where a client sends a request of a route: without routes to `given`, whoever that is.
-    pub(crate) fn ask(&mut self, given: Node, route: &RouteKey) -> (Node, RequestHint) {
+    pub(crate) fn ask(&mut self, given: Node, by: &RoutedBy) -> (Node, RequestHint) {
         match &mut self.cluster {
-            Some(cluster) => cluster.ask(&self.nodes, given, route),
+            Some(cluster) => cluster.ask(&self.nodes, given, by),
             None => (given, RequestHint::default()),
         }
     }

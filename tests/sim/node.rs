@@ -30,6 +30,9 @@ pub(crate) type Cuts = Arc<Mutex<BTreeMap<Transition, u64>>>;
 pub(crate) const JOURNAL_RETENTION: Duration = Duration::from_secs(30);
 /// How long removals are remembered: the grace and the retention of tombstones.
 pub(crate) const REMOVALS_KEPT: Duration = Duration::from_secs(220);
+/// How far off a replica's idea of the store's time is at most. To the time for which removals are remembered this is what half an
+/// hour is to a day, for which they are in service.
+const CLOCK_ERROR_MAX_MS: usize = 5_000;
 
 /// Kills its replica at one transition.
 #[derive(Debug)]
@@ -77,6 +80,11 @@ impl HotClock for SimulatedClock {
     }
 }
 
+/// An error of either sign. It takes no number from the replica's dice: those that follow stay what they were.
+fn clock_error_ms(seed: u64) -> i64 {
+    Dice::new(!seed).below(2 * CLOCK_ERROR_MAX_MS + 1) as i64 - CLOCK_ERROR_MAX_MS as i64
+}
+
 /// Memory of a hot tier: a few chunks of the simulation, so that frames are evicted. It has no files, because
 /// a simulated clock does not wait for a disk. `disk.rs` crashes those of the index; the hot tier's tests
 /// crash its own.
@@ -112,8 +120,10 @@ impl Start {
     pub(crate) async fn over(self, store: &FaultyStore, dice: &mut Dice, cuts: &Cuts) -> Node {
         let Self { id, disk, is_hot, cut, tracks_uses } = self;
         let (store, life) = store.for_replica();
+        let jitter_seed = dice.number();
+        life.set_clock_error_ms(clock_error_ms(jitter_seed));
         let url = "memory://".parse().expect("a url");
-        let config = StoreConfig { jitter_seed: dice.number(), ..StoreConfig::new(url) };
+        let config = StoreConfig { jitter_seed, ..StoreConfig::new(url) };
         let abilities = StoreAbilities { conditional_create: !store.ignores_conditions() };
         let observer = Arc::new(Watcher(life.clone()));
         let open = OpenStore::with(store, &Path::default(), StoreKind::Memory, &config, observer);
@@ -192,4 +202,23 @@ pub(crate) fn least_cut(
         cuts.get(t).copied().unwrap_or(0) + aimed_at
     };
     possible.min_by_key(weight).expect("there are some")
+}
+
+/// Otherwise all replicas would agree about the time again, and nothing would say so.
+#[test]
+fn clocks_of_replicas_differ_within_their_bound() {
+    crate::on_simulated_time(async {
+        let store = FaultyStore::new(1, 0, false);
+        let (mut dice, begun) = (Dice::new(1), tokio::time::Instant::now());
+        let mut since = Vec::new();
+        for id in 0..20 {
+            let node = Node::cold(id, &store, &mut dice).await;
+            let now = node.storage.store().now_ms().expect("was probed");
+            since.push(now - begun.elapsed().as_millis() as i64);
+        }
+        let spread = since.iter().max().expect("some") - since.iter().min().expect("some");
+        // Twice the error, and what a probe takes.
+        let most = 2 * CLOCK_ERROR_MAX_MS as i64 + 1_000;
+        assert!((CLOCK_ERROR_MAX_MS as i64..=most).contains(&spread), "{since:?}");
+    });
 }

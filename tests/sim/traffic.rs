@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::{
     client::{self, Book, tenant},
+    cluster::RoutedBy,
     keys::{self, KEYS, VALUES},
     node::Node,
     world::{CONTEXTS, REPLICAS, World},
@@ -81,8 +82,8 @@ impl World {
     /// A context, and who is asked for it.
     fn ask_for_a_context(&mut self) -> ((Node, RequestHint), usize) {
         let (given, at) = (self.any(), self.dice.below(CONTEXTS));
-        let route = self.routes[at];
-        (self.ask(given, &route), at)
+        let prompt = RoutedBy::Prompt(Rc::clone(&self.blocks[at]));
+        (self.ask(given, &prompt), at)
     }
 
     async fn traffic(&mut self) {
@@ -103,7 +104,7 @@ impl World {
         let keepers: Vec<_> = self.nodes.iter().map(|(node, _)| node.clone()).collect();
         let asked = |world: &mut Self| {
             let (given, key) = (world.any(), world.dice.below(usize::from(KEYS)) as u8);
-            (world.ask(given, &keys::route(key)).0, key)
+            (world.ask(given, &RoutedBy::Key(keys::route(key))).0, key)
         };
         let key_puts: Vec<_> =
             (0..3).map(|_| (asked(self), self.dice.below(usize::from(VALUES)) as u8)).collect();

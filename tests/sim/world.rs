@@ -11,7 +11,7 @@ use kvasir_tests::{
     faulty::{Dice, Fault, FaultyStore, ZOMBIE_MAX},
     model::{Bounds, Keys, Model},
 };
-use kvasir_types::{Name, ObjectDigest, RootHash, RouteKey, SeqHash, TokenChain};
+use kvasir_types::{Name, ObjectDigest, RootHash, SeqHash, TokenChain};
 use object_store::{ObjectStore, ObjectStoreExt};
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
@@ -80,8 +80,8 @@ pub(crate) struct World {
     disks: Vec<Disk>,
     pub(crate) root: RootHash,
     pub(crate) contexts: Vec<(Vec<u32>, Vec<Chunk>)>,
-    /// Of the contexts.
-    pub(crate) routes: Vec<RouteKey>,
+    /// Block hashes of the contexts.
+    pub(crate) blocks: Vec<Rc<[SeqHash]>>,
     /// Without it clients ask anybody.
     pub(crate) cluster: Option<Cluster>,
     pub(crate) pins: Vec<(u64, Uuid)>,
@@ -129,10 +129,8 @@ impl World {
             (tokens, chunks)
         });
         let contexts: Vec<(Vec<u32>, Vec<Chunk>)> = contexts.collect();
-        let routes = contexts.iter().map(|(tokens, _)| {
-            RouteKey::of(TokenChain::new(root, tokens).blocks(), |_| false).expect("it is not empty")
-        });
-        let routes = routes.collect();
+        let blocks = contexts.iter().map(|(tokens, _)| TokenChain::new(root, tokens).blocks().into());
+        let blocks: Vec<Rc<[SeqHash]>> = blocks.collect();
         let keeps = match seed / 2 % 4 {
             0 | 1 => Keeps::Everything,
             2 => Keeps::Until(Duration::from_secs(120)),
@@ -164,7 +162,7 @@ impl World {
             disks: Vec::new(),
             root,
             contexts,
-            routes,
+            blocks,
             cluster: by_routes.then(|| Cluster::new(seed)),
             pins: Vec::new(),
             pinned: 0,

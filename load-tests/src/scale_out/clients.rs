@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
+use bytes::Bytes;
 use kvasir_api::{LookupQuery, LookupResponse, Via};
 use kvasir_client::rest::{Client, ClientConfig, ObjectRange};
 use kvasir_tests::{chunks, faulty::Dice};
@@ -42,6 +43,43 @@ pub(super) struct Found {
     pub(super) bytes: u64,
     /// How often all of it was tried again.
     pub(super) again: usize,
+}
+
+/// A chunk that is stored, who reads it, and its bytes.
+pub(super) struct KnownChunk {
+    client: Client,
+    range: ObjectRange,
+    bytes: Bytes,
+}
+
+impl KnownChunk {
+    /// How many bytes it has.
+    pub(super) fn length(&self) -> u64 {
+        self.bytes.len() as u64
+    }
+
+    /// Reads it and compares every byte. Returns how often it was tried again.
+    pub(super) async fn read(&self) -> Result<usize, Failure> {
+        let mut last = Failure::new("there is no replica");
+        for again in 0..ATTEMPTS {
+            match self.read_once().await {
+                Ok(()) => return Ok(again),
+                Err(failure) if failure.wrong => return Err(failure),
+                Err(failure) => last = failure,
+            }
+        }
+        Err(last)
+    }
+
+    async fn read_once(&self) -> Result<(), Failure> {
+        let mut read = self.client.get_object(&self.range, &Via::Proxy).await.map_err(|e| failed(&e))?;
+        let mut left = &self.bytes[..];
+        // As it arrives: a copy and a hash would cost as much as receiving it.
+        while let Some(part) = read.next().await.map_err(|e| failed(&e))? {
+            left = left.strip_prefix(&part[..]).ok_or_else(|| Failure::wrong("another object's bytes"))?;
+        }
+        Ok(())
+    }
 }
 
 /// Clients of all replicas.
@@ -181,6 +219,23 @@ impl ReplicaClients {
             last.map_or(Ok(()), Err)?;
         }
         Ok(())
+    }
+
+    /// Stores the first chunk of a prompt by its route, and reads it once, so that it is hot.
+    pub(super) async fn store_known(
+        &self,
+        prompt: &Prompt,
+        chunk_bytes: usize,
+    ) -> Result<KnownChunk, Failure> {
+        let chunk = prompt.chunk(self.model_id, 0, chunk_bytes);
+        let (seq_hash, bytes) = chunk.map_err(|error| Failure::new(error.to_string()))?;
+        let (client, model_id) = (self.clients[0].for_prompt(prompt.blocks()), self.model_id);
+        let stored = client.put_chunk(&model_id, &seq_hash, bytes.clone()).await.map_err(|e| failed(&e))?;
+        let (object_digest, end) = (stored.object_digest, bytes.len() as u64);
+        let range = ObjectRange { model_id, seq_hash, object_digest, start: 0, end };
+        let chunk = KnownChunk { client, range, bytes };
+        chunk.read().await?;
+        Ok(chunk)
     }
 
     /// Whether one replica, asked directly, finds all of a prompt.

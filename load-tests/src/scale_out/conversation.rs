@@ -1,7 +1,7 @@
 //! The hit ratio of recorded conversations, by how they are spread over replicas.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     sync::atomic::{AtomicU64, Ordering},
 };
 
@@ -39,6 +39,12 @@ pub(super) struct Conversations {
     pub(super) template_share: f64,
     pub(super) prompts: usize,
     pub(super) chunks: u64,
+    /// Those of them that were not stored yet.
+    #[serde(default)]
+    pub(super) chunks_stored: u64,
+    /// Requests of all replicas to the store, by their kind.
+    #[serde(default)]
+    pub(super) store_requests: BTreeMap<String, f64>,
     pub(super) memory_bytes_of_each: u64,
     /// Chunks that were in the memory of the replica that was asked, of all.
     pub(super) hot_share: f64,
@@ -86,7 +92,7 @@ pub(super) async fn measure(
     let network = BridgedNetwork::new(replicas, arguments.link_mbps)?;
     let group = ReplicaGroup::start(arguments, network, spreading, memory as u64, 0).await?;
     let clients = &*group.clients;
-    let (chunks, hot) = (AtomicU64::new(0), AtomicU64::new(0));
+    let (chunks, chunks_stored, hot) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
     let served = async || group.metric("kvasir_http_requests_total", &["/v1/"]).await;
     stream::iter(&parts)
         .map(Ok::<_, anyhow::Error>)
@@ -94,12 +100,13 @@ pub(super) async fn measure(
             let prompt = clients.prompt(parts);
             let found = clients.load(&prompt).await.map_err(|failure| anyhow!(failure.cause))?;
             chunks.fetch_add(found.chunks as u64, Ordering::Relaxed);
+            chunks_stored.fetch_add((found.chunks - found.stored) as u64, Ordering::Relaxed);
             hot.fetch_add(found.in_memory as u64, Ordering::Relaxed);
             let stored = clients.store(&prompt, found.stored, CHUNK_BYTES).await;
             stored.map_err(|failure| anyhow!(failure.cause))
         })
         .await?;
-    let served = served().await;
+    let (served, store_requests) = (served().await, group.store_requests().await);
     let (mut all, mut different) = (0, HashSet::new());
     let step = parts.len().div_ceil(SAMPLED).max(1);
     let sample: Vec<Prompt> = parts.iter().step_by(step).map(|parts| clients.prompt(parts)).collect();
@@ -120,6 +127,8 @@ pub(super) async fn measure(
         template_share,
         prompts: parts.len(),
         chunks,
+        chunks_stored: chunks_stored.into_inner(),
+        store_requests,
         memory_bytes_of_each: memory as u64,
         hot_share: hot as f64 / chunks as f64,
         busiest_over_mean: served.into_iter().fold(0.0, f64::max) / mean,

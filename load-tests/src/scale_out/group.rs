@@ -1,9 +1,9 @@
 //! Replicas that run over one object store.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
 use anyhow::{Context as _, Result, ensure};
-use kvasir_store::StoreConfig;
+use kvasir_store::{StoreConfig, observe::StoreOp};
 use kvasir_tests::{
     process::{Process, Start},
     s3::S3Server,
@@ -123,6 +123,17 @@ impl ReplicaGroup {
         if let Some(process) = self.processes[nth].take() {
             process.kill();
         }
+    }
+
+    /// Requests of all replicas to the store so far, by their kind.
+    pub(super) async fn store_requests(&self) -> BTreeMap<String, f64> {
+        let mut requests = BTreeMap::new();
+        for op in StoreOp::ALL {
+            let label = format!("op=\"{}\"", op.as_str());
+            let of_each = self.metric("kvasir_store_requests_total", &[label.as_str()]).await;
+            requests.insert(op.as_str().to_owned(), of_each.iter().sum());
+        }
+        requests
     }
 
     /// The sum of a metric's samples that have all of `labels`, of each replica that runs.

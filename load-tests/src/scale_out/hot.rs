@@ -3,12 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use anyhow::{Result, ensure};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::{
     SEED, ScaleArguments,
-    clients::{ReplicaClients, Spreading},
+    clients::{KnownChunk, ReplicaClients, Spreading},
     group::ReplicaGroup,
     network::BridgedNetwork,
     prompts::Prompt,
@@ -26,6 +27,8 @@ use crate::{
 const MEMORY: f64 = 2.0;
 /// Reads under way per replica: with few, chance leaves links idle, since a closed loop waits for the replica with most.
 const AT_ONCE: usize = 16;
+/// Objects that are being stored at the same time.
+const STORED_AT_ONCE: usize = 8;
 /// Objects of the cold lookups.
 const COLD: u64 = 20;
 /// From the last request to the beginning of what counts as without load: more than the 60 s after which replicas without requests
@@ -38,7 +41,7 @@ const QUIET: Duration = Duration::from_secs(120);
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct HotReads {
     pub(super) replicas: usize,
-    /// A closed loop over objects that are hot.
+    /// A closed loop of GETs of objects that are hot.
     pub(super) mb_per_s: f64,
     pub(super) times_one: f64,
     /// CPU seconds per second and core, of the replicas and of the clients.
@@ -71,15 +74,30 @@ impl ReplicaLoss {
     }
 }
 
-/// Reads the prompts in an order without pattern.
-pub(super) fn reads(clients: &Arc<ReplicaClients>, prompts: &Arc<[Prompt]>) -> RequestFn {
+/// Which of `count` a request with this number is for: an order without pattern.
+fn nth(number: u64, count: usize) -> usize {
+    ((number as f64 * 0.618_033_988).fract() * count as f64) as usize
+}
+
+/// Reads the chunks, without looking them up.
+fn gets(chunks: Arc<[KnownChunk]>) -> RequestFn {
+    Arc::new(move |number| {
+        let chunks = Arc::clone(&chunks);
+        Box::pin(async move {
+            let chunk = &chunks[nth(number, chunks.len())];
+            let again = chunk.read().await? as u32;
+            Ok(Completion { bytes: chunk.length(), again, ..Completion::default() })
+        })
+    })
+}
+
+/// Looks the prompts up and reads them.
+fn reads(clients: &Arc<ReplicaClients>, prompts: &Arc<[Prompt]>) -> RequestFn {
     let (clients, prompts) = (Arc::clone(clients), Arc::clone(prompts));
     Arc::new(move |number| {
         let (clients, prompts) = (Arc::clone(&clients), Arc::clone(&prompts));
         Box::pin(async move {
-            let share = (number as f64 * 0.618_033_988).fract();
-            let prompt = &prompts[(share * prompts.len() as f64) as usize];
-            let found = clients.load(prompt).await?;
+            let found = clients.load(&prompts[nth(number, prompts.len())]).await?;
             if found.stored < found.chunks {
                 return Err(Failure::new("not found"));
             }
@@ -132,12 +150,11 @@ pub(super) async fn measure(
     let mut group = ReplicaGroup::start(arguments, network, Spreading::Routes, memory as u64, 0).await?;
     let clients = Arc::clone(&group.clients);
     let prompts: Arc<[Prompt]> = (0..arguments.objects as u64).map(|part| clients.prompt(&[part])).collect();
-    let mut stored = 0;
-    for prompt in &*prompts {
-        clients.store(prompt, 0, arguments.bytes).await.map_err(failed)?;
-        stored += clients.load(prompt).await.map_err(failed)?.bytes;
-    }
-    let request = reads(&clients, &prompts);
+    let storing = prompts.iter().map(|prompt| clients.store_known(prompt, arguments.bytes));
+    let chunks: Vec<KnownChunk> =
+        stream::iter(storing).buffered(STORED_AT_ONCE).try_collect().await.map_err(failed)?;
+    let stored: u64 = chunks.iter().map(KnownChunk::length).sum();
+    let request = gets(chunks.into());
     let at_once = AT_ONCE * replicas;
     open_loop::peak(&request, at_once, 2.0).await;
     let ids = group.ids();

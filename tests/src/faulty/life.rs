@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -26,6 +26,7 @@ struct State {
     paused: watch::Sender<bool>,
     without_journal: AtomicBool,
     without_store: AtomicBool,
+    clock_error_ms: AtomicI64,
     faults: AtomicU64,
     misled: Mutex<Option<Instant>>,
 }
@@ -37,6 +38,7 @@ impl Life {
             paused: watch::Sender::new(false),
             without_journal: AtomicBool::new(false),
             without_store: AtomicBool::new(false),
+            clock_error_ms: AtomicI64::new(0),
             faults: AtomicU64::new(0),
             misled: Mutex::new(None),
         }))
@@ -75,6 +77,15 @@ impl Life {
     /// Lets none of its requests reach the store, or again.
     pub fn cut_off_from_store(&self, is_cut_off: bool) {
         self.0.without_store.store(is_cut_off, Ordering::Relaxed);
+    }
+
+    /// From its next probe on, what it takes for the store's time is this much too late, or too early where it is negative.
+    pub fn set_clock_error_ms(&self, error_ms: i64) {
+        self.0.clock_error_ms.store(error_ms, Ordering::Relaxed);
+    }
+
+    pub(super) fn clock_error_ms(&self) -> i64 {
+        self.0.clock_error_ms.load(Ordering::Relaxed)
     }
 
     pub(super) fn is_cut_off_from(&self, path: &Path) -> bool {

@@ -285,12 +285,12 @@ impl FaultyStore {
         }
     }
 
-    /// Sets the store's time in a listing entry.
-    fn dated(&self, mut meta: ObjectMeta) -> ObjectMeta {
+    /// Sets the store's time in a listing entry, off by `error_ms`.
+    fn dated(&self, mut meta: ObjectMeta, error_ms: i64) -> ObjectMeta {
         let written = self.plan().written.get(&meta.location).copied().unwrap_or(self.shared.begun);
         let since = written.duration_since(self.shared.begun).as_millis() as i64;
         // Any day will do.
-        let millis = 1_800_000_000_000 + since;
+        let millis = 1_800_000_000_000 + since + error_ms;
         if let Some(time) = std::time::UNIX_EPOCH.checked_add(Duration::from_millis(millis as u64)) {
             meta.last_modified = time.into();
         }
@@ -380,7 +380,9 @@ impl ObjectStore for FaultyStore {
             if options.head { ("head", &Fault::ASKING[..]) } else { ("get", &Fault::READING[..]) };
         let fault = self.ask(what, location, possible).await?;
         let mut found = self.shared.inner.get_opts(location, options).await?;
-        found.meta = self.dated(found.meta);
+        // A replica learns the store's time by the date of its probe.
+        let is_probe = location.as_ref().contains("/probe/");
+        found.meta = self.dated(found.meta, if is_probe { self.life.clock_error_ms() } else { 0 });
         let Some(fault) = fault else { return Ok(found) };
         let (meta, range, attributes, extensions) =
             (found.meta.clone(), found.range.clone(), found.attributes.clone(), found.extensions.clone());
@@ -420,7 +422,7 @@ impl ObjectStore for FaultyStore {
         let listing = async move {
             let fault = this.ask("list", &prefix, &Fault::ASKING).await;
             let mut listed: Vec<_> = this.shared.inner.list(Some(&prefix)).collect().await;
-            listed.iter_mut().flatten().for_each(|meta| *meta = this.dated(meta.clone()));
+            listed.iter_mut().flatten().for_each(|meta| *meta = this.dated(meta.clone(), 0));
             // A listing may fail between its pages, too.
             if let Err(error) = fault {
                 let page = this.plan().dice.below(listed.len());

@@ -6,6 +6,7 @@
 
 mod belady;
 mod curve;
+mod day;
 mod lane;
 pub mod policies;
 mod profile;
@@ -16,6 +17,7 @@ mod routes;
 mod study;
 
 pub use curve::{CurveRow, compare_curve};
+pub use day::{DAY_SECONDS, conversations};
 pub use lane::Tally;
 pub use policies::{Baseline, ComparedPolicy, ParseComparedPolicyError};
 pub use profile::{ClassProfile, TimeHistogram, TraceProfile};

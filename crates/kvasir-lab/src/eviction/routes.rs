@@ -1,8 +1,11 @@
 //! Replicas that share a trace: each request goes to one of them, whose hot tier holds a part of what all hold together.
 
-use std::{borrow::Cow, collections::HashSet};
+use std::{
+    borrow::Cow,
+    collections::{HashMap, HashSet},
+};
 
-use kvasir_eviction::{ClassId, ClassTable, EvictionIndex, PolicyKind, RouteSplits};
+use kvasir_eviction::{ClassId, ClassTable, EvictionIndex, Moment, PolicyKind, RouteSplits};
 use kvasir_replay::trace::{Request, TraceError};
 use kvasir_types::{BLOCK_TOKENS, ObjectDigest, RouteKey, SeqHash};
 
@@ -78,12 +81,15 @@ fn uniform(numbers: &[u64]) -> f64 {
     u64::from_le_bytes(*bits) as f64 / u64::MAX as f64
 }
 
+/// How long clients take a route for split after an answer that says so, in seconds: as the client crate does.
+const SPLIT_KNOWN_SECONDS: f64 = 600.0;
+
 /// The replicas.
 struct Cluster {
     names: Vec<String>,
     replicas: Vec<Replica>,
-    /// What a client knows of splits: here all are one.
-    known: HashSet<RouteKey>,
+    /// What a client knows of splits, and since when: here all are one.
+    known: HashMap<RouteKey, Moment>,
     requests: u64,
 }
 
@@ -105,7 +111,7 @@ impl Cluster {
             found: 0,
         };
         let names = (0..count).map(|nth| format!("http://kvasir-{nth}:7480")).collect();
-        Self { names, replicas: (0..count).map(replica).collect(), known: HashSet::new(), requests: 0 }
+        Self { names, replicas: (0..count).map(replica).collect(), known: HashMap::new(), requests: 0 }
     }
 
     /// The replica of a request; the first of its route, which may split the route.
@@ -115,7 +121,11 @@ impl Cluster {
             return (uniform(&[self.requests]) * self.replicas.len() as f64) as usize % self.replicas.len();
         }
         let blocks = blocks_of(request, block_tokens);
-        let route = RouteKey::of(&blocks, |key| self.known.contains(key));
+        let is_split = |key: &RouteKey| {
+            let since = self.known.get(key);
+            since.is_some_and(|since| request.at.seconds_since(*since) < SPLIT_KNOWN_SECONDS)
+        };
+        let route = RouteKey::of(&blocks, is_split);
         let Some(route) = route else { return 0 };
         let ranked = route.rank(self.names.iter().map(|name| (name.as_str(), 1.0)));
         let first = ranked.first().copied().unwrap_or(0);
@@ -124,8 +134,8 @@ impl Cluster {
         if self.names.len() > 1
             && let Some(shared) = splits.note(&route, &blocks, &longer, request.at)
         {
-            self.known.insert(route);
-            self.known.extend(shared);
+            self.known.insert(route, request.at);
+            self.known.extend(shared.iter().map(|longer| (*longer, request.at)));
         }
         first
     }
@@ -227,4 +237,21 @@ pub fn spread(
         }
     }
     Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::conversations, *};
+
+    #[test]
+    fn a_template_before_most_conversations_crowds_no_replica() {
+        // Longer than a split lasts, so that it is made anew.
+        let trace = TraceSource::Requests(conversations(1, 3_900));
+        let template = SharedTemplate { share: 0.6, blocks: 8 };
+        let rows = spread(&trace, PolicyKind::Lru, &[0.1], &[8], template).expect("it is in memory");
+        let [routes, chance] = rows[..] else { panic!("{rows:?}") };
+        assert_eq!((routes.spreading, chance.spreading), (Spreading::Routes, Spreading::Random));
+        assert!(routes.busiest_over_mean <= 1.3 && routes.splits > 0, "{routes:?}");
+        assert!(routes.hit_ratio > chance.hit_ratio && routes.unique > 0.85, "{routes:?}, {chance:?}");
+    }
 }

@@ -1,22 +1,30 @@
 //! `kvasir-lab sim routes`: what routes keep of the hit ratio of one replica with all the memory.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use kvasir_cli::{
     error::CliResult,
     output::{columns, print},
 };
+use kvasir_eviction::PolicyKind;
+use kvasir_replay::trace::{BadLine, TraceFormat};
 
-use super::{
-    ReplayedTrace,
-    evict::{capacity, percent, share, trace_error},
-};
-use crate::eviction::{SharedTemplate, Spreading, spread};
+use super::evict::{capacity, percent, share, trace_error};
+use crate::eviction::{DAY_SECONDS, SharedTemplate, Spreading, TraceSource, conversations, spread};
 
 /// Arguments of `kvasir-lab sim routes`.
 #[derive(Debug, Args)]
 pub(crate) struct RoutesArguments {
-    #[command(flatten)]
-    replayed: ReplayedTrace,
+    /// Trace file, one JSON row per line (unpack compressed ones first); without it, a generated day of conversations.
+    #[arg(long, value_name = "FILE", requires = "format")]
+    trace: Option<PathBuf>,
+    /// Its format: mooncake or bailian.
+    #[arg(long, requires = "trace")]
+    format: Option<TraceFormat>,
+    /// The policy: adaptive or lru.
+    #[arg(long, default_value_t = PolicyKind::DEFAULT)]
+    policy: PolicyKind,
     /// Memory of all replicas together in per cent of the trace's unique blocks, separated by commas.
     #[arg(long, default_value = "2%,10%", value_delimiter = ',', value_parser = capacity)]
     capacity: Vec<f64>,
@@ -31,13 +39,23 @@ pub(crate) struct RoutesArguments {
     template_blocks: u64,
 }
 
+const SEED: u64 = 1;
+
 /// Runs the command.
 pub(crate) fn run(arguments: &RoutesArguments) -> CliResult {
-    let RoutesArguments { replayed, capacity, replicas, template_share, template_blocks } = arguments;
+    let RoutesArguments { trace, format, policy, capacity, replicas, template_share, template_blocks } =
+        arguments;
+    let (source, named) = match (trace, format) {
+        (Some(path), Some(format)) => {
+            let (path, format) = (path.clone(), *format);
+            (TraceSource::File { path: path.clone(), format, bad_line: BadLine::Fail }, path)
+        }
+        _ => (TraceSource::Requests(conversations(SEED, DAY_SECONDS)), "the generated day".into()),
+    };
     let template = SharedTemplate { share: *template_share, blocks: *template_blocks };
     let replicas: Vec<usize> = replicas.iter().copied().map(usize::from).collect();
-    let rows = spread(&replayed.source(), replayed.policy, capacity, &replicas, template);
-    let rows = rows.map_err(|error| trace_error(&replayed.trace, error))?;
+    let rows = spread(&source, *policy, capacity, &replicas, template);
+    let rows = rows.map_err(|error| trace_error(&named, error))?;
     let head = ["memory", "replicas", "spread by", "found %", "busiest/mean", "unique", "splits"];
     let rows = rows.iter().map(|row| {
         let by = match (row.replicas, row.spreading) {
