@@ -1,5 +1,7 @@
 //! The client's side: stores the demo's context, then streams it back under each policy while the link changes.
 
+mod slowed;
+
 use std::{
     path::Path,
     sync::Arc,
@@ -14,8 +16,9 @@ use kvasir_client::{
 };
 use kvasir_codec::Profile;
 use kvasir_engine::{Model, Sampling, TINY_PROFILE};
-
 use kvasir_types::Level;
+
+pub(super) use slowed::compete;
 
 use super::{Claim, SCHEDULE, SLO_MS, draw, namespaces::shape};
 
@@ -41,6 +44,8 @@ async fn phase<T>(name: &str, work: impl Future<Output = anyhow::Result<T>>) -> 
 pub(crate) struct Run {
     pub(crate) name: &'static str,
     pub(crate) ttft: Duration,
+    /// How long the model's first step took, which ends it.
+    pub(crate) step: Duration,
     pub(crate) report: LoadReport,
     /// When layers were handed over: since the request, and up to which token.
     pub(crate) ready: Vec<(Duration, u64)>,
@@ -54,14 +59,19 @@ struct Bench {
     prompt: Vec<u32>,
     namespace: String,
     step: Duration,
+    /// Whether computing takes as long as the stated model would, and not as long as this one does.
+    is_stated: bool,
 }
 
-/// Runs every policy once and draws them.
+/// Runs every policy once and draws them, or runs each beside a competing process.
 pub(crate) fn run(out: &Path, server: &str, namespace: &str, claim: Claim) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
+    let begun = Box::pin(Bench::new(server, namespace.to_owned()));
+    let mut bench = runtime.block_on(phase("storing and a first load", begun))?;
+    if let Claim::Slowed(loads) = claim {
+        return runtime.block_on(Box::pin(slowed::run(&mut bench, loads)));
+    }
     let runs = runtime.block_on(async {
-        let begun = Box::pin(Bench::new(server, namespace.to_owned()));
-        let bench = phase("storing and a first load", begun).await?;
         let policies: [(&str, Box<dyn Policy>); 3] = [
             ("progressive", Box::new(Progressive::new())),
             ("cachegen", Box::new(CacheGen::default())),
@@ -69,7 +79,8 @@ pub(crate) fn run(out: &Path, server: &str, namespace: &str, claim: Claim) -> an
         ];
         let mut runs = Vec::new();
         for (name, policy) in policies {
-            runs.push(phase(name, bench.stream(name, policy)).await?);
+            let slo = Duration::from_millis(SLO_MS);
+            runs.push(phase(name, bench.stream(name, policy, slo)).await?);
         }
         anyhow::Ok(runs)
     })?;
@@ -110,7 +121,7 @@ impl Bench {
         let session = kvasir.session(&prompt).without_lookup().await;
         let stored = session.save_now(&kv, prompt.len(), |_| ()).await?;
         println!("network: stored {} bytes in {} chunks", stored.bytes(), stored.chunks.len());
-        let mut bench = Self { model, kvasir, prompt, namespace, step: Duration::ZERO };
+        let mut bench = Self { model, kvasir, prompt, namespace, step: Duration::ZERO, is_stated: true };
         // An engine in use knows its link, its decoder and its model's step from what it did before.
         shape(&bench.namespace, SCHEDULE[0].1)?;
         let (_, step) =
@@ -120,7 +131,7 @@ impl Bench {
     }
 
     fn options(&self, policy: Box<dyn Policy>, slo: Duration) -> LoadOptions {
-        let (suffix_time, recompute) = (Some(self.step), Some(stated_recompute()));
+        let (suffix_time, recompute) = (Some(self.step), self.is_stated.then(stated_recompute));
         LoadOptions { policy, suffix_time, recompute, ..Deadline::within(slo).into() }
     }
 
@@ -143,39 +154,56 @@ impl Bench {
         let computing = Instant::now();
         self.model.complete_kv(&mut kv, wanted, loaded.missing())?;
         let report = loaded.into_report().context("the context is stored")?;
-        // The stated model takes longer than the demo's.
-        let stated: Duration = report.recompute.iter().map(|hole| stated_recompute().predict(*hole)).sum();
-        tokio::time::sleep(stated.saturating_sub(computing.elapsed())).await;
+        let computed = computing.elapsed();
+        if self.is_stated {
+            // The stated model takes longer than the demo's.
+            let stated: Duration =
+                report.recompute.iter().map(|hole| stated_recompute().predict(*hole)).sum();
+            tokio::time::sleep(stated.saturating_sub(computed)).await;
+        } else {
+            let tokens: u64 = report.recompute.iter().map(|hole| hole.len()).sum();
+            for hole in &report.recompute {
+                let took = computed.mul_f64(hole.len() as f64 / tokens.max(1) as f64);
+                self.kvasir.observe_prefill(*hole, took);
+            }
+        }
         let stepping = Instant::now();
         self.model.generate_with_kv(&mut kv, &self.prompt, 1, &Sampling::Greedy)?;
         Ok(((report, ready), stepping.elapsed()))
     }
 
-    /// One load while the link follows the schedule.
-    async fn stream(&self, name: &'static str, policy: Box<dyn Policy>) -> anyhow::Result<Run> {
+    /// One load while the link follows the schedule, whose times are for [`SLO_MS`].
+    async fn stream(
+        &self,
+        name: &'static str,
+        policy: Box<dyn Policy>,
+        slo: Duration,
+    ) -> anyhow::Result<Run> {
         shape(&self.namespace, SCHEDULE[0].1)?;
         tokio::time::sleep(Duration::from_millis(300)).await;
         let started = Instant::now();
+        let stretch = slo.as_secs_f64() * 1e3 / SLO_MS as f64;
         let namespace = self.namespace.clone();
         let schedule = tokio::spawn(async move {
             let mut link = vec![(Duration::ZERO, SCHEDULE[0].1)];
             for (at, mbps) in &SCHEDULE[1..] {
-                tokio::time::sleep(Duration::from_secs_f64(*at).saturating_sub(started.elapsed())).await;
+                let at = Duration::from_secs_f64(at * stretch);
+                tokio::time::sleep(at.saturating_sub(started.elapsed())).await;
                 let (namespace, mbps) = (namespace.clone(), *mbps);
                 tokio::task::spawn_blocking(move || shape(&namespace, mbps)).await??;
                 link.push((started.elapsed(), mbps));
             }
             anyhow::Ok(link)
         });
-        let mut options = self.options(policy, Duration::from_millis(SLO_MS));
-        if options.policy.name() == "fixed" {
+        let mut options = self.options(policy, slo);
+        if self.is_stated && options.policy.name() == "fixed" {
             // The row without any adaptation: it never falls back on computing either.
             options.recompute = Some(RecomputeModel::from_seconds(1e6, 0.0, 0.0));
         }
-        let ((report, ready), _) = self.load(options).await?;
+        let ((report, ready), step) = self.load(options).await?;
         let ttft = started.elapsed();
         let link = schedule.await??;
-        Ok(Run { name, ttft, report, ready, link })
+        Ok(Run { name, ttft, step, report, ready, link })
     }
 }
 

@@ -10,6 +10,8 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 
+use super::Claim;
+
 /// The server's address.
 const SERVER: &str = "10.231.77.1";
 const CLIENT: &str = "10.231.77.2";
@@ -19,6 +21,8 @@ const START_MAX: Duration = Duration::from_secs(60);
 /// Maximum time of the client in total: its phases have separate limits; this one covers everything outside
 /// them.
 const CLIENT_MAX: Duration = Duration::from_secs(400);
+/// The same for each round of loads beside a competing process.
+const ROUND_MAX: Duration = Duration::from_secs(10);
 
 /// Exist until dropped. Named after this process, so that two runs do not meet.
 pub(crate) struct Namespaces {
@@ -65,17 +69,22 @@ impl Namespaces {
     }
 
     /// Runs the client to its end.
-    pub(crate) fn load(&self, out: &Path, claim: super::Claim) -> anyhow::Result<()> {
+    pub(crate) fn load(&self, out: &Path, claim: Claim) -> anyhow::Result<()> {
         let out = out.to_str().context("the output folder's name is no text")?;
         let server = format!("http://{SERVER}:{PORT}");
-        let mut client = self.here(&self.client, &["--load", out, &server, &self.server, claim.as_str()])?;
+        let text = claim.to_text();
+        let mut client = self.here(&self.client, &["--load", out, &server, &self.server, &text])?;
         let mut client = Running(client.stdin(Stdio::piped()).stdout(Stdio::inherit()).spawn()?);
         let pid = client.0.id();
-        let status = within(CLIENT_MAX, move || client.0.wait());
+        let longest = match claim {
+            Claim::Bytes | Claim::Slo => CLIENT_MAX,
+            Claim::Slowed(rounds) => CLIENT_MAX + ROUND_MAX * rounds.get(),
+        };
+        let status = within(longest, move || client.0.wait());
         let Some(status) = status else {
             // The thread that waits for it owns it.
             let _ = Command::new("kill").arg("-9").arg(pid.to_string()).status();
-            bail!("the client was not done after {CLIENT_MAX:?}: {}", self.state());
+            bail!("the client was not done after {longest:?}: {}", self.state());
         };
         if !status?.success() {
             bail!("the client failed: {}", self.state());
@@ -119,7 +128,7 @@ fn within<T: Send + 'static>(time: Duration, call: impl FnOnce() -> T + Send + '
 }
 
 /// A process that ends with its handle.
-pub(crate) struct Running(Child);
+pub(crate) struct Running(pub(crate) Child);
 
 impl Drop for Running {
     fn drop(&mut self) {

@@ -11,14 +11,39 @@ const PRIOR_WEIGHT: f64 = 1.0;
 /// Prior variance of an error common to all three terms: a GPU that is slower overall is more likely than an
 /// error in one term.
 const PRIOR_COMMON: f64 = 36.0;
-/// Assumed spread of an unmeasured engine's prefill times: standard deviation of their logarithm.
+/// Assumed spread of times on an unmeasured machine: standard deviation of their logarithm.
 const SPREAD_PRIOR: f64 = 0.3;
 /// Share of the observed spread that remains after each new observation.
 const SPREAD_KEEP: f64 = 0.7;
-/// Standard deviations above the expected time that cover 99 of 100 prefills.
+/// Standard deviations above the expected time that cover 99 of 100 times.
 const RISK_DEVIATIONS: f64 = 2.33;
 /// Share of the past that remains after each new observation, so that the fit follows a GPU's load.
 const FORGETTING: f64 = 0.98;
+
+/// How far observed times were from their predictions, weighted towards recent ones.
+#[derive(Debug, Clone, PartialEq)]
+struct CostError {
+    /// Mean square of the logarithm of observed over predicted times.
+    spread: f64,
+    observed: bool,
+}
+
+impl CostError {
+    const UNMEASURED: Self = Self { spread: SPREAD_PRIOR * SPREAD_PRIOR, observed: false };
+
+    fn caution(&self) -> f64 {
+        (RISK_DEVIATIONS * self.spread.sqrt()).exp()
+    }
+
+    /// Learns from a time of `seconds` that was predicted as `before`, and as `after` once the model had learnt it.
+    fn observe(&mut self, seconds: f64, before: Duration, after: Duration) {
+        // The first observation shows the machine's speed, later ones its variation.
+        let expected = if self.observed { before } else { after };
+        self.observed = true;
+        let error = (seconds / expected.as_secs_f64().max(1e-9)).ln().clamp(-3.0, 3.0);
+        self.spread = SPREAD_KEEP * self.spread + (1.0 - SPREAD_KEEP) * error * error;
+    }
+}
 
 /// Prefill time of a token range behind a prefix, superlinear in context: with `n` tokens behind `c`,
 /// `T = a + b n + g n (c + n / 2)`. The last term is attention; `a` is launch and scheduling.
@@ -31,9 +56,7 @@ pub struct RecomputeModel {
     prior: [f64; FEATURES],
     factors: [f64; FEATURES],
     covariance: [[f64; FEATURES]; FEATURES],
-    /// Mean square of the logarithm of observed over predicted times.
-    spread: f64,
-    observed: bool,
+    error: CostError,
     gpus: u32,
 }
 
@@ -45,14 +68,7 @@ impl RecomputeModel {
             row[i] += 1.0 / PRIOR_WEIGHT;
         }
         let prior = [per_request.max(0.0), per_token.max(1e-12), per_pair.max(0.0)];
-        Self {
-            prior,
-            factors: [1.0; FEATURES],
-            covariance,
-            spread: SPREAD_PRIOR * SPREAD_PRIOR,
-            observed: false,
-            gpus: 1,
-        }
+        Self { prior, factors: [1.0; FEATURES], covariance, error: CostError::UNMEASURED, gpus: 1 }
     }
 
     /// From the model and the device: `2 × parameters` FLOPs per token, `4 × layers × hidden` per token pair
@@ -109,7 +125,7 @@ impl RecomputeModel {
     /// within it, by the spread of the errors so far, weighted towards recent ones; by an assumed spread
     /// before the first.
     pub fn caution(&self) -> f64 {
-        (RISK_DEVIATIONS * self.spread.sqrt()).exp()
+        self.error.caution()
     }
 
     /// Learns from one prefill that took `took`.
@@ -120,11 +136,7 @@ impl RecomputeModel {
         }
         let before = self.predict(tokens);
         self.fit(tokens, seconds);
-        // The first observation shows the GPU's speed, later ones its variation.
-        let expected = if self.observed { before } else { self.predict(tokens) };
-        self.observed = true;
-        let error = (seconds / expected.as_secs_f64().max(1e-9)).ln().clamp(-3.0, 3.0);
-        self.spread = SPREAD_KEEP * self.spread + (1.0 - SPREAD_KEEP) * error * error;
+        self.error.observe(seconds, before, self.predict(tokens));
     }
 
     fn fit(&mut self, tokens: TokenRange, seconds: f64) {
@@ -155,12 +167,13 @@ pub struct DecodeModel {
     per_token: f64,
     per_byte: f64,
     scale: f64,
+    error: CostError,
 }
 
 impl DecodeModel {
     /// From seconds per token and per compressed byte.
     pub const fn from_seconds(per_token: f64, per_byte: f64) -> Self {
-        Self { per_token, per_byte, scale: 1.0 }
+        Self { per_token, per_byte, scale: 1.0, error: CostError::UNMEASURED }
     }
 
     /// Predicted time for `tokens` tokens out of `bytes` bytes.
@@ -169,12 +182,20 @@ impl DecodeModel {
         Duration::try_from_secs_f64(seconds.clamp(0.0, 86_400.0)).unwrap_or_default()
     }
 
-    /// Learns from one decode: an EWMA (weight 0.3) of observed over predicted.
+    /// The factor by which a decode may exceed [`predict`](Self::predict) (at least 1), learnt like
+    /// [`RecomputeModel::caution`].
+    pub fn caution(&self) -> f64 {
+        self.error.caution()
+    }
+
+    /// Learns from one decode: an EWMA (weight 0.3) of observed over predicted, and its error.
     pub fn observe(&mut self, tokens: u64, bytes: u64, took: Duration) {
         let unscaled = self.per_token * tokens as f64 + self.per_byte * bytes as f64;
         if unscaled > 0.0 {
+            let before = self.predict(tokens, bytes);
             let ratio = (took.as_secs_f64() / unscaled).clamp(1e-3, 1e3);
             self.scale = 0.7 * self.scale + 0.3 * ratio;
+            self.error.observe(ratio * unscaled, before, self.predict(tokens, bytes));
         }
     }
 }
@@ -236,6 +257,25 @@ mod tests {
             model.observe(tokens, if i % 2 == 0 { even * 3 } else { even });
         }
         assert!(model.caution() > unknown, "{}", model.caution());
+    }
+
+    #[test]
+    fn decodes_have_their_own_errors() {
+        let mut model = DecodeModel::from_seconds(1e-5, 0.0);
+        let (tokens, unknown) = (1536, model.caution());
+        let even = model.predict(tokens, 0);
+        (0..20).for_each(|_| model.observe(tokens, 0, even));
+        assert!((1.0..1.1).contains(&model.caution()), "{}", model.caution());
+        for i in 0..20 {
+            model.observe(tokens, 0, if i % 2 == 0 { even * 3 } else { even });
+        }
+        assert!(model.caution() > unknown, "{}", model.caution());
+        // One that takes four times as long shows at once: plans keep that much free for the next one.
+        let mut slow = DecodeModel::from_seconds(1e-5, 0.0);
+        slow.observe(tokens, 0, even * 4);
+        assert!(slow.predict(tokens, 0).mul_f64(slow.caution()) > even * 4);
+        slow.observe(tokens, 0, Duration::ZERO);
+        assert!(slow.caution().is_finite());
     }
 
     #[test]

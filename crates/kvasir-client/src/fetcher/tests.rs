@@ -393,6 +393,44 @@ fn what_the_gpu_is_late_with_is_read_and_decoded_in_time() {
     assert!((150..200).contains(&ended), "as late as the deadline allows: {ended}");
 }
 
+/// One chunk whose decode should take 50 ms, 1 s in all; the link dies under the refinement. Two percent are kept free.
+#[test]
+fn a_decode_of_uncertain_length_begins_sooner() {
+    let begun = |decode: DecodeModel| {
+        let config = FetcherConfig { decode, ..config(1.0) };
+        let plan = plan(&[vec![100_000, 100_000]], ms(1000), Some(40.0));
+        let mut fetcher = Fetcher::new(plan, policy(2), config).unwrap();
+        let request = RequestId(0);
+        let mut actions = fetcher.on(FetcherEvent::Start, ms(0));
+        for (event, at) in [
+            (FetcherEvent::Bytes { request, bytes: 50_000 }, 10),
+            (FetcherEvent::Bytes { request, bytes: 50_000 }, 20),
+            (FetcherEvent::Completed { request }, 20),
+        ] {
+            actions.extend(fetcher.on(event, ms(at)));
+        }
+        let refines = |action: &FetcherAction| matches!(action, FetcherAction::Fetch { start: 100_000, .. });
+        assert!(actions.iter().any(refines), "{actions:?}");
+        let (mut now, mut wake) = (ms(20), None);
+        loop {
+            for action in &actions {
+                match action {
+                    FetcherAction::Decode { .. } => return now.as_millis(),
+                    FetcherAction::WakeAt(at) => wake = Some(*at),
+                    _ => {}
+                }
+            }
+            now = wake.take().expect("it looks again");
+            actions = fetcher.on(FetcherEvent::Tick, now);
+        }
+    };
+    let unknown = DecodeModel::from_seconds(50e-3 / 1536.0, 0.0);
+    let mut steady = unknown.clone();
+    (0..20).for_each(|_| steady.observe(1536, 0, ms(50)));
+    assert!((875..885).contains(&begun(unknown)), "twice the time");
+    assert!((925..930).contains(&begun(steady)), "hardly more than the time");
+}
+
 #[test]
 fn impossible_plans_are_refused() {
     for bad in [vec![], vec![0], vec![5, 4]] {

@@ -6,6 +6,7 @@ use std::{
 };
 
 use kvasir_client::{Kvasir, Session, tuning::QueueStats};
+use kvasir_types::TokenRange;
 use serde::Serialize;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
@@ -15,7 +16,7 @@ use tokio::{
 use super::{
     FinishReason, LoadedPrefix, Request, RequestId, Scheduler, SchedulerLimits, SubmitError,
     driver::{self, Command, SchedulerReply},
-    load::{self, LoadOutcome, RemoteUse},
+    load::{self, LoadOutcome, QueueTime, RemoteUse},
 };
 use crate::{
     error::EngineError,
@@ -66,6 +67,7 @@ struct EngineShared {
 struct RemoteCache {
     kvasir: Kvasir,
     how: RemoteUse,
+    queue: QueueTime,
 }
 
 /// Breakdown of the time to the first token. The parts add up to `total`.
@@ -219,7 +221,7 @@ impl Engine {
             .name("kvasir-engine".to_owned())
             .spawn(move || driver::run(scheduler, received))
             .map_err(|source| EngineError::Read { path: "the scheduler's thread".to_owned(), source })?;
-        let remote = remote.map(|(kvasir, how)| RemoteCache { kvasir, how });
+        let remote = remote.map(|(kvasir, how)| RemoteCache { kvasir, how, queue: QueueTime::default() });
         let (places, loads) = (Arc::new(Semaphore::new(places_max)), Semaphore::new(LOADS_AT_ONCE));
         Ok(Self {
             shared: Arc::new(EngineShared { model, pool, commands, places, places_max, loads, remote }),
@@ -373,6 +375,9 @@ impl RequestGuard {
             };
             match reply {
                 Some(SchedulerReply::Started { at, reused_tokens }) => {
+                    if let Some(remote) = &self.shared.remote {
+                        remote.queue.observe(at.saturating_duration_since(started));
+                    }
                     (started, reused) = (at, reused_tokens)
                 }
                 Some(SchedulerReply::Token { token, step }) => {
@@ -422,7 +427,9 @@ impl RequestGuard {
         }
         let pages = self.shared.ask(|reply| Command::Allocate { tokens: prompt.len(), reply });
         let Some(kv) = pages.await.flatten() else { return (nothing(), Some(session)) };
-        let outcome = load::load((&self.shared.model, &session), kv, prompt, &remote.how).await;
+        let tail = TokenRange { start: session.matched_tokens().min(wanted as u64), end: wanted as u64 };
+        let after = remote.kvasir.costs().recompute.predict(tail) + remote.queue.expected();
+        let outcome = load::load((&self.shared.model, &session), kv, prompt, (&remote.how, after)).await;
         (outcome, Some(session))
     }
 
@@ -438,7 +445,7 @@ impl RequestGuard {
         if let Some(remote) = &self.shared.remote
             && computed >= LOAD_GAIN_TOKENS_MIN
         {
-            let range = kvasir_types::TokenRange { start: reused as u64, end: (reused + computed) as u64 };
+            let range = TokenRange { start: reused as u64, end: (reused + computed) as u64 };
             remote.kvasir.observe_prefill(range, prefill);
         }
     }

@@ -238,7 +238,8 @@ impl Simulation {
 
     fn decode(&mut self, load: usize, chunk: usize, level: Level) {
         let plan = &self.loads[load].fetcher.plan().chunks[chunk];
-        let took = self.config.decode.predict(plan.tokens.len(), plan.bytes_at(level));
+        let mean = self.config.decode.predict(plan.tokens.len(), plan.bytes_at(level));
+        let took = self.config.noise.draw(mean, &mut self.dice);
         self.decoder_free = self.decoder_free.max(self.now) + took;
         let told = self.decoder_free + self.lateness();
         self.at(told, SimEvent::Decoded { load, chunk, took });
@@ -258,7 +259,7 @@ impl Simulation {
             if running.resolved.iter().take(chunk).all(|&done| done) {
                 running.texts.retain(|&c| c != chunk);
                 let mean = self.config.recompute.predict(running.fetcher.plan().chunks[chunk].tokens);
-                let took = self.config.noise.prefill(mean, &mut self.dice);
+                let took = self.config.noise.draw(mean, &mut self.dice);
                 self.gpu = Some((load, chunk, self.now + took));
                 return self.at(self.now + took, SimEvent::Computed { load, chunk, took });
             }

@@ -73,7 +73,7 @@ pub struct SimulationConfig {
 /// Random deviations of computing times and wake-up times. The same seed gives the same sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Noise {
-    /// Standard deviation of the logarithm of true prefill times; each is drawn separately.
+    /// Standard deviation of the logarithm of true prefill and decode times; each is drawn separately.
     pub gpu: f64,
     /// Decodes and wake-ups are late by up to this, uniformly.
     pub late: Duration,
@@ -82,8 +82,9 @@ pub struct Noise {
 }
 
 impl Noise {
-    /// How long a prefill takes that takes `mean` on an even GPU: log-normal; the sum of twelve uniform draws is the normal one.
-    pub(super) fn prefill(&self, mean: Duration, dice: &mut ChaCha8Rng) -> Duration {
+    /// How long a prefill or a decode takes that takes `mean` on an even GPU: log-normal; the sum of twelve
+    /// uniform draws is the normal one.
+    pub(super) fn draw(&self, mean: Duration, dice: &mut ChaCha8Rng) -> Duration {
         let normal = (0..12).map(|_| dice.random_range(0.0..1.0)).sum::<f64>() - 6.0;
         mean.mul_f64((self.gpu * normal).exp())
     }

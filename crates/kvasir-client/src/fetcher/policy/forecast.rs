@@ -40,8 +40,10 @@ impl<'a> Forecast<'a> {
         self.stop.saturating_sub(self.view.now)
     }
 
+    /// Time that 99 of 100 decodes of a chunk at its present level stay within.
     pub(super) fn decode_time(&self, chunk: usize) -> Duration {
-        self.view.decode_time(&self.view.plan.chunks[chunk], self.held(chunk).unwrap_or(Level::BASE))
+        let level = self.held(chunk).unwrap_or(Level::BASE);
+        self.view.decode_time(&self.view.plan.chunks[chunk], level).mul_f64(self.view.decode.caution())
     }
 
     /// Time on the link for the rest of a chunk's base, multiplied by `caution` if its own transfer has not

@@ -45,8 +45,8 @@ const GPU_PRICE_SPARING: f64 = 1e3;
 ///    and so is a chunk for which the GPU is late: the read data is decoded at the last moment that is in
 ///    time.
 /// 4. A chunk is decoded as soon as none of its refinements fits any more. At the stop time (the deadline
-///    minus the remaining decoding time), refinements in flight are cancelled and everything is decoded as it
-///    is.
+///    minus the time that 99 of 100 of the remaining decodes stay within), refinements in flight are cancelled
+///    and everything is decoded as it is.
 ///
 /// 5. Loads that share the link take turns by slack. No load refines while another lacks a base, and a load
 ///    with slack starts no base while one with an earlier deadline lacks one.

@@ -6,7 +6,10 @@
 //! ```
 
 use std::{
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -61,14 +64,33 @@ impl Default for RemoteUse {
 }
 
 impl RemoteUse {
-    fn options(&self, deadline: Deadline) -> LoadOptions {
-        let mut options = LoadOptions::from(deadline);
+    /// `after`: time from the end of the load to the first token.
+    fn options(&self, after: Duration) -> LoadOptions {
+        let mut options = LoadOptions::from(Deadline::within(self.slo));
+        options.suffix_time = Some(after);
         match self.policy {
             LoadPolicy::Progressive => {}
             LoadPolicy::CacheGen => options.policy = Box::new(CacheGen::default()),
             LoadPolicy::Level(level) => options.policy = Box::new(Fixed::new(level).without_giving_up()),
         }
         options
+    }
+}
+
+/// How long requests wait for the scheduler after their loads, in microseconds: a mean that follows the last ones.
+#[derive(Debug, Default)]
+pub(super) struct QueueTime(AtomicU64);
+
+impl QueueTime {
+    pub(super) fn observe(&self, waited: Duration) {
+        let waited = u64::try_from(waited.as_micros()).unwrap_or(u64::MAX);
+        // Of requests that start at the same moment, one may not count.
+        let mean = self.0.load(Ordering::Relaxed);
+        self.0.store(mean - mean / 4 + waited / 4, Ordering::Relaxed);
+    }
+
+    pub(super) fn expected(&self) -> Duration {
+        Duration::from_micros(self.0.load(Ordering::Relaxed))
     }
 }
 
@@ -95,17 +117,17 @@ pub(super) struct LoadOutcome {
     pub(super) recompute: Duration,
 }
 
-/// Loads what a session matches into `kv`, whose pages are reserved for the whole prompt. A failed load
-/// delivers nothing.
+/// Loads what a session matches into `kv`, whose pages are reserved for the whole prompt, for a first token that comes
+/// `after` the load. A failed load delivers nothing.
 pub(super) async fn load(
     (model, session): (&Arc<Model>, &Session),
     kv: PagedKv,
     prompt: &Arc<[u32]>,
-    how: &RemoteUse,
+    (how, after): (&RemoteUse, Duration),
 ) -> LoadOutcome {
     let matched = (session.matched_tokens() as usize).min(prompt.len() - 1);
     let Ok(table) = kv.load_table() else { return LoadOutcome::default() };
-    let begun = match session.load([table], how.options(Deadline::within(how.slo))) {
+    let begun = match session.load([table], how.options(after)) {
         Ok(load) => load,
         Err(error) => {
             tracing::warn!(%error, "the load could not begin");

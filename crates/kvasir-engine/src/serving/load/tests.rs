@@ -73,3 +73,17 @@ async fn a_suffix_begun_on_a_load_that_then_fails_is_computed_anew() {
         layer_wise(Some(hole)).await;
     }
 }
+
+#[test]
+fn the_queue_is_expected_to_be_as_long_as_it_was() {
+    let queue = QueueTime::default();
+    let expected = |waited: Duration| {
+        (0..50).for_each(|_| queue.observe(waited));
+        queue.expected().as_millis()
+    };
+    assert_eq!(expected(Duration::ZERO), 0);
+    assert_eq!(expected(Duration::from_millis(80)), 80);
+    assert_eq!(expected(Duration::ZERO), 0);
+    let options = RemoteUse::default().options(Duration::from_millis(80));
+    assert_eq!(options.suffix_time, Some(Duration::from_millis(80)));
+}

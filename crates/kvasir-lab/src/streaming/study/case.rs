@@ -39,7 +39,7 @@ impl StreamStudy {
             link: self.bandwidth.draw(set, &mut rng),
             first_byte: self.first_byte,
             recompute: self.engine.recompute.clone().with_gpu_speed(self.gpu_truth),
-            decode: DecodeModel::from_seconds(self.engine.decode_per_token, 0.0),
+            decode: DecodeModel::from_seconds(self.engine.decode_per_token / self.decode_truth, 0.0),
             sharing: self.sharing,
             noise: Noise { gpu: self.gpu_jitter, late: self.late, seed: seed ^ NOISE_SEED },
         };
@@ -86,7 +86,7 @@ impl StreamStudy {
         let eight_bits = Ladder::int8();
         let ladder = if policy == StudyPolicy::Int8 { &eight_bits } else { ladder };
         let starts = self.starts(policy, case);
-        let recompute = self.believed(case);
+        let (recompute, decode) = self.believed(case);
         let loads =
             starts.iter().zip(&case.lengths).zip(&case.arrivals).map(|((start, &tokens), &arrival)| {
                 let (built, estimator) = policy.build(ladder, start.sharing.clone(), &case.simulation.link);
@@ -99,7 +99,7 @@ impl StreamStudy {
                     config: FetcherConfig {
                         estimator,
                         recompute: recompute.clone(),
-                        decode: case.simulation.decode.clone(),
+                        decode: decode.clone(),
                         text_mode: TextMode::Overlapped,
                     },
                 }
@@ -112,19 +112,21 @@ impl StreamStudy {
         (outcomes, trace)
     }
 
-    /// The client's estimate of the GPU after the prefills that it observed: chunks of one context, from the
-    /// start, repeatedly.
-    fn believed(&self, case: &Case) -> RecomputeModel {
-        let (truth, noise) = (&case.simulation.recompute, case.simulation.noise);
-        let mut model = self.engine.recompute.clone();
+    /// The client's estimate of the GPU after the prefills and decodes that it observed: chunks of one context, from
+    /// the start, repeatedly.
+    fn believed(&self, case: &Case) -> (RecomputeModel, DecodeModel) {
+        let (truth, noise) = (&case.simulation, case.simulation.noise);
+        let mut recompute = self.engine.recompute.clone();
+        let mut decode = DecodeModel::from_seconds(self.engine.decode_per_token, 0.0);
         let mut dice = ChaCha8Rng::seed_from_u64(noise.seed ^ PREFILLS_SEED);
         let size = CHUNK_TOKENS_DEFAULT as u64;
         let chunks = (self.tokens.0 / size).max(1);
         for start in (0..chunks).cycle().take(self.prefills).map(|i| i * size) {
             let tokens = TokenRange { start, end: start + size };
-            model.observe(tokens, noise.prefill(truth.predict(tokens), &mut dice));
+            recompute.observe(tokens, noise.draw(truth.recompute.predict(tokens), &mut dice));
+            decode.observe(size, 0, noise.draw(truth.decode.predict(size, 0), &mut dice));
         }
-        model
+        (recompute, decode)
     }
 
     /// When each request starts: immediately or, with CacheGen's policies, with its batch.
@@ -171,5 +173,18 @@ mod tests {
         let simulation = study.case((0, "random:0.1-10"), 0).simulation;
         let mut dice = ChaCha8Rng::seed_from_u64(simulation.noise.seed);
         assert_ne!(study.bandwidth.draw("random:0.1-10", &mut dice), simulation.link);
+    }
+
+    #[test]
+    fn a_slower_decoder_is_believed_once_it_was_observed() {
+        let links = Bandwidth::Random(1.0, 2.0);
+        let mut study =
+            StreamStudy { decode_truth: 0.1, ..StreamStudy::paper(links, 1, vec![Duration::from_secs(1)]) };
+        let case = study.case((0, "random:1-2"), 0);
+        let chunk = |model: &DecodeModel| model.predict(1536, 0).as_secs_f64() * 1e3;
+        assert!((chunk(&case.simulation.decode) - 20.0).abs() < 1e-3);
+        assert!((chunk(&study.believed(&case).1) - 2.0).abs() < 1e-3);
+        study.prefills = 30;
+        assert!((chunk(&study.believed(&case).1) - 20.0).abs() < 0.1);
     }
 }

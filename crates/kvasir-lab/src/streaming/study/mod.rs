@@ -52,10 +52,12 @@ pub struct StreamStudy {
     pub first_byte: Duration,
     /// True speed of the GPU as a share of the speed that the loads assume at first.
     pub gpu_truth: f64,
+    /// True speed of decoding as a share of the speed that the loads assume at first.
+    pub decode_truth: f64,
     /// See [`Noise::gpu`](super::Noise::gpu).
     pub gpu_jitter: f64,
-    /// Prefills of a chunk that the client observed before, as it observes those of its engine; 0 for its
-    /// first load.
+    /// Prefills and decodes of a chunk that the client observed before, as it observes those of its engine; 0 for
+    /// its first load.
     pub prefills: usize,
     /// See [`Noise::late`](super::Noise::late).
     pub late: Duration,
@@ -81,6 +83,7 @@ impl StreamStudy {
             batch: BATCH,
             first_byte: Duration::from_millis(2),
             gpu_truth: 1.0,
+            decode_truth: 1.0,
             gpu_jitter: 0.0,
             prefills: 0,
             late: Duration::ZERO,

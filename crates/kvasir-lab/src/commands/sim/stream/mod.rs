@@ -50,10 +50,13 @@ pub(crate) struct StreamArguments {
     /// True speed of the GPU, as a share of the speed that the loads assume at first.
     #[arg(long, value_name = "SHARE", default_value_t = 1.0, value_parser = share)]
     gpu_truth: f64,
-    /// Spread of true prefill times: standard deviation of their logarithm.
+    /// True speed of decoding, as a share of the speed that the loads assume at first.
+    #[arg(long, value_name = "SHARE", default_value_t = 1.0, value_parser = share)]
+    decode_truth: f64,
+    /// Spread of true prefill and decode times: standard deviation of their logarithm.
     #[arg(long, value_name = "SIGMA", default_value_t = 0.0, value_parser = spread)]
     gpu_jitter: f64,
-    /// Prefills of the engine that the client saw before each load: 0 is a client's first load, which only believes.
+    /// Prefills and decodes that the client saw before each load: 0 is a client's first load, which only believes.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1_000))]
     prefills: u32,
     /// Round trip: from a request to its first byte, in milliseconds.
@@ -182,6 +185,7 @@ pub(crate) fn run(arguments: &StreamArguments) -> CliResult {
     }
     study.first_byte = Duration::from_millis(arguments.rtt_ms);
     (study.gpu_truth, study.gpu_jitter) = (arguments.gpu_truth, arguments.gpu_jitter);
+    study.decode_truth = arguments.decode_truth;
     study.prefills = arguments.prefills as usize;
     study.late = Duration::from_millis(arguments.jitter_ms);
     study.engine = arguments.engine.clone();
