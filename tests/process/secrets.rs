@@ -1,17 +1,21 @@
-//! The secrets of a running service: in no log line of any level, no metric, no answer, and no printed
-//! setting; and which of its files other users of the machine can reach.
+//! The secrets of a running service: in no log line of any level, no metric, no answer, no printed setting and
+//! no panic; and which of its files other users of the machine can reach.
 
 use std::{
+    fmt::Debug,
     fs::{self, Permissions},
     os::unix::fs::PermissionsExt,
+    panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     process::{Command, Output, Stdio},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use kvasir_api::{Role, routes};
-use kvasir_server::{NewAccessKey, NewToken};
-use kvasir_store::StoreConfig;
+use kvasir_client::rest::BearerToken;
+use kvasir_server::{Layers, NewAccessKey, NewToken};
+use kvasir_store::{OpenStore, StoreConfig, observe::NoObserver, seal::FileKeys};
 use kvasir_tests::{process::Start, proxy::FaultProxy, s3::S3Server};
 use reqwest::{Method, StatusCode};
 use tempfile::TempDir;
@@ -20,6 +24,8 @@ use crate::SERVER;
 
 const STORE_SECRET: &str = "test-secret";
 const SEALING_KEY: &str = "c0ffee00c0ffee11c0ffee22c0ffee33c0ffee44c0ffee55c0ffee66c0ffee77";
+/// The beginning of the key, where its bytes are printed.
+const SEALING_BYTES: &str = "192, 255, 238";
 const GUESS: &str = "kv_guess-5b1f5b1f5b1f5b1f";
 /// For the pipe of the log.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -147,4 +153,49 @@ async fn no_secret_is_in_logs_metrics_answers_or_printed_settings() {
     }
     assert!(modes.0 == 0o700 && modes.1 > 0, "{modes:?}");
     assert_eq!(reached, Vec::<String>::new());
+}
+
+fn fail(value: &dyn Debug) {
+    panic!("{value:?}");
+}
+
+/// The message of a panic about a value, which the process logs.
+fn panic_about(value: &dyn Debug) -> String {
+    let panic = catch_unwind(AssertUnwindSafe(|| fail(value))).expect_err("it panics");
+    *panic.downcast::<String>().expect("a text")
+}
+
+/// Panics are logged as they are, so no value that holds a secret prints it.
+#[tokio::test]
+async fn no_secret_is_in_a_panic_about_what_holds_it() {
+    let list = format!("sealed:2026-11:{SEALING_KEY}");
+    let layers = |url: &str| {
+        let env = [
+            ("KVASIR_STORE_URL", url),
+            ("KVASIR_ENCRYPTION_KEYS", list.as_str()),
+            ("AWS_REGION", "us-east-1"),
+            ("AWS_ACCESS_KEY_ID", "id"),
+            ("AWS_SECRET_ACCESS_KEY", STORE_SECRET),
+            ("AWS_SESSION_TOKEN", GUESS),
+        ];
+        let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec();
+        Layers { env, ..Layers::default() }
+    };
+    let given = layers("s3://bucket/prefix").with_flags([("encryption.keys", list.as_str())]);
+    let config = given.clone().load().expect("sound");
+    let refused = layers(&format!("s3://id:{STORE_SECRET}@bucket/prefix")).load().expect_err("a password");
+    let store = OpenStore::open(&config.store, Arc::new(NoObserver)).expect("opens");
+    let store = store.sealed(Arc::new(FileKeys::parse_list(&list).expect("keys")));
+    let credential = BearerToken::new(GUESS).expect("characters of a header");
+    let tenant = "team".parse().expect("a name");
+    let token = NewToken::generate("someone", &tenant, Role::Write);
+    let access = NewAccessKey::generate("bucket", &tenant, Role::Write);
+    let secrets = [STORE_SECRET, SEALING_KEY, SEALING_BYTES, GUESS, &token.token, &access.secret];
+    let values: [&dyn Debug; 7] = [&given, &config, &refused, &store, &credential, &token, &access];
+    for value in values {
+        let said = panic_about(value);
+        for secret in secrets {
+            assert!(!said.contains(secret), "has {secret}: {said}");
+        }
+    }
 }

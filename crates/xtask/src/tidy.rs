@@ -26,7 +26,7 @@ pub(crate) fn check(root: &Path) -> Result<()> {
         let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();
         if matches!(name.as_str(), "SECURITY.md" | "services/kvasir-server/docs/security.md") {
             let missing = named_tests(&text).filter(|test| !is_there(root, test));
-            breaches.extend(missing.map(|test| format!("{name}: the test {test} does not exist")));
+            breaches.extend(missing.map(|test| format!("{name}: {test} is no test that is run")));
         }
         breaches.extend(
             long_lines(&text)
@@ -82,15 +82,31 @@ fn check_rust(name: &str, text: &str) -> Vec<String> {
     breaches
 }
 
-/// Tests that a threat model names, as `file.rs` or `file.rs::function`.
+/// Tests that a threat model names: `file.rs`, `file.rs::function`, or a suite's path with its arguments.
 fn named_tests(text: &str) -> impl Iterator<Item = &str> {
-    text.split('`').skip(1).step_by(2).filter(|code| code.contains('/') && code.contains(".rs"))
+    let tops = ["tests/", "services/", "crates/"];
+    let codes = text.split('`').skip(1).step_by(2).filter(|code| code.contains('/'));
+    codes.filter(move |code| code.contains(".rs") || tops.iter().any(|top| code.starts_with(top)))
 }
 
 fn is_there(root: &Path, test: &str) -> bool {
-    let (file, function) = test.split_once("::").map_or((test, None), |(file, name)| (file, Some(name)));
-    let Ok(text) = fs::read_to_string(root.join(file)) else { return false };
-    function.is_none_or(|name| text.contains(&format!("fn {name}(")) || text.contains(&format!("fn {name}<")))
+    let Some((file, function)) = test.split_once("::") else {
+        return test.split(' ').next().is_some_and(|path| root.join(path).exists());
+    };
+    fs::read_to_string(root.join(file)).is_ok_and(|text| is_run(&text, function))
+}
+
+/// Whether the attributes of a function make it a test, and do not leave it out.
+fn is_run(text: &str, function: &str) -> bool {
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let Some(at) = lines.iter().position(|line| line.contains(&format!("fn {function}("))) else {
+        return false;
+    };
+    let above = lines[..at].iter().rev().take_while(|line| line.starts_with("#[") || line.starts_with("//"));
+    let attributes: Vec<_> = above.collect();
+    let has =
+        |starts: &[&str]| attributes.iter().any(|line| starts.iter().any(|start| line.starts_with(start)));
+    has(&["#[test", "#[tokio::test"]) && !has(&["#[ignore"])
 }
 
 /// Numbers of the lines of text that are too long, from 1.
@@ -154,10 +170,14 @@ mod tests {
 
     #[test]
     fn a_named_test_that_is_gone_is_found() {
-        let text = "held by `src/tidy.rs::only_relative_links_are_checked`, `src/tidy.rs::gone`, `src/gone.rs` and `limits.rs`";
+        let text = "held by `src/tidy.rs::only_relative_links_are_checked`, `src/tidy.rs::gone`, `src/gone.rs`, \
+                    `src/tidy.rs::check_rust`, `tests/gone/run --long`, `/metrics` and `limits.rs`";
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         let missing: Vec<_> = named_tests(text).filter(|test| !is_there(here, test)).collect();
-        assert_eq!(missing, ["src/tidy.rs::gone", "src/gone.rs"]);
+        let expected =
+            ["src/tidy.rs::gone", "src/gone.rs", "src/tidy.rs::check_rust", "tests/gone/run --long"];
+        assert_eq!(missing, expected);
+        assert!(is_run("#[test]\n/// Why.\nfn a() {}", "a") && !is_run("#[test]\n#[ignore]\nfn a() {}", "a"));
     }
 
     #[test]

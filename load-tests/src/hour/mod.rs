@@ -58,8 +58,8 @@ pub(crate) struct HourArguments {
     /// How long.
     #[arg(long, default_value_t = 60.0)]
     minutes: f64,
-    /// Speed of the conversations relative to their trace; choose less on a busy machine.
-    #[arg(long, default_value_t = 1.0)]
+    /// Speed of the conversations relative to their trace: the default and the judged runs fill two cores.
+    #[arg(long, default_value_t = 0.3)]
     speed: f64,
     /// Seed of all that is random.
     #[arg(long, default_value_t = 1)]
@@ -130,8 +130,9 @@ struct Started {
 impl Drop for Started {
     fn drop(&mut self) {
         if self.passed.is_none() {
-            // Its replicas end with it: their handles are in it, or their pipes.
-            let _ = self.child.kill();
+            // Nobody else ends the replicas of a run that is killed, and they would write into the folder of the next one.
+            let family = usage::family(self.child.id());
+            let _ = Command::new("kill").arg("-9").args(family.iter().map(u32::to_string)).status();
             let _ = self.child.wait();
         }
     }

@@ -18,7 +18,7 @@ use reqwest::{Method, Response, StatusCode};
 use serde::de::DeserializeOwned;
 use tokio::time::sleep;
 
-use super::{History, group::Group, judge};
+use super::{ASKED_AGAIN, History, SERVED_AGAIN, group::Group, judge};
 
 /// Longest pause between two requests.
 const PAUSE: usize = 80;
@@ -211,9 +211,11 @@ impl<'a> Client<'a> {
             let Ok(answer) = api.try_send(Method::GET, &path, "").await else { return false };
             let status = answer.status();
             if status != StatusCode::OK {
-                let is_cut_off = status == StatusCode::SERVICE_UNAVAILABLE
-                    && !(self.group.reached_the_store(asked) && reaches_the_store(api).await);
-                assert!(status == StatusCode::NOT_FOUND || is_cut_off, "{status}\n{}", self.group.log(life));
+                let is_refused = status == StatusCode::SERVICE_UNAVAILABLE;
+                assert!(status == StatusCode::NOT_FOUND || is_refused, "{status}\n{}", self.group.log(life));
+                if is_refused && self.group.reached_the_store(asked) && reaches_the_store(api).await {
+                    self.served_again(life, api, &path).await;
+                }
                 is_whole = false;
                 continue;
             }
@@ -225,6 +227,18 @@ impl<'a> Client<'a> {
             judge(read.map_err(|wrong| format!("{wrong}\n{}", self.group.log(life))));
         }
         is_whole
+    }
+
+    /// A replica that is not cut off may refuse a read because the store was slow once, as on a busy machine, but not for
+    /// long.
+    async fn served_again(&self, life: Replica, api: &Api, path: &str) {
+        let begun = Instant::now();
+        while let Ok(answer) = api.try_send(Method::GET, path, "").await
+            && answer.status() == StatusCode::SERVICE_UNAVAILABLE
+        {
+            assert!(begun.elapsed() < SERVED_AGAIN, "{path} is refused\n{}", self.group.log(life));
+            sleep(ASKED_AGAIN).await;
+        }
     }
 
     /// The body of a success. A replica that is killed or drained need not answer; one that runs does.

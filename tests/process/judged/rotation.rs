@@ -3,16 +3,16 @@
 
 use std::time::{Duration, Instant};
 
-use kvasir_api::{NamespaceRequest, NamespaceResponse, NamespaceRotation, routes};
+use kvasir_api::{LookupResponse, NamespaceRequest, NamespaceResponse, NamespaceRotation, routes};
 use kvasir_tests::{chunks, service::Api};
 use kvasir_types::RootHash;
-use reqwest::{Method, StatusCode};
+use reqwest::{Method, Response, StatusCode};
 use tokio::time::sleep;
 
-use super::{History, group::Group};
+use super::{ASKED_AGAIN, History, SERVED_AGAIN, group::Group};
 
-/// The replicas read salts every 5 s; the rest is for busy machines.
-const KNOWN_TO_ALL: Duration = Duration::from_secs(20);
+/// The replicas read salts every 5 s; the rest is for busy machines, whose store is slow at times.
+const KNOWN_TO_ALL: Duration = Duration::from_secs(60);
 /// Chunks of a context that is stored under the new root.
 const CHUNK_TOKENS: usize = 256;
 
@@ -25,7 +25,7 @@ pub(super) async fn rotate(history: &History, group: &Group<'_>, may_evict: bool
         keep_s: Some(0),
     };
     let body = serde_json::to_vec(&rotation).expect("serialises");
-    let answer = first.send(Method::POST, routes::NAMESPACE_ROTATION, body).await;
+    let answer = served(first, Method::POST, routes::NAMESPACE_ROTATION, body).await;
     assert_eq!(answer.status(), StatusCode::OK, "{}", group.log(group.live()[0].0));
     let NamespaceResponse { root } = answer.json().await.expect("its JSON");
     assert_ne!(root, history.root);
@@ -41,7 +41,8 @@ pub(super) async fn rotate(history: &History, group: &Group<'_>, may_evict: bool
     }
     let (tokens, _) = &history.contexts[0];
     for chunk in chunks::context(root, tokens, CHUNK_TOKENS, 40) {
-        let stored = second.put(&history.model_id, &chunk).await;
+        let path = routes::chunk(&history.model_id, &chunk.seq_hash);
+        let stored = served(second, Method::PUT, &path, chunk.bytes).await;
         assert!(stored.status().is_success(), "{}", stored.status());
     }
     for (life, api) in group.live() {
@@ -57,7 +58,7 @@ async fn root_of(history: &History, api: &Api) -> RootHash {
     let namespace = history.namespace.parse().expect("a name");
     let request = NamespaceRequest { namespace, model_id: history.model_id };
     let body = serde_json::to_vec(&request).expect("serialises");
-    let answer = api.send(Method::POST, routes::NAMESPACES, body).await;
+    let answer = served(api, Method::POST, routes::NAMESPACES, body).await;
     let NamespaceResponse { root } = answer.json().await.expect("its JSON");
     root
 }
@@ -65,5 +66,19 @@ async fn root_of(history: &History, api: &Api) -> RootHash {
 /// Tokens of the first context that are found.
 async fn matched(history: &History, api: &Api) -> u64 {
     let request = history.lookup_of(&history.contexts[0].0, true);
-    api.lookup(&request).await.matched_tokens
+    let body = serde_json::to_vec(&request).expect("serialises");
+    let answer = served(api, Method::POST, routes::LOOKUP, body).await;
+    answer.json::<LookupResponse>().await.expect("its JSON").matched_tokens
+}
+
+/// The answer of a replica that refuses for a moment at most: all faults are over.
+async fn served(api: &Api, method: Method, path: &str, body: Vec<u8>) -> Response {
+    let begun = Instant::now();
+    loop {
+        let answer = api.send(method.clone(), path, body.clone()).await;
+        if answer.status() != StatusCode::SERVICE_UNAVAILABLE || begun.elapsed() > SERVED_AGAIN {
+            return answer;
+        }
+        sleep(ASKED_AGAIN).await;
+    }
 }

@@ -24,7 +24,7 @@
 //! stored_objects = 100000
 //! ```
 
-use std::{collections::HashMap, sync::Arc, time::SystemTime};
+use std::{collections::HashMap, fmt, sync::Arc, time::SystemTime};
 
 use aws_lc_rs::{constant_time::verify_slices_are_equal, digest};
 use data_encoding::{BASE32_NOPAD, BASE64URL};
@@ -246,12 +246,17 @@ fn is_in_force(expires: Option<SystemTime>) -> bool {
 }
 
 /// A new token and its entry for the tenants file.
-#[derive(Debug)]
 pub struct NewToken {
     /// For the token's user; it is not stored anywhere.
     pub token: String,
     /// For the tenants file: only the token's SHA-256.
     pub entry: String,
+}
+
+impl fmt::Debug for NewToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NewToken").field("entry", &self.entry).finish_non_exhaustive()
+    }
 }
 
 impl NewToken {
@@ -270,7 +275,6 @@ impl NewToken {
 }
 
 /// A new access key and its entry for the tenants file.
-#[derive(Debug)]
 pub struct NewAccessKey {
     /// Its id.
     pub id: String,
@@ -278,6 +282,12 @@ pub struct NewAccessKey {
     pub secret: String,
     /// For the tenants file, including the secret: checking signatures requires its plain text.
     pub entry: String,
+}
+
+impl fmt::Debug for NewAccessKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NewAccessKey").field("id", &self.id).finish_non_exhaustive()
+    }
 }
 
 impl NewAccessKey {

@@ -1,12 +1,15 @@
 //! Collects the configuration layers: a file, the environment, flags.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
 
 use super::{Config, ConfigError, Mistake, SETTINGS, settings::find};
 use crate::toml_error;
 
 /// Sources of settings.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub struct Layers {
     /// A TOML file.
     pub file: Option<PathBuf>,
@@ -14,6 +17,16 @@ pub struct Layers {
     pub env: Vec<(String, String)>,
     /// Flags, as (`section.key`, value).
     pub flags: Vec<(String, String)>,
+}
+
+/// Without the values: some are secrets.
+impl fmt::Debug for Layers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names =
+            |given: &[(String, String)]| given.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+        let (env, flags) = (names(&self.env), names(&self.flags));
+        f.debug_struct("Layers").field("file", &self.file).field("env", &env).field("flags", &flags).finish()
+    }
 }
 
 impl Layers {
