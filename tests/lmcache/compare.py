@@ -1,8 +1,8 @@
-"""Kvasir, Redis and files as LMCache's second level: bytes and seconds of the same batches, in pairs of one run.
+"""Kvasir, Redis, files and S3 as LMCache's second level: bytes and seconds of the same batches, in pairs of one run.
 
 The service of Kvasir keeps files on the same disk as LMCache's adapter for files, and answers when they are on it. LMCache's files
-do not wait for the disk, and Redis keeps nothing on it; nor does a second service, in memory. Prints a table, and writes all that
-was measured.
+do not wait for the disk, and Redis keeps nothing on it; nor does a second service, in memory. LMCache's adapter for S3 asks MinIO,
+on the same disk, and the S3 front of Kvasir's first service. Prints a table, and writes all that was measured.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from lmcache.v1.distributed.l2_adapters import create_l2_adapter
 from lmcache.v1.distributed.l2_adapters.base import L2AdapterInterface
 from lmcache.v1.distributed.l2_adapters.fs_l2_adapter import FSL2AdapterConfig
 from lmcache.v1.distributed.l2_adapters.resp_l2_adapter import RESPL2AdapterConfig
+from lmcache.v1.distributed.l2_adapters.s3_l2_adapter import S3L2AdapterConfig
 from stores import Link, free_port, running
 
 import kvasir
@@ -33,10 +34,20 @@ SHAPED = 1e9
 
 
 class System:
-    """An adapter, the process of its server, and the link between, where there is one. A link takes from its process's CPU."""
+    """An adapter, the process of its server, and the link between, where there is one. A link takes from its process's CPU.
 
-    def __init__(self, adapter: L2AdapterInterface, server: int | None = None, link: Link | None = None) -> None:
-        self.adapter, self.server, self.link = adapter, server, link
+    `reader` looks up and loads where it is not the adapter itself: LMCache's for S3 answers lookups of what it has stored without
+    its server.
+    """
+
+    def __init__(
+        self,
+        adapter: L2AdapterInterface,
+        server: int | None = None,
+        link: Link | None = None,
+        reader: L2AdapterInterface | None = None,
+    ) -> None:
+        self.adapter, self.server, self.link, self.reader = adapter, server, link, reader or adapter
 
     def run(self, keys: list, times: int, seed: int) -> dict[str, dict[str, float]]:
         """Store random bytes, look them up, load them, and compare."""
@@ -44,8 +55,8 @@ class System:
         found: dict[str, dict[str, float]] = {}
         for name, work in (
             ("store", lambda: store(self.adapter, keys, objects).is_successful()),
-            ("lookup", lambda: look_up(self.adapter, keys, layouts(times=times)) == "1" * len(keys)),
-            ("load", lambda: load(self.adapter, keys, into) == "1" * len(keys)),
+            ("lookup", lambda: look_up(self.reader, keys, layouts(times=times)) == "1" * len(keys)),
+            ("load", lambda: load(self.reader, keys, into) == "1" * len(keys)),
         ):
             before, begun = self._spent(), time.perf_counter()
             assert work(), name
@@ -68,11 +79,13 @@ def quartiles(values: list[float], digits: int) -> list[float]:
     return [round(value, digits) for value in statistics.quantiles(values, n=4)]
 
 
-def main(redis: str, out: str) -> None:
+def main(redis: str, minio: str, minio_pid: str, out: str) -> None:
     dice, samples = random.Random(3), []
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
-        service = stack.enter_context(kvasir.testing.server())
+        front = free_port()
+        front_settings = ("--s3.listen", f"127.0.0.1:{front}", "--s3.domains", f"s3.localhost:{front}")
+        service = stack.enter_context(kvasir.testing.server(*front_settings))
         in_memory = stack.enter_context(kvasir.testing.server("--store.url", "memory:///", "--hot.disk", "0B"))
         port = free_port()
         running_redis = running([redis, "--port", str(port), "--save", "", "--appendonly", "no"], f"127.0.0.1:{port}")
@@ -85,6 +98,8 @@ def main(redis: str, out: str) -> None:
             ("loopback", "Kvasir, in memory"): System(make_adapter(in_memory.url), in_memory._process.pid),
             ("loopback", "Redis"): System(create_l2_adapter(RESPL2AdapterConfig("127.0.0.1", port)), pid),
             ("loopback", "files"): System(create_l2_adapter(FSL2AdapterConfig(folder))),
+            ("loopback", "S3, MinIO"): s3(minio, "test-key", "test-secret", int(minio_pid)),
+            ("loopback", "S3, Kvasir"): s3(front, "anyone", "anyone", service._process.pid),
             ("1 Gb/s", "Kvasir"): System(make_adapter(links[0].url), link=links[0]),
             ("1 Gb/s", "Redis"): System(redis_over(links[1]), link=links[1]),
         }
@@ -100,7 +115,8 @@ def main(redis: str, out: str) -> None:
                     of = {"round": number, "link": link, "batch": batch, "system": system, "operation": name}
                     samples.append(of | {key: round(value, 6) for key, value in cell.items()})
         for system in systems.values():
-            system.adapter.close()
+            for adapter in {system.adapter, system.reader}:
+                adapter.close()
     # The first round connects, and warms what there is to warm.
     samples = [sample for sample in samples if sample["round"] >= 0]
     version = subprocess.run([redis, "--version"], capture_output=True, text=True, check=True).stdout.split("v=")[1].split()[0]
@@ -118,6 +134,16 @@ def main(redis: str, out: str) -> None:
 
 def redis_over(link: Link) -> L2AdapterInterface:
     return create_l2_adapter(RESPL2AdapterConfig("127.0.0.1", int(link.url.rpartition(":")[2])))
+
+
+def s3(port: int | str, key: str, secret: str, server: int) -> System:
+    """LMCache's own adapter over the S3 server at a port; `run` has given the bucket's host a name."""
+    config = {"s3_endpoint": f"s3://kvasir-test.s3.localhost:{port}", "s3_region": "us-east-1"}
+    config |= {"disable_tls": True, "s3_prefer_http2": False, "aws_access_key_id": key, "aws_secret_access_key": secret}
+    # As many threads as there are cores, instead of 64.
+    config |= {"s3_num_io_threads": 2}
+    adapter, reader = (create_l2_adapter(S3L2AdapterConfig.from_dict(config)) for _ in range(2))
+    return System(adapter, server, reader=reader)
 
 
 def rows_of(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -1,17 +1,23 @@
 """Tests the S3 front with boto3, the aws command line and s3cmd."""
 
+import base64
+import http.client
 import io
 import os
 import socket
 import subprocess
 import urllib.error
 import urllib.request
+import zlib
 
 import boto3
 import botocore
 import pytest
 from boto3.s3.transfer import TransferConfig
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
 from botocore.config import Config
+from botocore.credentials import Credentials
 from front import front as start
 
 BUCKET = "kv-cache"
@@ -222,6 +228,30 @@ def test_presigned_urls(front):
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(wrong)
         assert refused.value.code == 403
+
+
+class Chunked(S3SigV4Auth):
+    """Signs the head of a request whose body comes in chunks, as AWS's SDK for C++ does by default."""
+
+    def payload(self, request):
+        return "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
+
+
+@pytest.mark.parametrize("trailer", [base64.b64encode(zlib.crc32(b"bytes").to_bytes(4, "big")).decode(), "AAAAAA=="])
+def test_chunks_in_a_transfer_without_a_length(front, s3, trailer):
+    host = front.url.removeprefix("http://")
+    headers = {"Content-Encoding": "aws-chunked", "x-amz-decoded-content-length": "5", "x-amz-trailer": "x-amz-checksum-crc32"}
+    request = AWSRequest("PUT", f"{front.url}/{BUCKET}/chunked", headers=headers | {"Host": host})
+    Chunked(Credentials(*front.keys["writer"]), "s3", "us-east-1").add_auth(request)
+    connection = http.client.HTTPConnection(host)
+    body = iter([f"5\r\nbytes\r\n0\r\nx-amz-checksum-crc32:{trailer}\r\n\r\n".encode()])
+    connection.request("PUT", f"/{BUCKET}/chunked", body, dict(request.headers.items()), encode_chunked=True)
+    answer = connection.getresponse()
+    if trailer == "AAAAAA==":
+        assert answer.status == 400 and b"BadDigest" in answer.read()
+    else:
+        assert answer.status == 200, answer.read()
+        assert s3.get_object(Bucket=BUCKET, Key="chunked")["Body"].read() == b"bytes"
 
 
 def test_virtual_hosts(front, monkeypatch):

@@ -34,7 +34,8 @@ impl Operations {
     pub(super) async fn put_part(&self, request: S3Request<UploadPartInput>) -> S3Result<UploadPartOutput> {
         let principal = principal(&request)?;
         let UploadPartInput { body, content_length, part_number, upload_id, .. } = request.input;
-        let (bytes, upload_id) = (objects::length(content_length)?, upload(&upload_id)?);
+        let bytes = objects::length(content_length, &request.headers)?;
+        let upload_id = upload(&upload_id)?;
         let number = number(part_number)?;
         let storage = self.state().storage().map_err(S3Failure::from)?;
         let held = request.extensions.get::<HeldBody>().cloned().unwrap_or_default();

@@ -70,7 +70,7 @@ impl Operations {
         refuse_attributes(&request.headers)?;
         let is_create = is_create(request.input.if_none_match.as_ref())?;
         let PutObjectInput { bucket, key, body, content_length, .. } = request.input;
-        let bytes = length(content_length)?;
+        let bytes = length(content_length, &request.headers)?;
         let put = listed_put(&principal, &bucket, &key, bytes)?;
         let storage = self.state().storage().map_err(S3Failure::from)?;
         let held = request.extensions.get::<HeldBody>().cloned().unwrap_or_default();
@@ -329,9 +329,11 @@ pub(super) fn listed_put(principal: &Principal, bucket: &str, name: &str, bytes:
     })
 }
 
-/// The length of a body, required to write the object's header.
-pub(super) fn length(declared: Option<i64>) -> S3Result<u64> {
-    let length = declared.and_then(|length| u64::try_from(length).ok());
+/// The length of a body, required to write the object's header. Of aws-chunks in a transfer without a length, as AWS's SDK
+/// for C++ sends them, only the content's length is declared.
+pub(super) fn length(declared: Option<i64>, headers: &HeaderMap) -> S3Result<u64> {
+    let decoded = || headers.get("x-amz-decoded-content-length")?.to_str().ok()?.parse().ok();
+    let length = declared.and_then(|length| u64::try_from(length).ok()).or_else(decoded);
     length.ok_or_else(|| s3_error!(MissingContentLength, "send the length of the body"))
 }
 
