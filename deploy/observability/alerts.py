@@ -227,10 +227,12 @@ DATA = [
           "  delta(kvasir_index_replaced[1h]) > 0\n"
           "  or (kvasir_index_replaced > 0 and time() - kvasir_start_time_seconds < 3600)\n"
           ') unless on (namespace, job, instance) kvasir_cache_unusable{part="index"} == 1', "0m",
-          "A disk of a Kvasir replica gives other bytes than were written.", "Frames of the hot tier or the index were thrown away; the store has them all.",
+          "A disk or the memory of a Kvasir replica gives other bytes than were written.", "Frames of the hot tier or the index were thrown away; the store has them all.",
           at="20m", labels={**KVASIR, "instance": "a", "medium": "disk", "reason": "corrupt"},
           fires=[one("kvasir_hot_evictions_total", "0x20 3x40", 'medium="disk",reason="corrupt"')],
-          also=(([one("kvasir_index_replaced", "0x20 1x40")], {**KVASIR, "instance": "a"}),
+          also=(([one("kvasir_hot_evictions_total", "0x20 1x40", 'medium="cpu",reason="corrupt"')],
+                 {**KVASIR, "instance": "a", "medium": "cpu", "reason": "corrupt"}),
+                ([one("kvasir_index_replaced", "0x20 1x40")], {**KVASIR, "instance": "a"}),
                 ([one("kvasir_index_replaced", "_x10 1x50"), one("kvasir_start_time_seconds", "_x10 300x50")], {**KVASIR, "instance": "a"})),
           silent=[one("kvasir_hot_evictions_total", "0+9x60", 'medium="disk",reason="capacity"'),
                   one("kvasir_index_replaced", "1x60"), one("kvasir_start_time_seconds", "-3000x60"),

@@ -152,35 +152,31 @@ async fn contexts_are_loaded_into_pages_on_a_device() {
         let kvasir = builder.namespace(namespace).connect().await.expect("the service answers");
         let session = kvasir.session(&text[..]).without_lookup().await;
         session.save_now(&kv, text.len(), |_| ()).await.expect("saves");
-        for level in [0, 1] {
-            let host = HostPages::new(model.spec(), 16, TOKENS).expect("fits");
-            let all = Rank::new(model.spec(), &device, Shard::ALL);
-            let halves = [0, 1].map(|rank| {
-                let [(heads, _), _] = model.spec().layers[0].layout.planes();
-                let shard = Shard { layers: 2..5, ..Shard::tensor_parallel(rank, 2, heads) };
-                Rank::new(model.spec(), &device, shard)
-            });
-            let load = async |tables: Vec<BlockTable>| {
-                let session = kvasir.session(&text[..]).await;
-                session.load(tables, LoadOptions::at_level(Level(level))).expect("begins").finish().await
-            };
-            let on_host = load(vec![host.table()]).await;
-            // Two requests at once, of one rank and of two.
-            let (whole, shared) = tokio::join!(
-                load(vec![all.table()]),
-                load(halves.iter().map(Rank::table).collect::<Vec<_>>())
-            );
-            for loaded in [&whole, &shared] {
-                assert_eq!(loaded.missing(), on_host.missing(), "{namespace}, level {level}");
-                let used = &loaded.report().expect("it loaded").device;
-                assert!(used.parts > 0 && used.refused_parts == 0, "{namespace}, level {level}: {used:?}");
-            }
-            let tokens = on_host.prefix_tokens() as usize;
-            assert!(tokens > 256, "both chunks: {tokens}");
-            for rank in [&all, &halves[0], &halves[1]] {
-                let differs = rank.differs(&host, tokens);
-                assert!(differs <= tolerance, "{namespace}, level {level}: {differs}");
-            }
+        let host = HostPages::new(model.spec(), 16, TOKENS).expect("fits");
+        let all = Rank::new(model.spec(), &device, Shard::ALL);
+        let halves = [0, 1].map(|rank| {
+            let [(heads, _), _] = model.spec().layers[0].layout.planes();
+            let shard = Shard { layers: 2..5, ..Shard::tensor_parallel(rank, 2, heads) };
+            Rank::new(model.spec(), &device, shard)
+        });
+        let load = async |tables: Vec<BlockTable>| {
+            let session = kvasir.session(&text[..]).await;
+            session.load(tables, LoadOptions::at_level(Level(1))).expect("begins").finish().await
+        };
+        let on_host = load(vec![host.table()]).await;
+        // Two requests at once, of one rank and of two.
+        let (whole, shared) =
+            tokio::join!(load(vec![all.table()]), load(halves.iter().map(Rank::table).collect::<Vec<_>>()));
+        for loaded in [&whole, &shared] {
+            assert_eq!(loaded.missing(), on_host.missing(), "{namespace}");
+            let used = &loaded.report().expect("it loaded").device;
+            assert!(used.parts > 0 && used.refused_parts == 0, "{namespace}: {used:?}");
+        }
+        let tokens = on_host.prefix_tokens() as usize;
+        assert!(tokens > 256, "both chunks: {tokens}");
+        for rank in [&all, &halves[0], &halves[1]] {
+            let differs = rank.differs(&host, tokens);
+            assert!(differs <= tolerance, "{namespace}: {differs}");
         }
     }
 }

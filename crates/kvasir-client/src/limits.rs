@@ -43,8 +43,8 @@ pub const STORE_CONCURRENCY: usize = 2;
 pub const PAGES_BYTES_MAX: usize = 32 << 20;
 /// Chunks decoded concurrently.
 pub const DECODE_CONCURRENCY: usize = 2;
-/// Parts of chunks that a device may fail to decode before the CPU decodes the rest of the load: each costs the time until
-/// the fault.
+/// Parts of chunks that a device may fail to decode before the CPU decodes the rest of the load for it: each costs the time
+/// until the fault.
 pub const DEVICE_FAULTS_MAX: u32 = 3;
 /// Arrivals queued for the load's task; a batch is at most a few hundred KB.
 pub const ARRIVALS_QUEUE: usize = 256;

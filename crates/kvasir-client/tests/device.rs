@@ -130,7 +130,8 @@ async fn a_load_into_pages_that_a_device_has_reassigned_is_not_used() {
     let options = LoadOptions::at_level(Level(1));
     let loaded = session.load([device.table(700)], options).unwrap().finish().await;
     assert_eq!(loaded.loaded_tokens(), 0);
-    assert!(loaded.report().unwrap().stale_rows > 0);
+    let report = loaded.report().unwrap();
+    assert!(report.stale_rows > 0 && report.device.parts == 0, "{:?}", report.device);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -151,7 +152,7 @@ async fn a_load_that_is_dropped_waits_for_the_part_that_a_device_decodes() {
     let running = session.load([device.table(700)], LoadOptions::at_level(Level(1))).unwrap();
     let (dropped, is_dropped) = mpsc::channel();
     tokio::task::spawn_blocking(move || {
-        has_begun.recv().unwrap();
+        has_begun.recv_timeout(Duration::from_secs(20)).unwrap();
         let dropping = std::thread::spawn(move || {
             drop(running);
             dropped.send(()).unwrap();
@@ -162,6 +163,7 @@ async fn a_load_that_is_dropped_waits_for_the_part_that_a_device_decodes() {
         (0..LAYERS).for_each(|_| go_on.send(()).unwrap_or_default());
         is_dropped.recv_timeout(Duration::from_secs(20)).unwrap();
         dropping.join().unwrap();
+        assert!(has_begun.try_iter().count() <= 1, "a part began after the load had gone");
     })
     .await
     .unwrap();

@@ -403,7 +403,7 @@ impl DecodeBatch {
                     rank_padded: rank_padded as u32,
                     operands,
                     rows: rows as u32,
-                    basis: basis + (window.start * rank_padded) as u32,
+                    basis,
                     wide,
                 }
             }));

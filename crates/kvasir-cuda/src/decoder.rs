@@ -203,7 +203,7 @@ impl<D: Device> KernelDecoder<D> {
             trit_tables: bank.trit_tables().len() as u32,
             ..DecodeParams::default()
         };
-        // SAFETY: all addresses in `base` and in the records below are those of memory that lives in `on`,
+        // SAFETY: all addresses in `base` and in the records below are those of memory that lives in `buffers`,
         // `self.resident`, the queue and, as the caller promises, `pages` until the group was waited for; a device frees
         // memory behind the kernels that were queued. Indices and offsets in the records were made by `DecodeBatch` for these
         // arrays.

@@ -26,6 +26,12 @@ pub trait Device: Debug + Send + Sync {
     /// A copy on its way back.
     type Readback: DeviceReadback;
 
+    /// Makes every kernel ready, so that no launch compiles one.
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    fn prepare(&self) -> Result<(), DeviceError>;
+
     /// Zeroed memory. `label` describes its purpose.
     ///
     /// # Errors
@@ -117,6 +123,10 @@ impl<D: Device> Device for std::sync::Arc<D> {
     type Memory = D::Memory;
     type Event = D::Event;
     type Readback = D::Readback;
+
+    fn prepare(&self) -> Result<(), DeviceError> {
+        (**self).prepare()
+    }
 
     fn allocate(&self, label: &'static str, bytes: usize) -> Result<Self::Memory, DeviceError> {
         (**self).allocate(label, bytes)

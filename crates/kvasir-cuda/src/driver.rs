@@ -146,7 +146,8 @@ impl DeviceEvent for CudaEvent {
     }
 
     fn wait(&self) -> Result<(), DeviceError> {
-        self.0.synchronize().map_err(failed("wait for the kernels"))
+        // The first error may be an older one, which cudarc returns instead of waiting.
+        self.0.synchronize().or_else(|_| self.0.synchronize()).map_err(failed("wait for the kernels"))
     }
 }
 
@@ -281,6 +282,14 @@ impl CudaDevice {
         Ok(functions[&(source, name)])
     }
 
+    /// The entry point of a kernel of the product.
+    fn kernel(&self, kernel: Kernel) -> Result<Function, DeviceError> {
+        self.function(kernel.source(), kernel.name(), || {
+            let siblings = KERNELS.iter().filter(|other| other.source() == kernel.source());
+            Ok((self.compiler.cubin(kernel.source())?, siblings.map(|kernel| kernel.name()).collect()))
+        })
+    }
+
     /// Queues an entry point after all copies queued so far.
     ///
     /// # Safety
@@ -384,6 +393,10 @@ impl Device for CudaDevice {
     type Event = CudaEvent;
     type Readback = CudaReadback;
 
+    fn prepare(&self) -> Result<(), DeviceError> {
+        KERNELS.iter().try_for_each(|kernel| self.kernel(*kernel).map(drop))
+    }
+
     fn allocate(&self, _label: &'static str, bytes: usize) -> Result<CudaMemory, DeviceError> {
         let bytes = bytes.max(1);
         let memory = self.reserve(bytes).map_err(failed("allocate memory"))?;
@@ -409,6 +422,7 @@ impl Device for CudaDevice {
         assert!(offset + bytes <= memory.bytes, "the range to read back must be within the memory");
         let shared = &self.shared;
         let queue = || {
+            shared.context.bind_to_thread()?;
             shared.order_copies()?;
             let mut buffer = shared.staging.take(&shared.context, bytes)?;
             if bytes > 0 {
@@ -431,11 +445,7 @@ impl Device for CudaDevice {
         shared_bytes: usize,
         params: &[u8],
     ) -> Result<(), DeviceError> {
-        let unit = || {
-            let siblings = KERNELS.iter().filter(|other| other.source() == kernel.source());
-            Ok((self.compiler.cubin(kernel.source())?, siblings.map(|kernel| kernel.name()).collect()))
-        };
-        let function = self.function(kernel.source(), kernel.name(), unit)?;
+        let function = self.kernel(kernel)?;
         // SAFETY: the caller's promise.
         unsafe { self.launch_function(function, kernel.threads(), work, shared_bytes, params) }
     }
@@ -444,6 +454,7 @@ impl Device for CudaDevice {
         let shared = &self.shared;
         let copy = || {
             shared.context.bind_to_thread()?;
+            shared.order_copies()?;
             let mut buffer = shared.staging.take(&shared.context, bytes.len())?;
             buffer.as_mut_slice()[..bytes.len()].copy_from_slice(bytes);
             let queued = places.iter().try_for_each(|(address, part)| {

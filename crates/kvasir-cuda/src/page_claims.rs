@@ -55,17 +55,18 @@ impl PageClaims {
         Some(PageClaim { claims: self, pages })
     }
 
-    /// Gives pages a new generation, each as soon as nobody writes it.
+    /// Gives pages a new generation, so that nobody claims them any more, and waits for those who have.
     pub(crate) fn reassign(&self, pages: &[u32]) {
         let mut states = self.lock();
-        for &page in pages {
-            let is_written =
-                |states: &mut Vec<PageState>| states.get(page as usize).is_some_and(|s| s.writers > 0);
-            states = self.released.wait_while(states, is_written).unwrap_or_else(PoisonError::into_inner);
-            if let Some(state) = states.get_mut(page as usize) {
+        for page in pages {
+            if let Some(state) = states.get_mut(*page as usize) {
                 state.generation += 1;
             }
         }
+        let are_written = |states: &mut Vec<PageState>| {
+            pages.iter().any(|page| states.get(*page as usize).is_some_and(|state| state.writers > 0))
+        };
+        drop(self.released.wait_while(states, are_written).unwrap_or_else(PoisonError::into_inner));
     }
 }
 

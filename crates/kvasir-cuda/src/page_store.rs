@@ -2,7 +2,7 @@
 
 use std::{
     ops::Range,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, Once, PoisonError},
 };
 
 use kvasir_client::pages::{BlockTable, DeviceDecoder, DevicePart, PageRef, PageRows, PageStore, Shard};
@@ -35,6 +35,7 @@ pub struct DevicePages<D: Device> {
     claims: PageClaims,
     /// The last used one is the last.
     decoders: Mutex<Vec<(ProfileHash, SharedDecoder<D>)>>,
+    warned: Once,
 }
 
 impl<D: Device> DevicePages<D> {
@@ -45,12 +46,13 @@ impl<D: Device> DevicePages<D> {
     ///
     /// # Safety
     /// The planes of `pages` are memory of this device with the layout that they say, for [`PagedKv::blocks`] blocks, until
-    /// this is dropped. A page is read and written by others only while it is in no table of a running load, or after it
-    /// was [reassigned](Self::reassign).
+    /// this is dropped. While a load into a table runs, nobody else, kernels that were queued before included, reads or writes
+    /// rows of its matched tokens, except to read those that it has reported as ready. That ends with the load, or when the
+    /// page was [reassigned](Self::reassign).
     ///
     /// # Errors
     /// [`CudaError::Pages`] if the planes are not those of the shard, or not of the model's type: loads round to that
-    /// type only, and do not scale.
+    /// type only, and do not scale. [`CudaError::Device`] if the kernels cannot be made ready, which may take a minute.
     pub unsafe fn new(
         device: Arc<D>,
         spec: Arc<ModelSpec>,
@@ -84,12 +86,22 @@ impl<D: Device> DevicePages<D> {
                 }
             }
         }
+        // Here, and not while a load holds pages.
+        device.prepare()?;
         let claims = PageClaims::new(pages.blocks as usize);
-        Ok(Arc::new(Self { device, spec, shard, pages, claims, decoders: Mutex::default() }))
+        Ok(Arc::new(Self {
+            device,
+            spec,
+            shard,
+            pages,
+            claims,
+            decoders: Mutex::default(),
+            warned: Once::new(),
+        }))
     }
 
     /// The table of a context whose tokens are in these pages, in order. It ends with a page's next
-    /// [reassignment](Self::reassign).
+    /// [reassignment](Self::reassign). Do not give it another shard: the pages are this rank's.
     ///
     /// # Errors
     /// [`CudaError::Pages`] for a page that does not exist.
@@ -142,6 +154,10 @@ const fn dtype_of(dtype: KvDtype) -> Option<Dtype> {
 
 impl<D: Device> DeviceDecoder for DevicePages<D> {
     fn decode(&self, part: &DevicePart<'_>) -> Result<bool, String> {
+        if *part.shard() != self.shard || part.page_tokens() != self.pages.block_tokens as usize {
+            return Err("the table was cut in another way than its pages: use tables as `DevicePages::table` makes them".into());
+        }
+        let first_slot = u32::try_from(part.first_slot()).map_err(|_| "a page has too many tokens")?;
         let decoder = self.decoder(part.head().header.profile_hash, part.profile())?;
         let Some(_claim) = self.claims.claim(part.pages()) else { return Ok(false) };
         let blocks: Vec<i32> = part.pages().iter().map(|page| page.index.cast_signed()).collect();
@@ -151,7 +167,7 @@ impl<D: Device> DeviceDecoder for DevicePages<D> {
             scopes: part.scopes().iter().map(|scope| (*scope, part.level())).collect(),
             tokens: part.tokens(),
             blocks: &blocks,
-            first_slot: part.first_slot() as u32,
+            first_slot,
         };
         // SAFETY: the memory is as `new` was promised, and the claim keeps the pages ours until the rows are in place.
         unsafe { decoder.decode_into(&[request], &self.pages) }.map_err(|error| error.to_string())?;
@@ -168,7 +184,9 @@ impl<D: Device> PageStore for DevicePages<D> {
         // SAFETY: inside the plane, as `plane` checked, which is as `new` was promised; the claim keeps the page ours.
         let written = unsafe { self.device.write(&copy.bytes, &copy.places) };
         if let Err(error) = &written {
-            tracing::warn!(%error, "rows could not be copied to the device: the load is not used");
+            self.warned.call_once(|| {
+                tracing::warn!(%error, "rows could not be copied to the device: loads into it are not used");
+            });
         }
         written.is_ok()
     }

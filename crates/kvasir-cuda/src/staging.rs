@@ -43,13 +43,18 @@ impl StagingBuffer {
 
     /// Records that the work queued on `stream` so far uses the buffer.
     pub(crate) fn used_by(&mut self, stream: &CudaStream) -> Result<(), DriverError> {
-        self.busy = Some(stream.record_event(None)?);
+        // Without an event nobody can wait for the copy later, and the memory may be freed next.
+        let recorded = stream.record_event(None).inspect_err(|_| {
+            let _ = stream.synchronize().or_else(|_| stream.synchronize());
+        })?;
+        self.busy = Some(recorded);
         Ok(())
     }
 
     /// Waits for the copy that uses it.
     pub(crate) fn wait(&mut self) -> Result<(), DriverError> {
-        self.busy.take().map_or(Ok(()), |event| event.synchronize())
+        // The first error may be an older one, which cudarc returns instead of waiting.
+        self.busy.take().map_or(Ok(()), |event| event.synchronize().or_else(|_| event.synchronize()))
     }
 
     fn is_free(&self) -> bool {
@@ -101,9 +106,12 @@ impl Staging {
     pub(crate) fn put(&self, buffer: StagingBuffer) {
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
         buffers.push(buffer);
-        let held: usize = buffers.iter().map(|buffer| buffer.bytes).sum();
-        if held > 2 * STAGING_BYTES_MAX {
-            buffers.remove(0);
+        let mut held: usize = buffers.iter().map(|buffer| buffer.bytes).sum();
+        let mut surplus = Vec::new();
+        while held > 2 * STAGING_BYTES_MAX {
+            surplus.push(buffers.remove(0));
+            held -= surplus[surplus.len() - 1].bytes;
         }
+        drop(buffers); // a buffer that is dropped waits for its copy
     }
 }

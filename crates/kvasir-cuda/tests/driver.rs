@@ -132,6 +132,27 @@ fn layers_become_ready_one_after_the_other() {
     assert!(matches!(refused, Err(CudaError::Decode(DecodeError::Container(_)))), "{refused:?}");
 }
 
+#[test]
+fn bytes_are_written_where_they_belong_behind_the_kernels() {
+    let Some((device, _folder)) = device("bytes_are_written_where_they_belong_behind_the_kernels") else {
+        return;
+    };
+    let memory = device.allocate("cache", 64).expect("there is room");
+    let at = |offset: u64| memory.address() + offset;
+    // SAFETY: both places are inside the memory.
+    unsafe { device.write(&[1, 2, 3, 4, 5], &[(at(8), 0..2), (at(60), 2..5)]) }.expect("writes");
+    // SAFETY: the driver refuses an address that it does not know, as a real one may.
+    let refused = unsafe { device.write(&[9], &[(8, 0..1)]) };
+    assert!(matches!(refused, Err(DeviceError::Driver { .. })), "{refused:?}");
+    // SAFETY: inside the memory.
+    unsafe { device.write(&[6], &[(at(0), 0..1)]) }.expect("writes after a refusal");
+    let found = device.read_back(&memory, 0, 64).and_then(DeviceReadback::bytes).expect("copies");
+    let mut expected = vec![0; 64];
+    (expected[0], expected[8], expected[9]) = (6, 1, 2);
+    expected[60..63].copy_from_slice(&[3, 4, 5]);
+    assert_eq!(found, expected);
+}
+
 /// The names that others use are of the real device.
 #[test]
 fn the_aliases_are_the_codecs_traits() {

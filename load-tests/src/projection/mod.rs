@@ -57,7 +57,8 @@ const MODEL: [&str; 8] = [
     "what is written for each byte that is read, and how many chunks a prompt has, is as in the replay of the trace: that of the \
      conversations is one hour that begins with an empty store, so it overstates writes",
     "hot tiers find what adaptive finds of the trace, at the share of all chunks that fits into all of them together",
-    "each core reads and writes at the rate measured here, with any number of connections",
+    "each core reads and writes at the rate measured here, with any number of connections; a CPU share above 1 means that so few \
+     replicas cannot do it, and links are not counted",
     "up to rows_members_max replicas: every replica reads the journal every journal_interval_s; with more than a page of batches in \
      journal_retention_s, it lists each other replica's journal; every batch is read by every other replica",
     "more replicas: all together read removals journal_reads_per_s times a second, each at least every journal_interval_max_s, and \

@@ -22,7 +22,7 @@ pub(super) use slowed::compete;
 
 use super::{Claim, SCHEDULE, SLO_MS, draw, namespaces::shape};
 
-const TEXT: &str = include_str!("../../crates/kvasir-cli/assets/the-storekeeper.txt");
+const TEXT: &str = include_str!("../../../crates/kvasir-cli/assets/the-storekeeper.txt");
 /// Tokens of the demo's context and of its chunks.
 const TOKENS: usize = 896;
 const CHUNK_TOKENS: usize = 256;

@@ -233,9 +233,12 @@ impl<'a> Client<'a> {
     /// long.
     async fn served_again(&self, life: Replica, api: &Api, path: &str) {
         let begun = Instant::now();
-        while let Ok(answer) = api.try_send(Method::GET, path, "").await
-            && answer.status() == StatusCode::SERVICE_UNAVAILABLE
-        {
+        while let Ok(answer) = api.try_send(Method::GET, path, "").await {
+            let status = answer.status();
+            if matches!(status, StatusCode::OK | StatusCode::NOT_FOUND) {
+                return;
+            }
+            assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{}", self.group.log(life));
             assert!(begun.elapsed() < SERVED_AGAIN, "{path} is refused\n{}", self.group.log(life));
             sleep(ASKED_AGAIN).await;
         }

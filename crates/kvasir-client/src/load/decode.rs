@@ -25,13 +25,14 @@ pub(super) struct DecodeContext {
     /// The decoding thread writes rows here directly; one table per rank.
     pub(super) tables: Vec<BlockTable>,
     pub(super) gate: Arc<WriteGate>,
-    /// Parts that a device did not decode so far.
-    device_faults: AtomicU32,
+    /// For each table, parts that its device did not decode so far.
+    device_faults: Vec<AtomicU32>,
 }
 
 impl DecodeContext {
     pub(super) fn new(spec: Arc<ModelSpec>, tables: Vec<BlockTable>, gate: Arc<WriteGate>) -> Self {
-        Self { spec, tables, gate, device_faults: AtomicU32::new(0) }
+        let device_faults = tables.iter().map(|_| AtomicU32::new(0)).collect();
+        Self { spec, tables, gate, device_faults }
     }
 
     /// Whether a device decodes for one of the tables.
@@ -73,6 +74,8 @@ pub(super) struct UnitScope {
 pub(super) enum DecodedBy {
     Cpu,
     Device,
+    /// Its pages are another request's by now.
+    Nobody,
     /// The CPU, because the device did not, for this reason.
     CpuInstead(String),
 }
@@ -118,9 +121,10 @@ impl DecodeUnit {
     fn decode(&self, context: &DecodeContext) -> (DecodedBy, Result<usize, LoadError>) {
         match self.decode_on_device(context) {
             None => (DecodedBy::Cpu, self.decode_on_cpu(context)),
-            Some(Ok(stale_rows)) => (DecodedBy::Device, Ok(stale_rows)),
+            Some(Ok(0)) => (DecodedBy::Device, Ok(0)),
+            Some(Ok(stale_rows)) => (DecodedBy::Nobody, Ok(stale_rows)),
             Some(Err(reason)) => {
-                context.device_faults.fetch_add(1, Ordering::Relaxed);
+                context.device_faults[self.rank].fetch_add(1, Ordering::Relaxed);
                 // If the object is at fault, the CPU finds it too.
                 (DecodedBy::CpuInstead(reason), self.decode_on_cpu(context))
             }
@@ -132,12 +136,16 @@ impl DecodeUnit {
         let table = &context.tables[self.rank];
         let (device, group, profile) =
             (table.device()?, self.group.as_ref()?, self.decoder.shared_profile()?);
-        if context.device_faults.load(Ordering::Relaxed) >= DEVICE_FAULTS_MAX {
+        // Devices decode no lossless level, which is no fault of theirs.
+        if self.level.index() >= profile.lossy_levels()
+            || context.device_faults[self.rank].load(Ordering::Relaxed) >= DEVICE_FAULTS_MAX
+        {
             return None;
         }
         let first = self.first_token as usize;
         let (pages, first_slot) = table.pages_of(&(first + self.tokens.start..first + self.tokens.end))?;
         let part = DevicePart {
+            table,
             profile,
             head: &self.head,
             object_prefix: &self.bytes,

@@ -8,7 +8,8 @@ use super::{DriverEvent, LayerReady, LoadReport, Running, token_ranges::remove_r
 
 /// A running load. It proceeds without being polled. Dropping it cancels it: its requests are abandoned at
 /// once, and after `drop` returns nothing writes to the tables, even if their pages already belong to the
-/// next request. Every await point is cancel-safe.
+/// next request. Every await point is cancel-safe. Into pages on a device `drop` waits for the parts that are being decoded
+/// there, at most two.
 #[derive(Debug)]
 #[must_use = "dropping a load cancels it"]
 pub struct Load {

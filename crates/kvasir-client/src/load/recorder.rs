@@ -62,7 +62,7 @@ impl LoadRecorder {
     pub(super) fn record_decode(&mut self, took: Duration, by: DecodedBy) {
         self.times.decode += took;
         match by {
-            DecodedBy::Cpu => {}
+            DecodedBy::Cpu | DecodedBy::Nobody => {}
             DecodedBy::Device => self.device.parts += 1,
             DecodedBy::CpuInstead(reason) => {
                 tracing::debug!(reason, "a device did not decode a part of a chunk: the CPU did");

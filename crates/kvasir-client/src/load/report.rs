@@ -86,8 +86,8 @@ pub struct LoadReport {
     /// The loss beneath everything computed over the prefix: the largest of its chunks, including the loss
     /// beneath them.
     pub loss: Loss,
-    /// Rows not written because their pages belonged to another request by then. If above 0, do not use any
-    /// part of this load.
+    /// Rows not written because their pages belonged to another request by then, or could not be copied to their device.
+    /// If above 0, do not use any part of this load.
     pub stale_rows: usize,
     /// What a device decoded.
     pub device: DeviceUse,

@@ -5,7 +5,7 @@ use std::{ops::Range, sync::Arc};
 use kvasir_codec::{Profile, container::Head};
 use kvasir_types::Level;
 
-use super::PageRef;
+use super::{BlockTable, PageRef, Shard};
 
 /// A device that decodes chunks into the pages of its [`PageStore`](super::PageStore), which returns it from
 /// [`device`](super::PageStore::device). `kvasir-cuda` has one for NVIDIA GPUs.
@@ -24,8 +24,8 @@ pub trait DeviceDecoder: Send + Sync {
 }
 
 /// A part of a verified chunk: some scopes of its profile at one level, for some of its tokens.
-#[derive(Debug)]
 pub struct DevicePart<'a> {
+    pub(crate) table: &'a BlockTable,
     pub(crate) profile: &'a Arc<Profile>,
     pub(crate) head: &'a Head,
     pub(crate) object_prefix: &'a [u8],
@@ -36,7 +36,28 @@ pub struct DevicePart<'a> {
     pub(crate) first_slot: usize,
 }
 
+impl std::fmt::Debug for DevicePart<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DevicePart")
+            .field("table", &self.table)
+            .field("scopes", &self.scopes)
+            .field("level", &self.level)
+            .field("tokens", &self.tokens)
+            .finish_non_exhaustive()
+    }
+}
+
 impl<'a> DevicePart<'a> {
+    /// The part of the model that the table's rank holds.
+    pub const fn shard(&self) -> &'a Shard {
+        self.table.shard()
+    }
+
+    /// Tokens of a page of the table.
+    pub const fn page_tokens(&self) -> usize {
+        self.table.page_tokens()
+    }
+
     /// The profile that the chunk was encoded with.
     pub const fn profile(&self) -> &'a Arc<Profile> {
         self.profile

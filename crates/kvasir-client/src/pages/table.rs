@@ -113,7 +113,6 @@ impl BlockTable {
         &self.pages
     }
 
-    #[cfg(any(test, feature = "testing"))]
     pub(crate) const fn page_tokens(&self) -> usize {
         self.page_tokens
     }

@@ -152,6 +152,10 @@ impl Device for EmulatedDevice {
     type Event = EmulatedEvent;
     type Readback = EmulatedReadback;
 
+    fn prepare(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
     fn allocate(&self, label: &'static str, bytes: usize) -> Result<EmulatedMemory, DeviceError> {
         self.call("allocate memory")?;
         Ok(EmulatedMemory::new(label, &vec![0; bytes]))

@@ -66,6 +66,10 @@ impl Device for Timed {
     type Event = CudaEvent;
     type Readback = CudaReadback;
 
+    fn prepare(&self) -> Result<(), DeviceError> {
+        self.device.prepare()
+    }
+
     fn allocate(&self, label: &'static str, bytes: usize) -> Result<CudaMemory, DeviceError> {
         self.device.allocate(label, bytes)
     }

@@ -82,7 +82,7 @@ fn uniform(numbers: &[u64]) -> f64 {
 }
 
 /// How long clients take a route for split after an answer that says so, in seconds: as the client crate does.
-const SPLIT_KNOWN_SECONDS: f64 = 600.0;
+const SPLIT_KNOWN_SECONDS: f64 = kvasir_client::limits::SPLIT_KNOWN_FOR.as_secs() as f64;
 
 /// The replicas.
 struct Cluster {

@@ -254,34 +254,48 @@ impl HotTier {
 
     /// Drops all frames of an object that was deleted or found broken.
     pub fn remove(self: &Arc<Self>, object: &HotObject) {
-        self.remove_frames(object, 0..object.frames(), EvictReason::Removed);
+        let mut work = DiskWork::default();
+        let mut state = self.state.lock();
+        for key in (0..object.frames()).map(|frame| object.key(frame)) {
+            state.prefetched.take(&key);
+            state.curve.remove(&key);
+            if state.ram_evictions.remove(&key) {
+                self.remove_from_ram(&mut state, &key, EvictReason::Removed);
+            }
+            if state.disk_evictions.remove(&key) {
+                self.remove_from_disk(&mut state, &key, EvictReason::Removed, &mut work);
+            }
+        }
+        drop(state);
+        self.do_disk_work(work);
     }
 
     /// Verifies the frames of `range` that are in memory, and drops those that do not match the object's head. Frames on disk
     /// are verified whenever they are read. Takes as long as the checksums take.
     pub(crate) fn drop_damaged(self: &Arc<Self>, object: &HotObject, range: &Range<u64>) {
         for frame in object.frames_of(range) {
-            let in_memory = self.state.lock().in_memory(&object.key(frame)).cloned();
-            if in_memory.is_some_and(|bytes| !object.verify(frame, &bytes)) {
-                let error = object.corrupt(frame);
-                tracing::error!(%error, "a frame in memory was damaged and is dropped; check the machine's memory");
-                self.remove_frames(object, frame..frame + 1, EvictReason::Corrupt);
-            }
+            let key = object.key(frame);
+            let in_memory = self.state.lock().in_memory(&key).cloned();
+            let Some(bytes) = in_memory.filter(|bytes| !object.verify(frame, bytes)) else { continue };
+            let error = object.corrupt(frame);
+            tracing::error!(%error, "a frame in memory was damaged and is dropped; check the machine's memory");
+            self.drop_from_memory(&key, &bytes);
         }
     }
 
-    fn remove_frames(self: &Arc<Self>, object: &HotObject, frames: Range<u32>, reason: EvictReason) {
+    /// Drops a frame that is still these `bytes` in memory, and the file that is being written from them.
+    fn drop_from_memory(self: &Arc<Self>, key: &FrameKey, bytes: &Bytes) {
         let mut work = DiskWork::default();
         let mut state = self.state.lock();
-        for key in frames.map(|frame| object.key(frame)) {
-            state.prefetched.take(&key);
-            state.curve.remove(&key);
-            if state.ram_evictions.remove(&key) {
-                self.remove_from_ram(&mut state, &key, reason);
-            }
-            if state.disk_evictions.remove(&key) {
-                self.remove_from_disk(&mut state, &key, reason, &mut work);
-            }
+        if state.in_memory(key).is_none_or(|now| now.as_ptr() != bytes.as_ptr()) {
+            return; // another reader has put a sound one there
+        }
+        state.prefetched.take(key);
+        if state.ram_evictions.remove(key) {
+            self.remove_from_ram(&mut state, key, EvictReason::Corrupt);
+        }
+        if state.writing.contains_key(key) && state.disk_evictions.remove(key) {
+            self.remove_from_disk(&mut state, key, EvictReason::Corrupt, &mut work);
         }
         drop(state);
         self.do_disk_work(work);

@@ -39,7 +39,9 @@ const CARGO: &str = r#"cargo() {
     built=$(dirname "$(command -v kvasir)")
     case "$*" in
     "run --release -- "*) "$built/kvasir" "${@:4}" ;;
-    "run --quiet -p "*" --example "*) test -e "crates/$4/examples/$6.rs" && "$built/examples/$6" "${@:8}" ;;
+    "run --quiet -p "*" --example "*" -- "*)
+        test -e "crates/$4/examples/$6.rs" || { echo "$4 has no example $6" >&2; return 1; }
+        "$built/examples/$6" "${@:8}" ;;
     *) command cargo "$@" ;;
     esac
 }

@@ -97,7 +97,9 @@ impl HotTierMetrics {
             .expect("a constant name"),
         };
         // An alert on increases misses a series that begins at 1.
-        this.evictions.with_label_values(&[label(Medium::Disk).1, EvictReason::Corrupt.as_str()]);
+        for medium in [Medium::Cpu, Medium::Disk] {
+            this.evictions.with_label_values(&[label(medium).1, EvictReason::Corrupt.as_str()]);
+        }
         let registered = [
             registry.register(Box::new(this.served_frames.clone())),
             registry.register(Box::new(this.served_bytes.clone())),

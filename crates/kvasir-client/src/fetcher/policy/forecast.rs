@@ -21,7 +21,7 @@ impl<'a> Forecast<'a> {
     pub(super) fn of(view: &'a PolicyView<'a>, margin: Duration) -> Self {
         let mut plan = Self { view, missing: Vec::new(), stop: Duration::ZERO };
         plan.missing = view.open().map(|(i, ..)| i).filter(|&i| plan.held(i).is_none()).collect();
-        let decode: Duration = view.open().map(|(i, ..)| plan.decode_time(i)).sum();
+        let decode: Duration = view.open().map(|(i, ..)| plan.decode_bound(i)).sum();
         plan.stop = view.deadline().saturating_sub(decode + margin);
         plan
     }
@@ -40,10 +40,15 @@ impl<'a> Forecast<'a> {
         self.stop.saturating_sub(self.view.now)
     }
 
-    /// Time that 99 of 100 decodes of a chunk at its present level stay within.
+    /// Expected time to decode a chunk at its present level.
     pub(super) fn decode_time(&self, chunk: usize) -> Duration {
         let level = self.held(chunk).unwrap_or(Level::BASE);
-        self.view.decode_time(&self.view.plan.chunks[chunk], level).mul_f64(self.view.decode.caution())
+        self.view.decode_time(&self.view.plan.chunks[chunk], level)
+    }
+
+    /// The time that 99 of 100 such decodes stay within.
+    pub(super) fn decode_bound(&self, chunk: usize) -> Duration {
+        self.decode_time(chunk).mul_f64(self.view.decode.caution())
     }
 
     /// Time on the link for the rest of a chunk's base, multiplied by `caution` if its own transfer has not

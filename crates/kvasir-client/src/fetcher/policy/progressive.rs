@@ -45,8 +45,8 @@ const GPU_PRICE_SPARING: f64 = 1e3;
 ///    and so is a chunk for which the GPU is late: the read data is decoded at the last moment that is in
 ///    time.
 /// 4. A chunk is decoded as soon as none of its refinements fits any more. At the stop time (the deadline
-///    minus the time that 99 of 100 of the remaining decodes stay within), refinements in flight are cancelled
-///    and everything is decoded as it is.
+///    minus what each remaining decode stays within in 99 of 100 cases), refinements in flight are cancelled and
+///    everything is decoded as it is.
 ///
 /// 5. Loads that share the link take turns by slack. No load refines while another lacks a base, and a load
 ///    with slack starts no base while one with an earlier deadline lacks one.
@@ -100,7 +100,7 @@ impl Progressive {
             return Err(None); // it waits for the link
         }
         // The chunks before it would be decoded as they are: that can wait as long as the deadline allows.
-        let decodes: Duration = before().map(|i| plan.decode_time(i)).sum();
+        let decodes: Duration = before().map(|i| plan.decode_bound(i)).sum();
         let computes: Duration = split.texts.iter().map(|&i| plan.compute_time(i)).sum();
         let latest = plan.stop.saturating_sub(computes + decodes);
         if before().next().is_some() && view.now < latest {
@@ -131,7 +131,7 @@ impl Progressive {
         let Some(chunk) = view.chunks.iter().position(ChunkFetchState::is_computing) else {
             return Err(None);
         };
-        let latest = plan.stop.saturating_sub(plan.decode_time(chunk));
+        let latest = plan.stop.saturating_sub(plan.decode_bound(chunk));
         match (view.chunks[chunk].status, plan.held(chunk)) {
             (ChunkStatus::Hedged { .. }, Some(_)) if view.now >= latest => Ok(PolicyStep::Finish { chunk }),
             (ChunkStatus::Hedged { .. }, Some(_)) => Err(Some(latest)),
