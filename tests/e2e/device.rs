@@ -2,7 +2,7 @@
 //! driver that is the emulator (or on a real one, where there is one). The test starts itself again with the emulator's
 //! folder on the library path.
 
-use std::{process::Command, sync::Arc};
+use std::sync::Arc;
 
 use kvasir_client::{
     Kvasir,
@@ -30,14 +30,7 @@ fn device(test: &str, kernels: &TempDir) -> Option<Arc<CudaDevice>> {
     match CudaDevice::new(0, kernels.path().to_owned()) {
         Ok(device) => Some(Arc::new(device)),
         Err(DeviceError::NoDriver) => {
-            let mut again = Command::new(std::env::current_exe().expect("it runs"));
-            again
-                .args([test, "--exact", "--nocapture"])
-                .env("LD_LIBRARY_PATH", kvasir_kernels_emulator::FAKE_DRIVER);
-            let ran = again.output().expect("it runs");
-            let said =
-                String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
-            assert!(ran.status.success() && said.contains("1 passed"), "{said}");
+            kvasir_kernels_emulator::test_again(test, kvasir_kernels_emulator::FAKE_DRIVER);
             None
         }
         Err(other) => panic!("{other}"),

@@ -24,8 +24,8 @@ pub type CudaPages = DevicePages<CudaDevice>;
 /// What the device does not decode, because its memory is full for instance, is decoded on the CPU and copied there, which
 /// is much slower, and [`LoadReport::device`](kvasir_client::report::LoadReport::device) says so.
 ///
-/// On the device it keeps the profiles of the last [`RESIDENT_PROFILES_MAX`](Self::RESIDENT_PROFILES_MAX) that were used; what
-/// one decode takes is freed behind it. Pinned memory is the device's, shared by everything on it.
+/// On the device it keeps the four profiles that were used last; what one decode takes is freed behind it. Pinned memory is the
+/// device's, shared by everything on it.
 #[derive(Debug)]
 pub struct DevicePages<D: Device> {
     device: Arc<D>,
@@ -39,9 +39,6 @@ pub struct DevicePages<D: Device> {
 }
 
 impl<D: Device> DevicePages<D> {
-    /// Profiles that are kept on the device.
-    pub const RESIDENT_PROFILES_MAX: usize = RESIDENT_PROFILES_MAX;
-
     /// The pages of the rank that holds `shard` of a model. Every page has generation 0.
     ///
     /// # Safety

@@ -4,7 +4,7 @@
 #[path = "../../kvasir-codec/tests/common/mod.rs"]
 mod common;
 
-use std::{process::Command, sync::Arc};
+use std::sync::Arc;
 
 use common::{Noise, cache, setups};
 use kvasir_codec::{ChunkDecoder, ChunkEncoder, ChunkInput, DecodeError, KvBuffer, container::Head};
@@ -20,15 +20,7 @@ fn device(test: &str) -> Option<(CudaDevice, tempfile::TempDir)> {
     match CudaDevice::new(0, folder.path().join("kernels")) {
         Ok(device) => Some((device, folder)),
         Err(DeviceError::NoDriver) => {
-            let me = std::env::current_exe().expect("it runs");
-            let mut again = Command::new(me);
-            again
-                .args([test, "--exact", "--nocapture"])
-                .env("LD_LIBRARY_PATH", kvasir_kernels_emulator::FAKE_DRIVER);
-            let ran = again.output().expect("it runs");
-            let said =
-                String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
-            assert!(ran.status.success() && said.contains("1 passed"), "{said}");
+            kvasir_kernels_emulator::test_again(test, kvasir_kernels_emulator::FAKE_DRIVER);
             None
         }
         Err(other) => panic!("{other}"),

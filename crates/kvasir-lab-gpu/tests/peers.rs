@@ -1,8 +1,6 @@
 //! The peers' kernels decode what their encoders wrote: a benchmark against a wrong decoder would say nothing. Through the driver,
 //! or, where there is none, again in a process on the fake driver, which ends it where a kernel writes outside of its memory.
 
-use std::process::Command;
-
 use kvasir_cuda::{CudaDevice, Device, DeviceError, DeviceMemory, DeviceReadback, ExternalKernel, Work};
 use kvasir_kernels::{Record, record_bytes};
 use kvasir_lab_gpu::{
@@ -22,13 +20,7 @@ fn device(test: &str) -> Option<(CudaDevice, tempfile::TempDir)> {
     match CudaDevice::new(0, folder.path().join("kernels")) {
         Ok(device) => Some((device, folder)),
         Err(DeviceError::NoDriver) => {
-            let me = std::env::current_exe().expect("it runs");
-            let mut again = Command::new(me);
-            again.args([test, "--exact", "--nocapture"]).env("LD_LIBRARY_PATH", FAKE_DRIVER);
-            let ran = again.output().expect("it runs");
-            let said =
-                String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
-            assert!(ran.status.success() && said.contains("1 passed"), "{said}");
+            kvasir_kernels_emulator::test_again(test, FAKE_DRIVER);
             None
         }
         Err(other) => panic!("{other}"),

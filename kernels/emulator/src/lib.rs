@@ -2,7 +2,7 @@
 #![doc = include_str!("../README.md")]
 #![allow(unsafe_code, reason = "calls the compiled kernels")]
 
-use std::ffi::c_void;
+use std::{ffi::c_void, process::Command};
 
 use kvasir_kernels::Kernel;
 
@@ -35,4 +35,16 @@ pub unsafe fn launch(kernel: Kernel, grid: u32, shared_bytes: u32, params: &[u8]
         kvasir_emulate(kernel as u32, grid, kernel.threads(), shared_bytes, aligned.as_ptr().cast())
     };
     assert_eq!(code, 0, "{} cannot be emulated", kernel.name());
+}
+
+/// Runs one test of this program again, in a process that finds its driver in `folder`: [`FAKE_DRIVER`], or another build of it.
+///
+/// # Panics
+/// If the test fails there, or does not exist.
+pub fn test_again(test: &str, folder: &str) {
+    let mut again = Command::new(std::env::current_exe().expect("it runs"));
+    again.args([test, "--exact", "--nocapture"]).env("LD_LIBRARY_PATH", folder);
+    let ran = again.output().expect("it runs");
+    let said = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success() && said.contains("1 passed"), "{said}");
 }
