@@ -8,6 +8,7 @@ use super::{
     Access, EntryKey, EvictionPolicy, Moment,
     hazard::{Hazards, LifeTable, Worth, bin_of},
     limits,
+    member::{Counts, GONE, Member, ORPHANED},
     queue_ends::{QueueEnd, QueueEnds},
     reuse_sampler::ReuseSampler,
     table::{List, NONE, Slab, Slot, Table},
@@ -42,19 +43,6 @@ impl Traits {
 
 /// Beyond this, the pace of a conversation is not distinguished.
 const PACE_SECONDS_MAX: f32 = 4096.0;
-
-#[derive(Debug, Clone, Copy)]
-struct Member {
-    /// The group that it waits in; [`NONE`] while it is passed over because dependants are present.
-    group: Slot,
-    /// The entry it depends on, with the serial that entry had then (slots are reused).
-    parent: Slot,
-    parent_serial: u64,
-    serial: u64,
-    /// Present entries that depend on it.
-    dependants: u32,
-    uses: u32,
-}
 
 /// The entries of like traits that one request used last: they live and die together, later ones first.
 #[derive(Debug)]
@@ -105,7 +93,6 @@ pub struct Adaptive<K> {
     evicted: UseMemory,
     accesses_until_fit: usize,
     fitted_at: Moment,
-    serials: u64,
 }
 
 impl<K: EntryKey> Default for Adaptive<K> {
@@ -124,7 +111,6 @@ impl<K: EntryKey> Default for Adaptive<K> {
             evicted: UseMemory::default(),
             accesses_until_fit: limits::REFIT_ACCESSES,
             fitted_at: Moment::default(),
-            serials: 0,
         }
     }
 }
@@ -277,9 +263,8 @@ impl<K: EntryKey> Adaptive<K> {
 
     /// Moves an entry to the running request's group.
     fn use_once(&mut self, slot: Slot, access: &Access<K>) {
-        let member = self.table.meta_mut(slot);
-        member.uses = member.uses.saturating_add(1);
-        let traits = Traits::of(access, member.uses);
+        let uses = self.table.meta_mut(slot).counts.note_use();
+        let traits = Traits::of(access, uses);
         let queue = self.queue_index(traits);
         self.observe(self.table.key(slot), queue, access.now);
         self.unlink(slot);
@@ -289,23 +274,37 @@ impl<K: EntryKey> Adaptive<K> {
 
     /// Removes an entry; its parent waits in its stead if it was the last dependant.
     fn take(&mut self, slot: Slot) -> K {
-        let Member { group, parent, parent_serial, .. } = *self.table.meta(slot);
-        if parent != NONE && self.table.meta(parent).serial == parent_serial {
-            let above = self.table.meta_mut(parent);
-            above.dependants -= 1;
-            if above.dependants == 0 && above.group == NONE {
-                // A removed entry that had dependants waits nowhere; its parent is then next.
-                if group == NONE || group == ORPHANED {
-                    self.table.meta_mut(parent).group = ORPHANED;
-                    self.orphans.push_back(&mut self.table.slab, parent);
-                } else {
-                    self.link(parent, group);
-                }
-            }
+        let Member { group, parent, counts } = *self.table.meta(slot);
+        if parent != NONE {
+            self.leave(parent, group);
         }
         self.unlink(slot);
-        self.table.meta_mut(slot).serial = GONE;
-        self.table.drop_slot(slot)
+        if counts.dependants() == 0 {
+            return self.table.drop_slot(slot);
+        }
+        self.table.meta_mut(slot).group = GONE;
+        self.table.drop_key(slot)
+    }
+
+    /// Counts one dependant of `parent` less, which waited in `group`.
+    fn leave(&mut self, parent: Slot, group: Slot) {
+        let above = self.table.meta_mut(parent);
+        above.counts.remove_dependant();
+        if above.counts.dependants() > 0 {
+            return;
+        }
+        match above.group {
+            GONE => self.table.slab.free(parent),
+            // A removed entry that had dependants waits nowhere; its parent is then next.
+            NONE if group == NONE || group == ORPHANED => self.orphan(parent),
+            NONE => self.link(parent, group),
+            _ => {}
+        }
+    }
+
+    fn orphan(&mut self, slot: Slot) {
+        self.table.meta_mut(slot).group = ORPHANED;
+        self.orphans.push_back(&mut self.table.slab, slot);
     }
 
     /// The group at either end of a queue that is worth least.
@@ -319,11 +318,6 @@ impl<K: EntryKey> Adaptive<K> {
     }
 }
 
-/// Serial of a slot that was given back: no entry's.
-const GONE: u64 = 0;
-/// Group of the entries in [`Adaptive::orphans`].
-const ORPHANED: Slot = NONE - 1;
-
 impl<K: EntryKey> EvictionPolicy<K> for Adaptive<K> {
     fn insert(&mut self, key: K, access: &Access<K>) {
         if let Some(slot) = self.table.find(&key) {
@@ -331,28 +325,20 @@ impl<K: EntryKey> EvictionPolicy<K> for Adaptive<K> {
             self.use_once(slot, access);
             return;
         }
-        self.serials += 1;
-        let mut member = Member {
-            group: NONE,
-            parent: NONE,
-            parent_serial: GONE,
-            serial: self.serials,
-            dependants: 0,
-            uses: self.evicted.recall(key),
-        };
+        let counts = Counts::of_uses(self.evicted.recall(key));
+        let mut member = Member { group: NONE, parent: NONE, counts };
         // Only an entry admitted earlier can be a parent, so the relation has no cycles.
         let parent = access.parent.and_then(|parent| self.table.find(&parent));
-        if let Some(parent) = parent {
-            let above = self.table.meta_mut(parent);
-            above.dependants += 1;
-            (member.parent, member.parent_serial) = (parent, above.serial);
+        if let Some(parent) = parent
+            && self.table.meta_mut(parent).counts.add_dependant()
+        {
+            member.parent = parent;
         }
         let slot = self.table.add(key, access.bytes, member);
         self.use_once(slot, access);
         if access.parent.is_some() && parent.is_none() {
             self.unlink(slot);
-            self.table.meta_mut(slot).group = ORPHANED;
-            self.orphans.push_back(&mut self.table.slab, slot);
+            self.orphan(slot);
         }
     }
 
@@ -378,8 +364,9 @@ impl<K: EntryKey> EvictionPolicy<K> for Adaptive<K> {
                     self.groups.get(group).members.back()?
                 }
             };
-            if self.table.meta(leaf).dependants == 0 {
-                let (uses, entries) = (self.table.meta(leaf).uses, self.table.len());
+            let counts = self.table.meta(leaf).counts;
+            if counts.dependants() == 0 {
+                let (uses, entries) = (counts.uses(), self.table.len());
                 let key = self.take(leaf);
                 self.evicted.remember(key, uses, entries);
                 return Some(key);
@@ -398,5 +385,30 @@ impl<K: EntryKey> EvictionPolicy<K> for Adaptive<K> {
 
     fn bytes(&self) -> u64 {
         self.table.bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ClassId;
+
+    /// What takes the place of a removed parent is not bound by the parent's dependants, and the place is not lost.
+    #[test]
+    fn the_slot_of_a_removed_parent_is_freed_with_its_last_dependant() {
+        let mut policy = Adaptive::<u64>::default();
+        for round in 0..1_000 {
+            let access = Access::new(Moment::from_millis(round), ClassId::OTHER);
+            policy.insert(0, &access);
+            policy.insert(1, &access.at(1, Some(0)));
+            policy.insert(2, &access.at(1, Some(0)));
+            assert!(policy.remove(&0));
+            policy.insert(3, &access);
+            assert!(policy.remove(&1) && policy.remove(&2));
+            let slot = policy.table.find(&3).unwrap();
+            assert_eq!(policy.table.meta(slot).counts.dependants(), 0);
+            assert!(policy.remove(&3));
+        }
+        assert!(policy.table.slab.capacity() <= 16, "{}", policy.table.slab.capacity());
     }
 }

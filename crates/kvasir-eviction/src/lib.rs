@@ -11,6 +11,7 @@ pub mod intrusive_queue;
 mod kind;
 pub mod limits;
 mod lru;
+mod member;
 mod queue_ends;
 pub mod reuse_sampler;
 mod route_splits;

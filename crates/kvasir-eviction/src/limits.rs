@@ -4,14 +4,14 @@
 pub const CLASSES_MAX: usize = 256;
 /// Classes of one tenant, so that a tenant that invents types cannot use up the table.
 pub const CLASSES_PER_TENANT_MAX: usize = 32;
-/// Keys whose uses are sampled to learn about reuse, cached or not (80 to 110 bytes each: 2.6 to 3.6 MiB per policy, by
+/// Keys whose uses are sampled to learn about reuse, cached or not (60 to 70 bytes each: 1.9 to 2.2 MiB per policy, by
 /// the size of keys).
 pub const SAMPLED_KEYS_MAX: usize = 32 * 1024;
 /// How far back reuse is learnt from (the paper's "last period").
 pub const REUSE_WINDOW_SECONDS: f64 = 3_600.0;
 /// Least accesses between two fits of [`Adaptive`](super::Adaptive)'s hazards; later, as many as sampled keys.
 pub const REFIT_ACCESSES: usize = 512;
-/// Request ends remembered to recognise follow-ups (~64 bytes each: 4 MiB).
+/// Request ends remembered to recognise follow-ups (~50 bytes each: 3.2 MiB).
 pub const TURN_ENDS_MAX: usize = 64 * 1024;
 /// Numbers of uses that [`Adaptive`](super::Adaptive) distinguishes, in factors of two.
 pub const USE_BUCKETS: u32 = 6;
