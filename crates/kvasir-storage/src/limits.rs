@@ -137,6 +137,12 @@ pub const PIN_LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Deleted objects without a note before the collector announces them and writes their notes.
 pub const GC_GONE_WAITING_MAX: usize = 1_000;
+/// Objects for which a pass of the collector has requests under way: a quarter of the requests that a replica sends at
+/// once, so that those of its clients find room.
+pub const GC_PARALLEL: usize = 32;
+/// Objects that wait until a pass asks for them together: ~500 bytes each. A multiple of [`GC_PARALLEL`], so that few
+/// requests are waited for alone.
+pub const GC_BATCH_OBJECTS: usize = 4 * GC_PARALLEL;
 /// Number from which an epoch of the collector is not one of ours.
 pub const EPOCH_MAX: u64 = 1 << 62;
 /// How often a pass that lists the whole store says that it lasts: well below what other members wait for.

@@ -4,26 +4,34 @@ use std::{
     fmt,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures::{StreamExt, TryStreamExt, stream::BoxStream};
+use futures::{FutureExt, StreamExt, TryStreamExt, stream::BoxStream};
 use kvasir_eviction::PolicyKind;
 use kvasir_storage::{
     ByteRange, Lookup, PutChunk, Query, Settings, Storage, WorkShare,
     gc::{GcPolicy, GcReport},
     hot::RequestHint,
     index::Index,
+    limits,
 };
-use kvasir_store::{OpenStore, StoreConfig, StoreKind, layout::ChunkKey, observe::NoObserver};
-use kvasir_tests::chunks::{self, Chunk};
+use kvasir_store::{
+    OpenStore, StoreConfig, StoreKind,
+    layout::{ChunkKey, Key},
+    observe::NoObserver,
+};
+use kvasir_tests::{
+    chunks::{self, Chunk},
+    hooked::{Hook, Hooked, HookedStore},
+};
 use kvasir_types::{Name, ProfileHash, RootHash};
 use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt,
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, memory::InMemory, path::Path,
 };
 use tokio::sync::Notify;
@@ -336,4 +344,115 @@ async fn a_full_store_takes_from_the_tenant_that_holds_most() {
     // Below an equal share for both, both give, and neither more than the other keeps.
     collect(&storage, &full(4)).await;
     assert_eq!((objects(&small).await, objects(&large).await), (2, 2));
+}
+
+/// A store whose requests take a moment, and the number of those under way: now, and at most. It refuses to delete one
+/// object.
+fn slow(truth: &Arc<InMemory>, refused: Option<Path>) -> (HookedStore, Arc<[AtomicUsize; 2]>) {
+    let under_way = Arc::new([AtomicUsize::new(0), AtomicUsize::new(0)]);
+    let counted = Arc::clone(&under_way);
+    let hook: Hook = Arc::new(move |request: Hooked, path: Path| {
+        let (counted, refused) = (Arc::clone(&counted), refused.clone());
+        async move {
+            // The end of a request, whose beginning was counted.
+            if request == Hooked::Written {
+                return Ok(());
+            }
+            let [now, most] = &*counted;
+            most.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            now.fetch_sub(1, Ordering::SeqCst);
+            if request == Hooked::Deleting && refused.is_some_and(|refused| refused == path) {
+                let source = "not this one".into();
+                return Err(object_store::Error::PermissionDenied { path: path.to_string(), source });
+            }
+            Ok(())
+        }
+        .boxed()
+    });
+    (HookedStore::new(Arc::clone(truth) as _, hook), under_way)
+}
+
+/// Objects of chunks that nobody reads, with or without a tombstone.
+async fn put_bare(storage: &Storage, count: u8, with_tombstones: bool) -> Vec<ChunkKey> {
+    let model_id = chunks::spec().model_id();
+    let key = |n: u8| ChunkKey {
+        tenant: tenant(),
+        model_id,
+        seq_hash: [n; 32].into(),
+        object_digest: [n; 32].into(),
+    };
+    let keys: Vec<ChunkKey> = (0..count).map(key).collect();
+    for key in &keys {
+        let mut files = vec![(Key::Chunk(key.clone()), "bytes")];
+        if with_tombstones {
+            files.push((Key::Tombstone(key.clone()), "removed"));
+        }
+        for (file, content) in files {
+            let path = storage.store().layout().path(&file);
+            storage.store().objects().put(&path, content.into()).await.expect("writes");
+        }
+    }
+    keys
+}
+
+/// How many of these objects are left, of their tombstones, and of the notes that they are gone.
+async fn left(storage: &Storage, keys: &[ChunkKey]) -> [usize; 3] {
+    let mut left = [0; 3];
+    for key in keys {
+        let files = [Key::Chunk(key.clone()), Key::Tombstone(key.clone()), Key::Gone(key.clone())];
+        for (count, file) in left.iter_mut().zip(files) {
+            let path = storage.store().layout().path(&file);
+            *count += usize::from(storage.store().objects().head(&path).await.is_ok());
+        }
+    }
+    left
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pass_collects_many_objects_at_once_and_no_more_than_its_limit() {
+    let (store, under_way) = slow(&Arc::new(InMemory::new()), None);
+    let storage = storage_over(store, |_| {});
+    let keys = put_bare(&storage, 200, false).await;
+    let is_parallel = || (2..=limits::GC_PARALLEL).contains(&under_way[1].swap(0, Ordering::SeqCst));
+    let expired = GcPolicy { ttl: Some(Duration::ZERO), ..at_once() };
+    under_way[1].store(0, Ordering::SeqCst);
+    let first = collect(&storage, &expired).await;
+    assert!(is_parallel(), "tombstones are looked for and written");
+    let second = collect(&storage, &at_once()).await;
+    assert!(is_parallel(), "objects are deleted");
+    assert_eq!((first.expired, first.deleted + second.deleted), (200, 200));
+    assert_eq!(left(&storage, &keys).await, [0, 200, 200]);
+    under_way[1].store(0, Ordering::SeqCst);
+    let third = collect(&storage, &at_once()).await;
+    assert!(is_parallel(), "kept tombstones are looked under");
+    assert_eq!((third.deleted, third.tombstones_deleted), (0, 0));
+    assert_eq!(left(&storage, &keys).await, [0, 200, 200]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_that_cannot_be_deleted_ends_the_pass_and_costs_others_nothing() {
+    let truth = Arc::new(InMemory::new());
+    let healthy = storage_over(slow(&truth, None).0, |_| {});
+    let keys = put_bare(&healthy, 20, true).await;
+    let refused = healthy.store().layout().path(&Key::Chunk(keys[4].clone()));
+    let storage = storage_over(slow(&truth, Some(refused)).0, |_| {});
+    let stopped = storage.lifecycle().collect_garbage(&at_once(), &WorkShare::WHOLE, |_| {}).await;
+    assert!(stopped.is_err(), "{stopped:?}");
+    assert_eq!(left(&healthy, &keys).await, [1, 20, 19], "deleted ones have their notes");
+    assert_eq!(collect(&healthy, &at_once()).await.deleted, 1);
+    assert_eq!(left(&healthy, &keys).await, [0, 20, 20]);
+}
+
+/// The rate is one for all objects under way together.
+#[tokio::test(start_paused = true)]
+async fn a_pass_with_many_objects_under_way_keeps_to_its_rate() {
+    let storage = storage_over(slow(&Arc::new(InMemory::new()), None).0, |_| {});
+    let keys = put_bare(&storage, 50, true).await;
+    let begun = tokio::time::Instant::now();
+    let policy = GcPolicy { actions_per_second: 5, ..at_once() };
+    assert_eq!(collect(&storage, &policy).await.deleted, 50);
+    let took = begun.elapsed();
+    assert!(took >= Duration::from_secs(10), "50 deletions at 5 a second in {took:?} of the simulated clock");
+    assert_eq!(left(&storage, &keys).await, [0, 50, 50]);
 }

@@ -16,7 +16,7 @@ use object_store::{ObjectMeta, path::Path};
 use uuid::Uuid;
 
 use super::{super::Lifecycle, GcPass, StoreTime};
-use crate::{contexts::StoredContext, limits, removal::Removal};
+use crate::{contexts::StoredContext, removal::Removal};
 
 /// The contexts of all tenants, as last read by a pass. A context can only pin chunks of its own tenant.
 #[derive(Debug, Default)]
@@ -40,6 +40,11 @@ impl Contexts {
         })
     }
 
+    /// Whether the contexts of a tenant were read.
+    pub(super) fn has_read(&self, tenant: &Name) -> bool {
+        self.0.contains_key(tenant)
+    }
+
     fn unreadable(&self) -> u64 {
         self.0.values().map(|of_tenant| of_tenant.unreadable).sum()
     }
@@ -48,7 +53,7 @@ impl Contexts {
 impl Lifecycle {
     /// Whether a context pins a chunk, or may, as its tenant's contexts were when this pass first needed them.
     pub(super) async fn may_pin(&self, pass: &mut GcPass<'_>, key: &ChunkKey) -> Result<bool, StoreError> {
-        if !pass.contexts.0.contains_key(&key.tenant) {
+        if !pass.contexts.has_read(&key.tenant) {
             self.read_contexts(pass, [key.tenant.clone()]).await?;
         }
         Ok(pass.contexts.may_pin(key))
@@ -186,19 +191,14 @@ impl Lifecycle {
 
     /// Whether the bytes under a tombstone past its grace are kept. A collector writes no tombstone for
     /// pinned objects, but one that does not know of intents, or was suspended for longer than they last, may
-    /// have.
+    /// have. The pass has read the pins of its tenant.
     pub(super) async fn is_held(
         &self,
-        pass: &mut GcPass<'_>,
+        pass: &GcPass<'_>,
         key: &ChunkKey,
         tombstone: &ObjectMeta,
     ) -> Result<bool, StoreError> {
-        // Pins were read after the pass began. A tombstone can be younger only if the grace period is nearly
-        // zero.
-        if pass.now.age(tombstone) <= limits::STORE_DATE_UNIT {
-            self.read_contexts(pass, [key.tenant.clone()]).await?;
-        }
-        if !self.may_pin(pass, key).await? {
+        if !pass.contexts.may_pin(key) {
             return Ok(false);
         }
         match self.reads.tombstones().reason_at(&tombstone.location).await? {

@@ -6,10 +6,11 @@ use kvasir_store::{StoreError, layout::ChunkKey};
 use kvasir_types::ModelId;
 use object_store::ObjectMeta;
 
-use super::{super::Lifecycle, GcPass};
+use super::{super::Lifecycle, GcPass, concurrent::concurrently};
 use crate::{
     error::ChunkError,
     index::{IndexRow, prefer},
+    limits,
     removal::Removal,
 };
 
@@ -50,12 +51,11 @@ impl Lifecycle {
                 self.mark_if_contained(pass, &key).await?;
                 continue;
             }
-            if self.reads.tombstones().has(&key).await? {
+            if is_expired {
+                pass.expired.push(key);
                 continue;
             }
-            if is_expired {
-                pass.report.expired += 1;
-                self.mark_deleted(pass, &key, Removal::Expired).await?;
+            if self.reads.tombstones().has(&key).await? {
                 continue;
             }
             match self.reads.row(&key).await {
@@ -82,6 +82,27 @@ impl Lifecycle {
             self.mark_duplicates(pass, alike).await?;
         }
         Ok(())
+    }
+
+    /// Like [`mark_expired`](Self::mark_expired), if many are waiting for it.
+    pub(super) async fn mark_expired_due(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
+        if pass.expired.len() >= limits::GC_BATCH_OBJECTS { self.mark_expired(pass).await } else { Ok(()) }
+    }
+
+    /// Marks the expired objects that have no tombstone.
+    pub(super) async fn mark_expired(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
+        let expired = std::mem::take(&mut pass.expired);
+        let (unmarked, asked) = concurrently(expired, |key| self.unless_marked(key)).await;
+        for key in unmarked.into_iter().flatten() {
+            pass.report.expired += 1;
+            self.mark_deleted(pass, &key, Removal::Expired).await?;
+        }
+        asked
+    }
+
+    /// The object, unless it has a tombstone.
+    async fn unless_marked(&self, key: ChunkKey) -> Result<Option<ChunkKey>, StoreError> {
+        Ok((!self.reads.tombstones().has(&key).await?).then_some(key))
     }
 
     /// Marks all objects of a key whose writers collided if one of them ended before it gave way: which one

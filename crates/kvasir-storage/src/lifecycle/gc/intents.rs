@@ -6,7 +6,7 @@
 //! the other is looked for: every collector whose intent comes later sees an acknowledged pin, and an earlier
 //! intent can no longer yield tombstones. So no tombstone ever has to be withdrawn.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use futures::TryStreamExt;
 use kvasir_store::{
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use uuid::Uuid;
 
-use super::{super::Lifecycle, GcPass};
+use super::{super::Lifecycle, GcPass, concurrent::concurrently};
 use crate::{checked_json, limits, removal::Removal, transitions::Transition};
 
 /// A stored intent.
@@ -41,6 +41,13 @@ pub(crate) struct IntendedChunk {
 #[derive(Debug, Default)]
 pub(super) struct Decided {
     objects: Vec<(ChunkKey, Removal)>,
+}
+
+/// What became of the decisions about one chunk.
+#[derive(Debug, Default)]
+struct CarriedOut {
+    spared: u64,
+    was_cut_short: bool,
 }
 
 impl Decided {
@@ -78,22 +85,47 @@ impl Lifecycle {
         self.bucket.put(&path, PutPayload::from(json), "writing an intent").await?;
         self.bucket.reached(Transition::IntentWritten);
         let tenants: BTreeSet<Name> = decided.iter().map(|(key, _)| key.tenant.clone()).collect();
+        let mut chunks: BTreeMap<(Name, ModelId, SeqHash), Vec<(ChunkKey, Removal)>> = BTreeMap::new();
         self.read_contexts(pass, tenants).await?;
         for (key, reason) in decided {
+            let chunk = (key.tenant.clone(), key.model_id, key.seq_hash);
+            chunks.entry(chunk).or_default().push((key, reason));
+        }
+        let shared = &*pass;
+        let write = |objects| self.write_tombstones(shared, begun, objects);
+        let (carried_out, outcome) = concurrently(chunks.into_values().collect(), write).await;
+        for of_chunk in carried_out {
+            pass.report.spared += of_chunk.spared;
+            pass.was_cut_short |= of_chunk.was_cut_short;
+        }
+        // After an error it stays until it is old: a tombstone may still be in flight.
+        outcome?;
+        self.bucket.delete(&path).await
+    }
+
+    /// Writes tombstones for the unpinned ones of a chunk's objects. One after the other: each may be the last one that can
+    /// serve a pin.
+    async fn write_tombstones(
+        &self,
+        pass: &GcPass<'_>,
+        begun: Instant,
+        objects: Vec<(ChunkKey, Removal)>,
+    ) -> Result<CarriedOut, StoreError> {
+        let mut carried_out = CarriedOut::default();
+        for (key, reason) in objects {
             if self.is_pinned(pass, &key, reason).await? {
-                pass.report.spared += 1;
+                carried_out.spared += 1;
                 continue;
             }
             pass.pace().await;
             // After a long suspension, others may no longer respect the intent.
             if begun.elapsed() >= limits::GC_INTENT_USE {
-                pass.was_cut_short = true;
+                carried_out.was_cut_short = true;
                 break;
             }
             self.changes.write_tombstone(&key, reason).await?;
         }
-        // After an error it stays until it is old: a tombstone may still be in flight.
-        self.bucket.delete(&path).await
+        Ok(carried_out)
     }
 
     /// Deletes the intents of collectors that ended before they had carried them out.

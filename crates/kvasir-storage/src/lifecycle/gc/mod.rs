@@ -13,6 +13,7 @@
 //! the listed objects. Replicas' clocks may be wrong by any amount.
 
 mod capacity;
+mod concurrent;
 mod contexts;
 mod epoch;
 mod evaluate;
@@ -26,6 +27,7 @@ mod tenant_budget;
 use std::{
     collections::{BTreeSet, HashSet},
     fmt::Display,
+    sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
@@ -40,7 +42,7 @@ use object_store::ObjectMeta;
 use tokio::time::Instant;
 
 use self::{
-    capacity::CapacityPlan, contexts::Contexts, epoch::Epoch, intents::Decided,
+    capacity::CapacityPlan, contexts::Contexts, epoch::Epoch, intents::Decided, sweep::DueTombstone,
     tenant_budget::TenantActionBudget,
 };
 use super::{
@@ -82,6 +84,14 @@ impl GcPolicy {
     /// How long removals are remembered: until the removed name may be used again.
     pub fn removals_kept(&self) -> Duration {
         self.grace.saturating_add(self.tombstone_retention)
+    }
+
+    /// Tombstones that are swept together: as many as the rate allows in a second, since nothing stops a pass in between.
+    fn tombstones_at_once(&self) -> usize {
+        match self.actions_per_second {
+            0 => limits::GC_BATCH_OBJECTS,
+            in_a_second => limits::GC_BATCH_OBJECTS.min(in_a_second as usize),
+        }
     }
 }
 
@@ -161,8 +171,12 @@ struct GcPass<'a> {
     now: StoreTime,
     started: Instant,
     report: GcReport,
-    actions: u32,
+    actions: AtomicU32,
     contexts: Contexts,
+    /// Expired chunks that may already have a tombstone.
+    expired: Vec<ChunkKey>,
+    /// Tombstones to be swept.
+    due_tombstones: Vec<DueTombstone>,
     decided: Decided,
     /// Whether decisions were dropped, because their intent had become too old.
     was_cut_short: bool,
@@ -199,7 +213,8 @@ impl StoreTime {
 
 impl Lifecycle {
     /// One pass over a share of the store. Any number may run concurrently, anywhere. `progress` may end it
-    /// between two chunks: then only the decisions made so far are carried out.
+    /// between two chunks: then only the decisions made so far are carried out. Objects are collected
+    /// [`limits::GC_PARALLEL`] at a time, with the requests for each in order.
     ///
     /// # Errors
     /// [`StoreError::Request`]; completed work is final, and the next pass continues.
@@ -254,7 +269,7 @@ impl Lifecycle {
                         pass.removed_opaque.insert(key.object_digest);
                     }
                     if pass.owns(&key) {
-                        self.sweep_tombstone(&mut pass, &key, &meta).await?;
+                        self.sweep_tombstone(&mut pass, key, meta).await?;
                     }
                     if !progress(&pass.report).goes_on() {
                         return self.stop(pass).await;
@@ -271,10 +286,13 @@ impl Lifecycle {
                 }
                 _ => {}
             }
+            self.mark_expired_due(&mut pass).await?;
             self.carry_out_due(&mut pass).await?;
             self.note_gone_due(&mut pass).await?;
         }
         self.evaluate_chunk(&mut pass, group).await?;
+        self.mark_expired(&mut pass).await?;
+        self.sweep_due(&mut pass).await?;
         if share.has_rows_by_route() {
             self.collect_known_tails(&mut pass, models).await?;
         }
@@ -355,8 +373,10 @@ impl<'a> GcPass<'a> {
             now: begun,
             started: Instant::now(),
             report: GcReport { led: true, listed_all: lists_all, ..GcReport::default() },
-            actions: 0,
+            actions: AtomicU32::new(0),
             contexts: Contexts::default(),
+            expired: Vec::new(),
+            due_tombstones: Vec::new(),
             decided: Decided::default(),
             was_cut_short: false,
             gone: Vec::new(),
@@ -424,11 +444,10 @@ impl<'a> GcPass<'a> {
     }
 
     /// Waits as long as the rate limit requires.
-    async fn pace(&mut self) {
-        self.actions += 1;
+    async fn pace(&self) {
+        let actions = self.actions.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         if self.policy.actions_per_second > 0 {
-            let due =
-                Duration::from_secs_f64(f64::from(self.actions) / f64::from(self.policy.actions_per_second));
+            let due = Duration::from_secs_f64(f64::from(actions) / f64::from(self.policy.actions_per_second));
             tokio::time::sleep_until(self.started + due).await;
         }
     }

@@ -6,7 +6,7 @@
 //! use again. A late or repeated note only prolongs the tombstone's life; a note older than the tombstone
 //! belongs to an earlier object of the name and does not count.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kvasir_store::{
     StoreError,
@@ -15,49 +15,152 @@ use kvasir_store::{
 use kvasir_types::Name;
 use object_store::{ObjectMeta, PutPayload};
 
-use super::{super::Lifecycle, GcPass, StoreTime};
+use super::{super::Lifecycle, GcPass, StoreTime, concurrent::concurrently};
 use crate::{blocking::blocking, error::ObjectError, limits, removal::Removal, transitions::Transition};
 
+/// A tombstone past its grace.
+#[derive(Debug)]
+pub(super) struct DueTombstone {
+    key: ChunkKey,
+    meta: ObjectMeta,
+}
+
+/// What is under it.
+enum Looked {
+    /// An object of so many bytes.
+    Object(DueTombstone, u64),
+    /// None, and what became of the tombstone.
+    Nothing(Swept),
+}
+
+/// What became of it.
+enum Swept {
+    /// It stays, and nothing was deleted.
+    Kept,
+    /// The object under it was deleted, of so many bytes. A dry run only counts it.
+    ObjectDeleted(ChunkKey, u64),
+    /// The object was gone before, and no note says since when.
+    Unnoted(ChunkKey),
+    /// Its retention was over. A dry run only counts it.
+    TombstoneDeleted,
+}
+
 impl Lifecycle {
-    /// Deletes the bytes of a tombstone past its grace, and the tombstone after its retention.
+    /// Lets a listed tombstone past its grace wait, and sweeps those that wait if they are many.
     pub(super) async fn sweep_tombstone(
         &self,
         pass: &mut GcPass<'_>,
-        key: &ChunkKey,
-        tombstone: &ObjectMeta,
+        key: ChunkKey,
+        meta: ObjectMeta,
     ) -> Result<(), StoreError> {
-        let age = pass.now.age(tombstone);
-        if age < pass.policy.grace || pass.is_stale() || !pass.tenant_budget.has_remaining(&key.tenant) {
+        if pass.now.age(&meta) < pass.policy.grace || !pass.tenant_budget.has_remaining(&key.tenant) {
             return Ok(());
         }
-        let path = self.bucket.path(&Key::Chunk(key.clone()));
-        match self.meta_of(&path).await? {
-            Some(meta) => {
-                if self.is_held(pass, key, tombstone).await? {
-                    return Ok(());
-                }
-                if !pass.policy.dry_run && pass.tenant_budget.try_take(&key.tenant, pass.policy) {
-                    pass.pace().await;
-                    if !self.stands(pass, tombstone).await? {
-                        return Ok(());
-                    }
-                    self.bucket.delete(&path).await?;
-                    // A walk of folders may not have reached it yet; the next count is right.
-                    if self.bucket.open().directory().is_none() {
-                        pass.count.deleted(&key.tenant, meta.size);
-                    }
-                    self.bucket.reached(Transition::ObjectDeleted);
-                    pass.gone.push(key.clone());
-                }
-                pass.report.deleted += 1;
-                pass.report.deleted_bytes += meta.size;
-            }
-            None if age >= pass.policy.grace + pass.policy.tombstone_retention => {
-                self.expire_tombstone(pass, key, tombstone).await?;
-            }
-            None => {}
+        pass.due_tombstones.push(DueTombstone { key, meta });
+        if pass.due_tombstones.len() < pass.policy.tombstones_at_once() {
+            return Ok(());
         }
-        Ok(())
+        self.sweep_due(pass).await
+    }
+
+    /// Deletes the bytes of the tombstones that wait, and those whose retention is over.
+    pub(super) async fn sweep_due(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
+        let due = std::mem::take(&mut pass.due_tombstones);
+        let swept = self.sweep_all(pass, due).await;
+        // The pass ends, and what it has deleted must not wait for its note until a whole retention is over.
+        if swept.is_err()
+            && let Err(error) = self.note_gone(pass).await
+        {
+            tracing::warn!(%error, "deleted objects have no note; a pass after their retention notes them");
+        }
+        swept
+    }
+
+    async fn sweep_all(&self, pass: &mut GcPass<'_>, due: Vec<DueTombstone>) -> Result<(), StoreError> {
+        let shared = &*pass;
+        let (looked, asked) = concurrently(due, |due| self.look_under(shared, due)).await;
+        let mut found = Vec::new();
+        for looked in looked {
+            match looked {
+                Looked::Object(due, bytes) => found.push((due, bytes)),
+                Looked::Nothing(swept) => self.note_swept(pass, swept),
+            }
+        }
+        // Pins were read after the pass began. A tombstone can be younger only if the grace period is nearly
+        // zero.
+        let needs_pins = |due: &DueTombstone| {
+            pass.now.age(&due.meta) <= limits::STORE_DATE_UNIT || !pass.contexts.has_read(&due.key.tenant)
+        };
+        let tenants: BTreeSet<Name> =
+            found.iter().filter(|(due, _)| needs_pins(due)).map(|(due, _)| due.key.tenant.clone()).collect();
+        self.read_contexts(pass, tenants).await?;
+        let shared = &*pass;
+        let (swept, ended) = concurrently(found, |(due, bytes)| self.sweep_one(shared, due, bytes)).await;
+        for swept in swept {
+            self.note_swept(pass, swept);
+        }
+        asked.and(ended)
+    }
+
+    /// Looks for the object under a tombstone. If there is none, the tombstone's retention may be over: that is decided at
+    /// once, because a writer that was late may write the object again. For the same reason the store is asked in each pass,
+    /// also where a note says that the bytes are gone.
+    async fn look_under(&self, pass: &GcPass<'_>, due: DueTombstone) -> Result<Looked, StoreError> {
+        if pass.is_stale() {
+            return Ok(Looked::Nothing(Swept::Kept));
+        }
+        let object = self.meta_of(&self.bucket.path(&Key::Chunk(due.key.clone()))).await?;
+        if let Some(object) = object {
+            return Ok(Looked::Object(due, object.size));
+        }
+        let DueTombstone { key, meta } = due;
+        let is_late = pass.now.age(&meta) >= pass.policy.grace + pass.policy.tombstone_retention;
+        let swept = if is_late { self.expire_tombstone(pass, key, &meta).await? } else { Swept::Kept };
+        Ok(Looked::Nothing(swept))
+    }
+
+    /// Deletes the object under a tombstone, unless it is held.
+    async fn sweep_one(
+        &self,
+        pass: &GcPass<'_>,
+        DueTombstone { key, meta }: DueTombstone,
+        bytes: u64,
+    ) -> Result<Swept, StoreError> {
+        if self.is_held(pass, &key, &meta).await? {
+            return Ok(Swept::Kept);
+        }
+        if !pass.policy.dry_run {
+            if !pass.tenant_budget.try_take(&key.tenant, pass.policy) {
+                return Ok(Swept::Kept);
+            }
+            pass.pace().await;
+            if !self.stands(pass, &meta).await? {
+                return Ok(Swept::Kept);
+            }
+            self.bucket.delete(&self.bucket.path(&Key::Chunk(key.clone()))).await?;
+            self.bucket.reached(Transition::ObjectDeleted);
+        }
+        Ok(Swept::ObjectDeleted(key, bytes))
+    }
+
+    fn note_swept(&self, pass: &mut GcPass<'_>, swept: Swept) {
+        match swept {
+            Swept::Kept => {}
+            Swept::ObjectDeleted(key, bytes) => {
+                pass.report.deleted += 1;
+                pass.report.deleted_bytes += bytes;
+                if pass.policy.dry_run {
+                    return;
+                }
+                // A walk of folders may not have reached it yet; the next count is right.
+                if self.bucket.open().directory().is_none() {
+                    pass.count.deleted(&key.tenant, bytes);
+                }
+                pass.gone.push(key);
+            }
+            Swept::Unnoted(key) => pass.gone.push(key),
+            Swept::TombstoneDeleted => pass.report.tombstones_deleted += 1,
+        }
     }
 
     /// Deletes the marker of a removed opaque object. If the key has another object, that one is listed
@@ -97,36 +200,35 @@ impl Lifecycle {
     /// Deletes a tombstone whose retention has ended; starts the retention if no collector has recorded it.
     async fn expire_tombstone(
         &self,
-        pass: &mut GcPass<'_>,
-        key: &ChunkKey,
+        pass: &GcPass<'_>,
+        key: ChunkKey,
         tombstone: &ObjectMeta,
-    ) -> Result<(), StoreError> {
+    ) -> Result<Swept, StoreError> {
         let note = self.bucket.path(&Key::Gone(key.clone()));
         // A note older than the tombstone belongs to an earlier object of the name.
         let noted = self.meta_of(&note).await?.filter(|note| !is_younger(tombstone, note));
         let Some(noted) = noted else {
-            if !pass.policy.dry_run && self.stands(pass, tombstone).await? {
-                // The collector that deleted the bytes ended before it could record that; or there is only a
-                // plain object that is never read.
-                self.bucket.delete(&self.bucket.path(&Key::Chunk(key.clone()))).await?;
-                pass.gone.push(key.clone());
+            if pass.policy.dry_run || !self.stands(pass, tombstone).await? {
+                return Ok(Swept::Kept);
             }
-            return Ok(());
+            // The collector that deleted the bytes ended before it could record that; or there is only a
+            // plain object that is never read.
+            self.bucket.delete(&self.bucket.path(&Key::Chunk(key.clone()))).await?;
+            return Ok(Swept::Unnoted(key));
         };
         if pass.now.age(&noted) < pass.policy.tombstone_retention {
-            return Ok(());
+            return Ok(Swept::Kept);
         }
         if !pass.policy.dry_run {
             pass.pace().await;
             if !self.stands(pass, tombstone).await? {
-                return Ok(());
+                return Ok(Swept::Kept);
             }
             self.bucket.delete(&tombstone.location).await?;
             self.bucket.reached(Transition::TombstoneDeleted);
             self.bucket.delete(&note).await?;
         }
-        pass.report.tombstones_deleted += 1;
-        Ok(())
+        Ok(Swept::TombstoneDeleted)
     }
 
     /// Deletes a note that has outlived its tombstone: its collector stopped between the two deletions.
@@ -167,10 +269,9 @@ impl Lifecycle {
         }
         for (tenant, gone) in by_tenant {
             let dropped = self.changes.dropped_removals();
-            for key in &gone {
-                let tombstone = self.bucket.path(&Key::Tombstone(key.clone()));
-                let reason = self.reads.tombstones().reason_at(&tombstone).await?.unwrap_or(Removal::Removed);
-                self.changes.announce_removed(key, reason);
+            let (gone, asked) = concurrently(gone, |key| self.with_reason(key)).await;
+            for (key, reason) in &gone {
+                self.changes.announce_removed(key, *reason);
             }
             if let Err(error) = self.changes.append_removals(dropped).await {
                 // The store's failure ends the pass. A tenant whose entries cannot be sealed, because its key is lost, must not:
@@ -179,14 +280,25 @@ impl Lifecycle {
                     return Err(error);
                 }
                 tracing::warn!(%error, %tenant, "removals of a tenant cannot be announced; a later pass tries again");
+                asked?;
                 continue;
             }
-            for key in gone {
-                let path = self.bucket.path(&Key::Gone(key));
-                self.bucket.put(&path, PutPayload::new(), "recording that an object is gone").await?;
-                self.bucket.reached(Transition::GoneNoted);
-            }
+            let (_, noted) = concurrently(gone, |(key, _)| self.write_note(key)).await;
+            asked.and(noted)?;
         }
+        Ok(())
+    }
+
+    /// An object and the reason of its tombstone.
+    async fn with_reason(&self, key: ChunkKey) -> Result<(ChunkKey, Removal), StoreError> {
+        let reason = self.reads.tombstones().reason(&key).await?.unwrap_or(Removal::Removed);
+        Ok((key, reason))
+    }
+
+    async fn write_note(&self, key: ChunkKey) -> Result<(), StoreError> {
+        let path = self.bucket.path(&Key::Gone(key));
+        self.bucket.put(&path, PutPayload::new(), "recording that an object is gone").await?;
+        self.bucket.reached(Transition::GoneNoted);
         Ok(())
     }
 

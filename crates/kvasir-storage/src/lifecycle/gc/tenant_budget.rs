@@ -5,30 +5,31 @@
 use std::collections::HashMap;
 
 use kvasir_types::Name;
+use parking_lot::Mutex;
 
 use super::GcPolicy;
 use crate::limits;
 
-/// The actions of one pass, counted by tenant.
+/// The actions of one pass, counted by tenant. Shared by the requests that it has under way.
 #[derive(Debug, Default)]
-pub(super) struct TenantActionBudget(HashMap<Name, u32>);
+pub(super) struct TenantActionBudget(Mutex<HashMap<Name, u32>>);
 
 impl TenantActionBudget {
     /// Whether a tenant may take another action in this pass.
     pub(super) fn has_remaining(&self, tenant: &Name) -> bool {
-        self.0.get(tenant).is_none_or(|taken| *taken < limits::GC_TENANT_ACTIONS_MAX)
+        self.0.lock().get(tenant).is_none_or(|taken| *taken < limits::GC_TENANT_ACTIONS_MAX)
     }
 
     /// Takes one action for a tenant, if its budget allows. A pass without a rate limit has no budgets.
-    pub(super) fn try_take(&mut self, tenant: &Name, policy: &GcPolicy) -> bool {
+    pub(super) fn try_take(&self, tenant: &Name, policy: &GcPolicy) -> bool {
         if policy.actions_per_second == 0 {
             return true;
         }
-        if !self.has_remaining(tenant) {
-            return false;
-        }
-        *self.0.entry(tenant.clone()).or_default() += 1;
-        true
+        let mut taken = self.0.lock();
+        let taken = taken.entry(tenant.clone()).or_default();
+        let has_remaining = *taken < limits::GC_TENANT_ACTIONS_MAX;
+        *taken += u32::from(has_remaining);
+        has_remaining
     }
 }
 
@@ -38,7 +39,7 @@ mod tests {
 
     #[test]
     fn one_tenant_cannot_use_up_the_actions_of_another() {
-        let (mut budget, policy) = (TenantActionBudget::default(), GcPolicy::default());
+        let (budget, policy) = (TenantActionBudget::default(), GcPolicy::default());
         let (a, b): (Name, Name) = ("a".parse().expect("a name"), "b".parse().expect("a name"));
         let taken = (0..3 * limits::GC_TENANT_ACTIONS_MAX).filter(|_| budget.try_take(&a, &policy)).count();
         assert_eq!(taken, limits::GC_TENANT_ACTIONS_MAX as usize);
