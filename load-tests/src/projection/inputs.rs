@@ -2,6 +2,12 @@
 
 use std::{collections::BTreeMap, path::Path};
 
+use kvasir_server::{
+    Config, JOURNAL_COUNTS_EVERY, JOURNAL_READS_PER_SECOND, JOURNAL_ROWS_MEMBERS_MAX,
+    JOURNAL_SHARED_INTERVAL_MAX,
+};
+use kvasir_storage::limits;
+use kvasir_types::CHUNK_TOKENS_DEFAULT;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -74,7 +80,6 @@ impl RecordedTrace {
 }
 
 const QUESTION: &str = "the question: 30 million chunks are a petabyte, 400 Gb/s of reads";
-const LIMITS: &str = "a limit or default of the service";
 const S3: &str = "AWS price list AmazonS3, US East (N. Virginia), version 20260928230416, S3 Standard";
 const S3_LATENCY: &str = "Amazon S3 User Guide, Optimizing Amazon S3 performance: roughly 100 to 200 ms";
 const EC2: &str =
@@ -85,31 +90,34 @@ const EC2_ZONES: &str =
 /// Numbers that nobody measures here.
 const STATED: &[(&str, f64, &str)] = &[
     ("chunk_bytes", 33.3e6, QUESTION),
-    ("chunk_tokens", 1_536.0, LIMITS),
     ("hot_tb", 3.75, EC2),
     ("cores", 16.0, EC2),
-    ("range_bytes", 8_388_608.0, LIMITS),
-    ("part_bytes", 8_388_608.0, LIMITS),
     (
         "part_requests_beyond",
         2.0,
         "S3: an upload in parts has a request that begins and one that completes it",
     ),
     ("listings_of_a_put", 2.0, "the tombstones of its chunk are listed before and after a PUT"),
-    ("listed_keys", 1_000.0, "S3: keys of a listing"),
     ("listing_s", 0.15, S3_LATENCY),
-    ("head_s", 0.15, S3_LATENCY),
-    ("heads_at_once", 128.0, LIMITS),
-    ("listings_at_once", 16.0, LIMITS),
-    ("slice_keys", 850.0, LIMITS),
-    ("work_units", 16.0, LIMITS),
-    ("rows_members_max", 8.0, LIMITS),
-    ("journal_reads_per_s", 8.0, LIMITS),
-    ("journal_interval_s", 1.0, LIMITS),
-    ("journal_interval_max_s", 12.5, LIMITS),
-    ("journal_counts_every_s", 30.0, LIMITS),
-    ("journal_retention_s", 3_600.0, LIMITS),
-    ("journal_pages_max", 10.0, LIMITS),
+    ("request_s", 0.15, S3_LATENCY),
+    ("requests_of_a_rebuilt_row", 2.0, "HEAD of a tombstone, then GET of a chunk's head"),
+    (
+        "requests_of_a_collected_chunk",
+        10.0,
+        "one after the other, for many chunks at once: HEAD of the chunk, HEAD of the tombstone, DELETE, GET of the reason, PUT of the note; after the \
+         retention HEAD of the chunk, of the note, of the tombstone, DELETE of both",
+    ),
+    (
+        "actions_of_a_collected_chunk",
+        2.0,
+        "that count for gc.actions_per_second, by the owner of its unit: the deletions of its bytes and of its tombstone",
+    ),
+    (
+        "requests_of_an_intent",
+        3.0,
+        "one after the other, beside those for tombstones: PUT of the intent, LIST of its tenant's contexts, DELETE of the intent",
+    ),
+    ("work_units", 16.0, "first hex digits of hashes: the units of a model"),
     ("usd_put_post_list", 0.005 / 1e3, S3),
     ("usd_get", 0.0004 / 1e3, S3),
     ("usd_gib_month_first_50_tib", 0.023, S3),
@@ -119,6 +127,36 @@ const STATED: &[(&str, f64, &str)] = &[
     ("usd_gib_between_zones", 0.02, EC2_ZONES),
     ("usd_replica_hour", 1.373, EC2),
 ];
+
+/// Limits and defaults of the service, as its code has them.
+fn limits_and_defaults() -> [(&'static str, f64, &'static str); 18] {
+    let defaults = Config::default();
+    let policy = &defaults.gc.policy;
+    [
+        ("chunk_tokens", CHUNK_TOKENS_DEFAULT as f64, "CHUNK_TOKENS_DEFAULT"),
+        ("range_bytes", limits::HOT_FETCH_BYTES as f64, "HOT_FETCH_BYTES"),
+        ("part_bytes", limits::MULTIPART_PART_BYTES as f64, "MULTIPART_PART_BYTES"),
+        ("listed_keys", limits::LISTING_PAGE as f64, "LISTING_PAGE"),
+        ("listings_at_once", limits::LISTINGS_AT_ONCE as f64, "LISTINGS_AT_ONCE"),
+        ("slice_keys", limits::LISTING_SLICE_KEYS as f64, "LISTING_SLICE_KEYS"),
+        ("collected_at_once", limits::GC_PARALLEL as f64, "GC_PARALLEL"),
+        ("chunks_of_an_intent", limits::GC_INTENT_CHUNKS_MAX as f64, "GC_INTENT_CHUNKS_MAX"),
+        ("gc_actions_per_s", f64::from(policy.actions_per_second), "default of gc.actions_per_second"),
+        ("rebuilt_at_once", limits::REBUILD_PARALLEL as f64, "REBUILD_PARALLEL"),
+        ("journal_pages_max", limits::JOURNAL_PAGES_MAX as f64, "JOURNAL_PAGES_MAX"),
+        ("rows_members_max", JOURNAL_ROWS_MEMBERS_MAX as f64, "JOURNAL_ROWS_MEMBERS_MAX"),
+        ("journal_reads_per_s", JOURNAL_READS_PER_SECOND, "JOURNAL_READS_PER_SECOND"),
+        ("journal_interval_max_s", JOURNAL_SHARED_INTERVAL_MAX.as_secs_f64(), "JOURNAL_SHARED_INTERVAL_MAX"),
+        ("journal_counts_every_s", JOURNAL_COUNTS_EVERY.as_secs_f64(), "JOURNAL_COUNTS_EVERY"),
+        ("journal_interval_s", defaults.journal.interval.as_secs_f64(), "default of journal.interval"),
+        ("journal_retention_s", policy.journal_retention.as_secs_f64(), "default of journal.retention"),
+        (
+            "removals_kept_s",
+            policy.removals_kept().as_secs_f64(),
+            "defaults of gc.grace and gc.tombstone_retention",
+        ),
+    ]
+}
 
 fn read(results: &Path, name: &str) -> Value {
     let text = std::fs::read_to_string(results.join(format!("{name}.json"))).unwrap_or_default();
@@ -132,8 +170,11 @@ impl Inputs {
             .iter()
             .map(|&(name, value, origin)| (name.to_owned(), Input { value, origin: origin.to_owned() }));
         let mut inputs = Self(stated.collect());
+        for (name, value, origin) in limits_and_defaults() {
+            inputs.set(name, value, &format!("the code: {origin}"));
+        }
         inputs.set("gbits", arguments.gbits, QUESTION);
-        inputs.set("gc_interval_s", arguments.gc_interval_s, LIMITS);
+        inputs.set("gc_interval_s", arguments.gc_interval_s, "--gc-interval-s, as gc.interval");
         let results = &arguments.results;
         let alone = read(results, "peers-alone");
         let rate = |operation: &str| {
@@ -219,5 +260,15 @@ mod tests {
             assert!((ratios[100] - 1.0).abs() < 1e-9 && trace.hit_ratio(2.0) == 1.0, "{}", trace.name);
         }
         assert!((TRACES[0].hit_ratio(0.1) - 0.29 / 0.3664).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_hot_tiers_find_is_what_the_page_of_policies_says() {
+        let page = include_str!("../../../crates/kvasir-lab/EVICTION.md").replace("**", "");
+        for trace in &TRACES {
+            let found = trace.found[..6].iter().map(|(_, found)| format!("{:.2}", found * 100.0));
+            let row = format!("| adaptive | {} |", found.collect::<Vec<_>>().join(" | "));
+            assert!(page.contains(&row), "{}: {row}", trace.name);
+        }
     }
 }

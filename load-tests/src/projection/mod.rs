@@ -52,19 +52,23 @@ pub(crate) struct Projection {
 const SIZES: [(f64, f64); 4] = [(4.0, 1e6), (16.0, 5e6), (100.0, 30e6), (100.0, 1e9)];
 
 /// What the arithmetic takes for granted.
-const MODEL: [&str; 8] = [
+const MODEL: [&str; 9] = [
     "reads are of whole chunks, in ranges; a chunk is written in parts",
     "what is written for each byte that is read, and how many chunks a prompt has, is as in the replay of the trace: that of the \
      conversations is one hour that begins with an empty store, so it overstates writes",
     "hot tiers find what adaptive finds of the trace, at the share of all chunks that fits into all of them together",
     "each core reads and writes at the rate measured here, with any number of connections; a CPU share above 1 means that so few \
      replicas cannot do it, and links are not counted",
-    "up to rows_members_max replicas: every replica reads the journal every journal_interval_s; with more than a page of batches in \
-     journal_retention_s, it lists each other replica's journal; every batch is read by every other replica",
+    "up to rows_members_max replicas: every replica reads the journal every journal_interval_s, and every batch is read by every \
+     other replica",
     "more replicas: all together read removals journal_reads_per_s times a second, each at least every journal_interval_max_s, and \
      counts every journal_counts_every_s; one reads what all stored, for quotas; each has rows of an equal share of the chunks",
+    "a log of the journal that has more than journal_pages_max pages is listed replica by replica; batches of what was stored are kept \
+     for journal_retention_s, those of removals for removals_kept_s; one replica evicts all the time, and each announces removals \
+     once in each of its passes",
     "the collector waits gc_interval_s between passes: one replica lists everything, work_units or fewer list their shares of one \
-     model; listings only, without what they find to do",
+     model; the bill is of listings only, without what they find to do; the owner of a unit collects collected_at_once \
+     chunks at a time, and the replica that evicts carries out one intent after the other",
     "everything is in one region; the sum is for one zone, beside it what traffic between three costs",
 ];
 
@@ -81,7 +85,7 @@ pub(crate) fn project(arguments: &ProjectArguments) -> Result<Projection> {
 type Line = (&'static str, fn(&ProjectedSize) -> f64);
 
 /// Lines of the table.
-const LINES: [Line; 41] = [
+const LINES: [Line; 42] = [
     ("replicas", |r| r.replicas),
     ("index by routes", |r| f64::from(u8::from(r.routes))),
     ("chunks", |r| r.chunks),
@@ -106,6 +110,7 @@ const LINES: [Line; 41] = [
     ("GC, listing everything, h", |r| r.gc_pass_h),
     ("GC, a share, h", |r| r.gc_share_h),
     ("GC listings, everything", |r| r.gc_listings),
+    ("GC, chunks/s it can collect", |r| r.gc_chunks_per_s_max),
     ("$/month: storage", |r| r.bill.storage),
     ("GET of chunks", |r| r.bill.chunk_gets),
     ("PUT of chunks", |r| r.bill.chunk_puts),

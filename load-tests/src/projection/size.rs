@@ -35,6 +35,10 @@ pub(super) struct ProjectedSize {
     pub(super) gc_pass_h: f64,
     pub(super) gc_share_h: f64,
     pub(super) gc_listings: f64,
+    /// Chunks of one model that the members can collect a second, at most: as many have to be as are stored, once the store has
+    /// reached `gc.capacity`. Its keeper alone writes their tombstones, one intent after the other, and the owners of units
+    /// delete them. None of them exceeds the default of `gc.actions_per_second`.
+    pub(super) gc_chunks_per_s_max: f64,
     /// Dollars a month.
     pub(super) bill: Bill,
 }
@@ -46,25 +50,48 @@ struct JournalRequests {
     reads: f64,
 }
 
-fn journal(inputs: &Inputs, replicas: f64, writes_per_s: f64) -> JournalRequests {
+/// Requests that find the new batches of a log to which all replicas together append `batches_per_s`, each kept for `kept_s`: a
+/// listing of all of it while that has few pages, otherwise one of its folders and one of that of each other replica.
+fn listings_of_a_log(inputs: &Inputs, replicas: f64, batches_per_s: f64, kept_s: f64) -> f64 {
+    let pages = (batches_per_s * kept_s / inputs.value("listed_keys")).ceil().max(1.0);
+    if pages <= inputs.value("journal_pages_max") { pages.min(replicas) } else { replicas }
+}
+
+/// `gc_period_s`: from the pass of a replica to its next.
+fn journal(inputs: &Inputs, replicas: f64, writes_per_s: f64, gc_period_s: f64) -> JournalRequests {
     let of = |name: &str| inputs.value(name);
     let routes = replicas > of("rows_members_max");
     let shared = (replicas / of("journal_reads_per_s")).min(of("journal_interval_max_s"));
     let interval_s = if routes { of("journal_interval_s").max(shared) } else { of("journal_interval_s") };
     // Each replica that stored something appends one batch per interval.
-    let appends = writes_per_s.min(replicas / interval_s);
-    let pages = (appends * of("journal_retention_s") / of("listed_keys")).ceil();
+    let stored = writes_per_s.min(replicas / interval_s);
+    // The one that evicts to the capacity appends one as well. In each of its passes every replica announces what it deleted, and
+    // the tails that it marked.
+    let removed = 1.0 / interval_s + replicas / gc_period_s;
+    let counted = if routes { 1.0 / interval_s } else { 0.0 };
+    let looks = replicas / interval_s;
+    let of_stored = listings_of_a_log(inputs, replicas, stored, of("journal_retention_s"));
+    let of_removed = listings_of_a_log(inputs, replicas, removed, of("removals_kept_s"));
+    let (appends, others) = (stored + removed + counted, replicas - 1.0);
     if routes {
-        // Removals and counts are a listing each, and a batch that everyone reads: as many chunks are collected as are stored, by
-        // one replica. One replica reads what all stored.
-        let looks = replicas / interval_s + replicas / of("journal_counts_every_s").max(interval_s);
-        let of_stored = if pages <= of("journal_pages_max") { pages } else { 1.0 + replicas };
-        return JournalRequests { appends, listings: looks + of_stored / interval_s, reads: appends + looks };
+        // Everyone reads removals and counts, one reads what all stored.
+        let of_counted = replicas / of("journal_counts_every_s").max(interval_s);
+        let listings = looks * of_removed + of_counted + of_stored / interval_s;
+        return JournalRequests { appends, listings, reads: stored + (removed + counted) * others };
     }
-    // A single listing finds all new batches while they fit one page; beyond that, one listing per other replica. Every other
-    // replica reads each batch.
-    let listings = if pages <= 1.0 { 1.0 } else { replicas };
-    JournalRequests { appends, listings: replicas * listings / interval_s, reads: appends * (replicas - 1.0) }
+    JournalRequests { appends, listings: looks * (of_stored + of_removed + 1.0), reads: appends * others }
+}
+
+/// Chunks a second that the keeper of `gc.capacity` can mark and the owners of units delete.
+fn collected_per_s_max(inputs: &Inputs, owners: f64) -> f64 {
+    let of = |name: &str| inputs.value(name);
+    let (at_once, actions_per_s) = (of("collected_at_once"), of("gc_actions_per_s"));
+    let chunk_s = of("requests_of_a_collected_chunk") * of("request_s");
+    let deleted = (at_once / chunk_s).min(actions_per_s / of("actions_of_a_collected_chunk"));
+    // The tombstones of an intent are written together.
+    let rounds = of("requests_of_an_intent") + (of("chunks_of_an_intent") / at_once).ceil();
+    let marked = (of("chunks_of_an_intent") / (rounds * of("request_s"))).min(actions_per_s);
+    (owners * deleted).min(marked)
 }
 
 impl ProjectedSize {
@@ -78,14 +105,16 @@ impl ProjectedSize {
         let stored_bytes = chunks * chunk_bytes;
         let hit_ratio = trace.hit_ratio(replicas * of("hot_tb") * 1e12 / stored_bytes);
         let routes = replicas > of("rows_members_max");
-        let journal = journal(inputs, replicas, writes_per_s);
         let store_gets_per_s = reads_per_s * (1.0 - hit_ratio) * (chunk_bytes / of("range_bytes")).ceil();
         let parts = (chunk_bytes / of("part_bytes")).ceil() + of("part_requests_beyond");
         let index_gb = chunks * of("index_bytes_of_a_chunk") / 1e9;
         // One replica lists everything, and all together list their shares.
         let gc_listings = chunks / of("slice_keys");
         let gc_pass_s = gc_listings * of("listing_s") / of("listings_at_once");
-        let gc_share_s = gc_pass_s / replicas.min(of("work_units"));
+        let owners = replicas.min(of("work_units"));
+        let gc_share_s = gc_pass_s / owners;
+        let journal = journal(inputs, replicas, writes_per_s, of("gc_interval_s") + gc_share_s);
+        let rebuilt_row_s = of("requests_of_a_rebuilt_row") * of("request_s");
         let gc_per_s = |pass_s: f64| gc_listings / (of("gc_interval_s") + pass_s);
         let write_bytes_per_s = writes_per_s * chunk_bytes;
         let cpu = read_bytes_per_s / 1e9 / of("gb_read_per_cpu_s")
@@ -128,10 +157,11 @@ impl ProjectedSize {
             index_gb,
             // A replica that reads all journals has a row for every chunk.
             index_gb_of_a_replica: if routes { index_gb / replicas } else { index_gb },
-            rebuild_h: (gc_pass_s + chunks * of("head_s") / of("heads_at_once")) / 3_600.0,
+            rebuild_h: (gc_pass_s + chunks * rebuilt_row_s / of("rebuilt_at_once")) / 3_600.0,
             gc_pass_h: gc_pass_s / 3_600.0,
             gc_share_h: gc_share_s / 3_600.0,
             gc_listings,
+            gc_chunks_per_s_max: collected_per_s_max(inputs, owners),
             bill: Bill::new(inputs, &usage),
         }
     }
@@ -139,5 +169,47 @@ impl ProjectedSize {
     /// Appends, listings and reads of the journal.
     pub(super) fn journal_requests_per_s(&self) -> f64 {
         self.journal_appends_per_s + self.journal_listings_per_s + self.journal_reads_per_s
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::projection::ProjectArguments;
+
+    fn inputs(gc_interval_s: f64) -> Inputs {
+        let nowhere = PathBuf::from("there is no such folder");
+        Inputs::new(&ProjectArguments { results: nowhere.clone(), out: nowhere, gbits: 400.0, gc_interval_s })
+    }
+
+    #[test]
+    fn a_log_is_listed_by_pages_while_they_are_few_and_else_replica_by_replica() {
+        let inputs = inputs(600.0);
+        let listings = |replicas, batches| listings_of_a_log(&inputs, replicas, batches, 1.0);
+        assert_eq!([0.0, 1_000.0, 1_001.0, 10_000.0].map(|n| listings(100.0, n)), [1.0, 1.0, 2.0, 10.0]);
+        assert_eq!([10_001.0, 1e6].map(|n| listings(100.0, n)), [100.0; 2]);
+        assert_eq!([3_000.0, 5_000.0, 1e6].map(|n| listings(4.0, n)), [3.0, 4.0, 4.0]);
+    }
+
+    /// Few owners delete less than the keeper marks: 32 chunks at a time in ten requests of 150 ms, against intents of 100 chunks
+    /// that take three requests and four rounds of tombstones.
+    #[test]
+    fn what_is_collected_follows_from_what_is_under_way_at_once() {
+        let inputs = inputs(600.0);
+        let rates = [1.0, 4.0, 16.0].map(|owners| collected_per_s_max(&inputs, owners));
+        let expected = [32.0 / 1.5, 4.0 * 32.0 / 1.5, 100.0 / (7.0 * 0.15)];
+        assert!(rates.iter().zip(expected).all(|(rate, of)| (rate - of).abs() < 1e-9), "{rates:?}");
+    }
+
+    /// Removals are kept for a day: what a hundred replicas announce of their passes in that time decides what each read costs.
+    #[test]
+    fn rare_passes_leave_few_batches_of_removals() {
+        let [often, rarely] = [600.0, 21_600.0].map(|seconds| journal(&inputs(seconds), 100.0, 1e3, seconds));
+        // 8 reads of the log a second, 3.3 of that of counts, and one replica that lists what all stored.
+        assert!((often.listings - (800.0 + 100.0 / 30.0 + 8.0)).abs() < 1e-9, "{}", often.listings);
+        assert!((rarely.listings - (64.0 + 100.0 / 30.0 + 8.0)).abs() < 1e-9, "{}", rarely.listings);
+        assert!(rarely.appends < often.appends && rarely.reads < often.reads);
     }
 }

@@ -1,4 +1,4 @@
-//! A rolling restart of all replicas under load, and one that leaves for good.
+//! A rolling restart of all replicas under load, one that leaves for good, and one that joins.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -42,6 +42,8 @@ pub(super) enum Change {
     RollingRestart,
     /// The last one stops, and does not come back.
     OneLeaves,
+    /// The last one begins to run, with nothing in memory or on disk. It was listed before.
+    OneJoins,
 }
 
 /// What requests met.
@@ -52,6 +54,7 @@ pub(super) struct ReplicasChanged {
     pub(super) replicas: usize,
     pub(super) spreading: Spreading,
     pub(super) rate: f64,
+    /// When the first was asked to stop, or the one that joins was started.
     pub(super) first_stopped_at_s: f64,
     pub(super) last_ready_at_s: f64,
     /// Share of the loads that were served from the memory or the disk of the replica that was asked: before, and the lowest of five seconds from the first restart on.
@@ -80,6 +83,11 @@ pub(super) async fn measure(
     let memory = (PROMPTS as usize * CHUNK_BYTES) as f64 * MEMORY / replicas as f64;
     let mut group = ReplicaGroup::start(arguments, network, spreading, memory as u64, memory as u64).await?;
     let clients = Arc::clone(&group.clients);
+    // Not the first: the clients were given its address.
+    let last = replicas - 1;
+    if change == Change::OneJoins {
+        group.stop(last).await?;
+    }
     let prompts: Arc<[Prompt]> = (0..PROMPTS).map(|part| clients.prompt(&[part])).collect();
     for prompt in &*prompts {
         clients.store(prompt, 0, CHUNK_BYTES).await.map_err(|failure| anyhow!(failure.cause))?;
@@ -124,14 +132,15 @@ pub(super) async fn measure(
     tokio::time::sleep(Duration::from_secs_f64(BEFORE_S)).await;
     let first_stopped_at_s = begun.elapsed().as_secs_f64();
     let mut last_ready_at_s = first_stopped_at_s;
-    let (stopped, is_back) = match change {
-        Change::RollingRestart => (0..replicas, true),
-        // Not the first: the clients were given its address.
-        Change::OneLeaves => (replicas - 1..replicas, false),
+    let changed = match change {
+        Change::RollingRestart => 0..replicas,
+        Change::OneLeaves | Change::OneJoins => last..replicas,
     };
-    for nth in stopped {
-        group.stop(nth).await?;
-        if is_back {
+    for nth in changed {
+        if change != Change::OneJoins {
+            group.stop(nth).await?;
+        }
+        if change != Change::OneLeaves {
             group.start_again(nth).await;
         }
         last_ready_at_s = begun.elapsed().as_secs_f64();

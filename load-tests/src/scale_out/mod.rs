@@ -34,7 +34,7 @@ pub(crate) struct ScaleArguments {
     #[command(flatten)]
     pub(crate) common: CommonArguments,
     /// What to measure.
-    #[arg(long, value_delimiter = ',', default_value = "hot,conversation,template,restart,leave")]
+    #[arg(long, value_delimiter = ',', default_value = "hot,conversation,template,restart,leave,join")]
     parts: Vec<Part>,
     /// How many replicas, in turn. The largest number is restarted.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8")]
@@ -57,7 +57,7 @@ pub(crate) struct ScaleArguments {
     /// Prompts of the trace `conversation`, from its beginning.
     #[arg(long, default_value_t = 2_000)]
     prompts: usize,
-    /// Reads per second during the rolling restart.
+    /// Reads per second while replicas restart, leave or join.
     #[arg(long, default_value_t = 150.0)]
     rate: f64,
 }
@@ -75,6 +75,8 @@ enum Part {
     Restart,
     /// One that leaves for good under load.
     Leave,
+    /// One that joins under load, empty.
+    Join,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -139,7 +141,11 @@ pub(crate) async fn scale(arguments: &ScaleArguments) -> Result<Scaling> {
             scaling.conversations.push(row);
         }
     }
-    let changes = [(Part::Restart, Change::RollingRestart), (Part::Leave, Change::OneLeaves)];
+    let changes = [
+        (Part::Restart, Change::RollingRestart),
+        (Part::Leave, Change::OneLeaves),
+        (Part::Join, Change::OneJoins),
+    ];
     for (_, change) in changes.into_iter().filter(|(part, _)| arguments.parts.contains(part) && most > 1) {
         for &spreading in spreadings(most) {
             let row = Box::pin(membership::measure(arguments, most, spreading, change)).await?;

@@ -65,6 +65,7 @@ pub(super) fn change_line(row: &ReplicasChanged) -> String {
     let what = match row.change {
         Change::RollingRestart => "rolling restart of",
         Change::OneLeaves => "one leaves, of",
+        Change::OneJoins => "one joins, of",
     };
     let recovered = row.recovered_after_s.map_or("not".to_owned(), |seconds| format!("{seconds:.0} s later"));
     format!(
@@ -164,6 +165,7 @@ fn change(page: &mut Page, row: &ReplicasChanged) {
     let what = match row.change {
         Change::RollingRestart => "Rolling restart of",
         Change::OneLeaves => "One leaves, of",
+        Change::OneJoins => "One joins, of",
     };
     page.heading(&format!("{what} {} replicas by {}", row.replicas, name(row.spreading)));
     page.paragraph(&(change_line(row) + "."));
@@ -175,8 +177,8 @@ fn change(page: &mut Page, row: &ReplicasChanged) {
         right: None,
         series: vec![report::line("hot", Mark::Line, points)],
         guides: vec![
-            Guide { at: Place::X(row.first_stopped_at_s), label: "first stopped".into() },
-            Guide { at: Place::X(row.last_ready_at_s), label: "last ready".into() },
+            Guide { at: Place::X(row.first_stopped_at_s), label: "it begins".into() },
+            Guide { at: Place::X(row.last_ready_at_s), label: "it is done".into() },
         ],
     };
     page.drawing(&plot.to_svg(), "Loads from memory, per cent of each second.");
