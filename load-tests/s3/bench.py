@@ -4,14 +4,16 @@
 
 Requests are presigned by botocore and sent over one connection by each of two threads, so that the client is the same for both. CPU
 seconds are those of the server's process (utime and stime of /proc). Prints JSON: medians over the rounds of each pair's quotient,
-MinIO's seconds by Kvasir's, so that more is better; with quartiles.
+MinIO's seconds by Kvasir's, so that more is better; with quartiles, and all pairs of (CPU seconds, seconds).
 """
 
 import http.client
 import json
 import os
 import pathlib
+import platform
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -81,6 +83,11 @@ def spread(values):
     return {"median": round(quartiles[1], 3), "quartiles": [round(quartiles[0], 3), round(quartiles[2], 3)]}
 
 
+def cpu():
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
 def main():
     rounds, servers = int(sys.argv[1]), [Server(text) for text in sys.argv[2:]]
     measured = {}
@@ -113,9 +120,19 @@ def main():
                 },
                 "cpu_quotient": spread([pair[theirs][0] / max(pair[ours][0], 1 / TICKS) for pair in pairs]),
                 "seconds_quotient": spread([pair[theirs][1] / pair[ours][1] for pair in pairs]),
+                "raw": [[list(pair[ours]), list(pair[theirs])] for pair in pairs],
             }
         )
-    print(json.dumps({"rounds": rounds, "rows": rows}, indent=1))
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], check=False, capture_output=True, text=True)
+    run = {
+        "what": f"whole objects over S3, {THREADS} connections: {ours}, then {theirs}, each with its files on the same disk",
+        "machine": f"{cpu()}, {os.cpu_count()} cores",
+        "load_average": os.getloadavg()[0],
+        "commit": commit.stdout.strip(),
+        "rounds": rounds,
+        "rows": rows,
+    }
+    print(json.dumps(run, indent=1))
 
 
 main()
