@@ -2,7 +2,8 @@
 
 The service of Kvasir keeps files on the same disk as LMCache's adapter for files, and answers when they are on it. LMCache's files
 do not wait for the disk, and Redis keeps nothing on it; nor does a second service, in memory. LMCache's adapter for S3 asks MinIO,
-on the same disk, and the S3 front of Kvasir's first service. Prints a table, and writes all that was measured.
+on the same disk, and the S3 front of Kvasir's first service. Over loopback, the CPU of both ends is measured; over links, the bytes
+of the answers. Prints a table, and writes all that was measured.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ ROUNDS = 12
 # Objects of a batch: 256 KiB each, as 256 tokens of a small model's layers, and 4 MiB.
 BATCHES = {"32 of 256 KiB": (32, 1), "8 of 4 MiB": (8, 16)}
 SHAPED = 1e9
+# A late answer of Kvasir's is a miss, and would end the run; the others have no deadlines.
+PATIENT = {"lookup_deadline_s": 30, "load_deadline_s": 60}
+# Access and secret keys; a service without credentials accepts any.
+MINIO, FRONT = ("test-key", "test-secret"), ("anyone", "anyone")
 
 
 class System:
@@ -59,7 +64,7 @@ class System:
             ("load", lambda: load(self.reader, keys, into) == "1" * len(keys)),
         ):
             before, begun = self._spent(), time.perf_counter()
-            assert work(), name
+            assert work(), f"{type(self.adapter).__name__}: {name}"
             seconds = time.perf_counter() - begun
             spent = {key: value - before[key] for key, value in self._spent().items()}
             # A link shapes answers alone.
@@ -84,24 +89,26 @@ def main(redis: str, minio: str, minio_pid: str, out: str) -> None:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         front = free_port()
-        front_settings = ("--s3.listen", f"127.0.0.1:{front}", "--s3.domains", f"s3.localhost:{front}")
+        front_link, minio_link = link_to(front), link_to(minio)
+        domains = ",".join(f"s3.localhost:{each}" for each in (front, port_of(front_link)))
+        front_settings = ("--s3.listen", f"127.0.0.1:{front}", "--s3.domains", domains)
         service = stack.enter_context(kvasir.testing.server(*front_settings))
         in_memory = stack.enter_context(kvasir.testing.server("--store.url", "memory:///", "--hot.disk", "0B"))
         port = free_port()
         running_redis = running([redis, "--port", str(port), "--save", "", "--appendonly", "no"], f"127.0.0.1:{port}")
         pid = stack.enter_context(running_redis)
-        links = [Link(service.url), Link(f"http://127.0.0.1:{port}")]
-        for link in links:
-            link.rate = SHAPED
+        kvasir_link, redis_link = link_to(service.url.rpartition(":")[2]), link_to(port)
         systems = {
-            ("loopback", "Kvasir"): System(make_adapter(service.url), service._process.pid),
-            ("loopback", "Kvasir, in memory"): System(make_adapter(in_memory.url), in_memory._process.pid),
-            ("loopback", "Redis"): System(create_l2_adapter(RESPL2AdapterConfig("127.0.0.1", port)), pid),
+            ("loopback", "Kvasir"): System(make_adapter(service.url, **PATIENT), service._process.pid),
+            ("loopback", "Kvasir, in memory"): System(make_adapter(in_memory.url, **PATIENT), in_memory._process.pid),
+            ("loopback", "Redis"): System(redis_at(port), pid),
             ("loopback", "files"): System(create_l2_adapter(FSL2AdapterConfig(folder))),
-            ("loopback", "S3, MinIO"): s3(minio, "test-key", "test-secret", int(minio_pid)),
-            ("loopback", "S3, Kvasir"): s3(front, "anyone", "anyone", service._process.pid),
-            ("1 Gb/s", "Kvasir"): System(make_adapter(links[0].url), link=links[0]),
-            ("1 Gb/s", "Redis"): System(redis_over(links[1]), link=links[1]),
+            ("loopback", "S3, MinIO"): s3(minio, *MINIO, server=int(minio_pid)),
+            ("loopback", "S3, Kvasir"): s3(front, *FRONT, server=service._process.pid),
+            ("1 Gb/s", "Kvasir"): System(make_adapter(kvasir_link.url, **PATIENT), link=kvasir_link),
+            ("1 Gb/s", "Redis"): System(redis_at(port_of(redis_link)), link=redis_link),
+            ("1 Gb/s", "S3, MinIO"): s3(port_of(minio_link), *MINIO, link=minio_link),
+            ("1 Gb/s", "S3, Kvasir"): s3(port_of(front_link), *FRONT, link=front_link),
         }
         first = 0
         for number in range(-1, ROUNDS):
@@ -128,22 +135,34 @@ def main(redis: str, minio: str, minio_pid: str, out: str) -> None:
         text = f"{median:8.1f} ms ({low:.1f}-{high:.1f})"
         if "cpu_ms" in row:
             text += f"  CPU {row['cpu_ms']:6.1f} + {row['server_cpu_ms']:6.1f} ms"
+        else:
+            text += f"  answers {row['answered_bytes'] / 2**20:9.4f} MiB"
         print(f"{row['link']:9} {row['batch']:14} {row['operation']:7} {row['system']:17} {text}{quotient}")
     write(out, found)
 
 
-def redis_over(link: Link) -> L2AdapterInterface:
-    return create_l2_adapter(RESPL2AdapterConfig("127.0.0.1", int(link.url.rpartition(":")[2])))
+def link_to(port: int | str) -> Link:
+    link = Link(f"http://127.0.0.1:{port}")
+    link.rate = SHAPED
+    return link
 
 
-def s3(port: int | str, key: str, secret: str, server: int) -> System:
+def port_of(link: Link) -> int:
+    return int(link.url.rpartition(":")[2])
+
+
+def redis_at(port: int) -> L2AdapterInterface:
+    return create_l2_adapter(RESPL2AdapterConfig("127.0.0.1", port))
+
+
+def s3(port: int | str, key: str, secret: str, server: int | None = None, link: Link | None = None) -> System:
     """LMCache's own adapter over the S3 server at a port; `run` has given the bucket's host a name."""
     config = {"s3_endpoint": f"s3://kvasir-test.s3.localhost:{port}", "s3_region": "us-east-1"}
     config |= {"disable_tls": True, "s3_prefer_http2": False, "aws_access_key_id": key, "aws_secret_access_key": secret}
     # As many threads as there are cores, instead of 64.
     config |= {"s3_num_io_threads": 2}
     adapter, reader = (create_l2_adapter(S3L2AdapterConfig.from_dict(config)) for _ in range(2))
-    return System(adapter, server, reader=reader)
+    return System(adapter, server, link, reader)
 
 
 def rows_of(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -137,6 +137,9 @@ def test_what_is_incompatible_is_a_miss_with_a_reason(adapter, service, others, 
     status = asker.report_status()
     assert status["mismatches"] == ([] if reason is None else [reason])
     assert status["counts"]["finds:missing" if reason is None else "finds:mismatch"] == 2
+    causes = kvasir.connect(service.url, namespace=asker._settings.namespace).explain_objects(asker._names_of(keys))["causes"]
+    told = [f"{each['field']} is {each['asked']} here" for cause in causes for each in cause.get("differences", [])]
+    assert told == ([] if reason is None else [reason.replace("'", "").split(" and ")[0]])
     asker.close()
 
 

@@ -17,6 +17,8 @@ from lmcache.v1.storage_backend.local_cpu_backend import LocalCPUBackend
 from lmcache.v1.storage_backend.remote_backend import RemoteBackend
 from proxy import MODES, FaultProxy
 
+import kvasir
+
 CHUNK, LAYERS, HEADS, DIM = 64, 4, 2, 32
 
 
@@ -44,7 +46,8 @@ class Process:
         self.loop = asyncio.new_event_loop()
         threading.Thread(target=self.loop.run_forever, daemon=True).start()
         self.backend = RemoteBackend(config, self.metadata, self.loop, self.memory, "cpu", plugin_name="kvasir")
-        self.pages = self.backend.connection.getWrappedConnector()._pages
+        self.connector = self.backend.connection.getWrappedConnector()
+        self.pages = self.connector._pages
         wait_for(lambda: self.pages.is_connected or None)
 
     def keys(self, count: int, first: int = 0, **tags: str) -> list[CacheEngineKey]:
@@ -117,6 +120,20 @@ def test_chunks_that_are_not_whole_are_not_stored(make):
     one = make()
     one.store(one.keys(1), seed=2, tokens=CHUNK // 2)
     assert one.backend.batched_contains(one.keys(1)) == 0
+
+
+@pytest.mark.parametrize(("quality", "most"), [("exact", 0.95), ("small", 0.6)])
+def test_chunks_are_encoded_where_a_quality_is_named(make, service, quality, most):
+    own = {"namespace": f"encoded-{quality}"}
+    one, other = (make(quality=named, **own) for named in (quality, "exact"))
+    values = one.store(one.keys(6), seed=6)
+    stored = kvasir.connect(service.url, **own).read_objects(one.connector._names_of(one.keys(6)))
+    assert len(stored) == 6 and sum(map(len, stored)) < most * sum(value.nbytes for value in values)
+    truth, came = (torch.stack(some).float() for some in (values, other.load(other.keys(6))))
+    error = float((came - truth).square().sum() / truth.square().sum())
+    assert error == 0 if quality == "exact" else 0 < error < 1e-1
+    # Who stores chunks as they are has others.
+    assert make(**own).backend.batched_contains(one.keys(6)) == 0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from proxy import FaultProxy
 
 import kvasir
-from kvasir import _pages
+from kvasir import _pages, aio
 from kvasir._identities import Identity
 from kvasir._pages import PageLayout, PageStore, Settings
 from kvasir._settings import read_settings
@@ -240,14 +240,40 @@ def test_a_mismatch_has_a_reason(server, caplog):
         other.drain()
     reason = "dtype is 'fp8' here and 'bf16' there"
     assert other.counts["finds:mismatch"] == 4 and other.mismatches == {mine: reason} and caplog.text.count(reason) == 1
+    raw, [key] = kvasir.connect(server.url, namespace="mismatch"), other.names(mine, "c")
+    [cause, trace] = raw.explain_objects([key])["causes"]
+    assert cause["differences"] == [{"field": "dtype", "asked": "fp8", "stored": "bf16"}] and trace["reason"] == "never_stored"
+    assert asyncio.run(explain(server.url, "mismatch", key)) == [cause, trace]
     # What this engine has stored itself fits, and of another rank's pages nothing is there to differ from.
     assert other.store(other.names(mine, "a"), memory.pages).result() == ["stored"]
     other.drain()
     other.find([other.names(mine, "ab"), other.names(identity(1, model="m", dtype="fp8"), "a")]).result()
     other.drain()
     assert other.counts["finds:missing"] == 2 and other.counts["finds:mismatch"] == 4 and not other.mismatches
+    assert raw.explain_objects([key])["causes"] == [trace]
     one.close()
     other.close()
+
+
+async def explain(url: str, namespace: str, key: str) -> list[dict]:
+    return (await (await aio.connect(url, namespace=namespace)).explain_objects([key]))["causes"]
+
+
+def test_any_bytes_may_be_in_the_place_of_an_identity(server):
+    store, prefix = kvasir.connect(server.url, namespace="identities"), f"e/{0:032x}/"
+    mine, memory = identity(0, model="m"), Memory(1, seed=7)
+    for number, note in enumerate([b"x", b"[]", b"{}", b'{"fields": [1], "place": [0]}', b"\xff"]):
+        store.put_object("e/identities/0", note)
+        store.put_object(f"{prefix}identity", note)
+        assert [cause["reason"] for cause in store.explain_objects([f"{prefix}page"])["causes"]] == ["never_stored"], note
+        # An engine's misses count, and it registers behind what it cannot read.
+        engine = connect(server.url, namespace="identities")
+        key = engine.names(mine, [str(number)])
+        assert engine.find([key]).result() == [[False]] and engine.store(key, memory.pages).result() == ["stored"]
+        engine.close()
+        assert engine.counts["finds:missing"] == 1 and store.read_objects(["e/identities/0", "e/identities/1"])[1:] == [mine.note()]
+        for each in ("e/identities/0", "e/identities/1", f"{prefix}identity"):
+            store.delete_object(each)
 
 
 def test_a_network_that_flips_bits_costs_no_page(server):

@@ -110,6 +110,12 @@ def test_a_named_quality_is_kept(empty, spec, kv, tokens):
     assert levels == [0, 1, 2]
     with pytest.raises(kvasir.InputError, match="transparent"):
         store.model(spec, quality="good")
+    session = store.model(spec, quality="transparent").session(tokens, salt=b"quality")
+    lowered = [session.load(level=0, soft_quality=soft).chunks[0].level for soft in ("small", "balanced", None)]
+    assert lowered == [0, 1, 2]
+    for soft, why in (("good", "balanced"), ("transparent", "not below")):
+        with pytest.raises(kvasir.InputError, match=why):
+            session.load(level=0, soft_quality=soft)
 
 
 def test_what_lies_beneath_is_kept_with_what_is_saved_over_it(empty, spec, kv, tokens):

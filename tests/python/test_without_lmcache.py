@@ -74,8 +74,8 @@ def test_a_load_of_lmcache_does_not_wait_for_memory(import_over):
         asked.append(busy_loop)
         return free.pop() if free else None
 
-    def load(keys, pages):
-        assert len(keys) == len(pages) == 2
+    def load(keys, pages, layout):
+        assert layout is None and len(keys) == len(pages) == 2
         loaded: Future = Future()
         loaded.set_result([True, False])
         return loaded
@@ -89,7 +89,7 @@ def test_a_load_of_lmcache_does_not_wait_for_memory(import_over):
 def test_a_store_that_lmcache_abandons_holds_its_memory(import_over):
     stores: list[Future] = []
 
-    def store(keys, pages):
+    def store(keys, pages, layout):
         stores.append(Future())
         return stores[-1]
 

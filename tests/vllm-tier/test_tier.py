@@ -99,7 +99,7 @@ def test_a_window_is_found_behind_a_hole(make):
         ({"params": {"revision": "b"}}, "revision is 'b' here and '' there"),
     ],
 )
-def test_what_is_incompatible_is_a_miss_with_a_reason(make, difference, reason):
+def test_what_is_incompatible_is_a_miss_with_a_reason(make, service, difference, reason):
     first = make()
     first.offload(make_keys(2), make_values(2, seed=5))
     first.settle()
@@ -108,6 +108,9 @@ def test_what_is_incompatible_is_a_miss_with_a_reason(make, difference, reason):
     assert other.look_up(make_keys(2)) == [False, False]
     other.tier.drain_jobs()
     assert reason in "".join(other.tier._pages.mismatches.values()) and other.counts()["finds:mismatch"] == 2
+    store = kvasir.connect(service.url, namespace="test_what_is_incompatible_is_a_miss_with_a_reason")
+    [cause, _] = store.explain_objects(other.tier._names_of(make_keys(2)))["causes"]
+    assert cause["reason"] == "other_model" and reason.split(" ")[0] in [each["field"] for each in cause["differences"]]
 
 
 def test_chunks_are_packed_where_exact_is_named(make, service):

@@ -30,7 +30,8 @@ class Link(FaultProxy):
         super()._pump(source, sink, is_answer)
 
     def _answer(self, sink: socket.socket, data: bytes) -> None:
-        self.answered += len(data)
+        with self._link:
+            self.answered += len(data)
         super()._answer(sink, data)
 
 

@@ -11,7 +11,7 @@ use kvasir_client::{
     report::{ChunkOutcome, SaveOutcome, SaveReport},
     tuning::LoadOptions,
 };
-use kvasir_types::{Level, LevelError, Loss, ModelSpec, TokenRange};
+use kvasir_types::{Level, LevelError, Loss, ModelSpec, Quality, TokenRange};
 use pyo3::prelude::*;
 use pyo3_async_runtimes::tokio::get_runtime;
 use serde_json::json;
@@ -227,7 +227,7 @@ impl Session {
 
     /// Loads the match into tensors, optionally those of one tensor-parallel rank, and returns a report as
     /// JSON.
-    #[pyo3(signature = (into, deadline, level, present, rank, is_async))]
+    #[pyo3(signature = (into, deadline, level, present, rank, soft_quality, is_async))]
     #[allow(clippy::too_many_arguments, reason = "the arguments of one method of Python's, in its order")]
     fn load<'py>(
         &self,
@@ -237,8 +237,13 @@ impl Session {
         level: Option<u8>,
         present: u64,
         rank: Option<(usize, usize)>,
+        soft_quality: Option<&str>,
         is_async: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
+        let soft_floor = soft_quality
+            .map(str::parse::<Quality>)
+            .transpose()
+            .map_err(|error| Failure::input("invalid_setting", error, "correct soft_quality"))?;
         let shard = self.shard(rank)?;
         let spec = shard.part_of(&self.spec);
         let tensors = Tensors::borrow(&spec, into, self.matched as usize, Use::Write)?;
@@ -250,7 +255,7 @@ impl Session {
                 Some(level) => LoadOptions::at_level(Level(level)),
                 None => LoadOptions::from(deadline),
             };
-            let options = LoadOptions { deadline, present, ..options };
+            let options = LoadOptions { deadline, soft_floor, present, ..options };
             let load = session.read().await.load([table], options)?;
             loaded_json(&load.finish().await)
         })

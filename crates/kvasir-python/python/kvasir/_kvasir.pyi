@@ -236,11 +236,25 @@ class Session:
     def reused(self, kl: float, error: int, hops: int) -> None: ...
     @overload
     def load(
-        self, into: Any, deadline: float | None, level: int | None, present: int, rank: tuple[int, int] | None, is_async: _No
+        self,
+        into: Any,
+        deadline: float | None,
+        level: int | None,
+        present: int,
+        rank: tuple[int, int] | None,
+        soft_quality: str | None,
+        is_async: _No,
     ) -> str: ...
     @overload
     def load(
-        self, into: Any, deadline: float | None, level: int | None, present: int, rank: tuple[int, int] | None, is_async: _Yes
+        self,
+        into: Any,
+        deadline: float | None,
+        level: int | None,
+        present: int,
+        rank: tuple[int, int] | None,
+        soft_quality: str | None,
+        is_async: _Yes,
     ) -> Awaitable[str]: ...
     @overload
     def save(self, kv: Any, tokens: int, is_async: _No) -> str: ...

@@ -268,21 +268,21 @@ class PageStore:
         padded = [[*found, *[None] * (len(row) - len(found))] for row, found in zip(rows, sizes, strict=True)]
         there = [[size is not None for size in row] for row in padded]
         self.counts["finds:found"] += sum(map(sum, there))
-        missing: Counter[Identity | None] = Counter()
+        missing: dict[Identity | None, list[str]] = {}
         for key, is_there in zip(chain.from_iterable(rows), chain.from_iterable(there), strict=True):
             identity = self._identity_of(key)
             if not is_there:
-                missing[identity] += 1
+                missing.setdefault(identity, []).append(key)
             elif identity is not None:
                 self.mismatches.pop(identity, None)
-        for identity, count in missing.items():
+        for identity, keys in missing.items():
             if identity is None or identity in self._asked:
-                self._count_missing(identity, count)
+                self._count_missing(identity, len(keys))
             else:
-                self._move(self._explain(identity, count), None)
+                self._move(self._explain(identity, _prefix_of(keys[0]), len(keys)), None)
         return there
 
-    async def _explain(self, identity: Identity, count: int) -> None:
+    async def _explain(self, identity: Identity, prefix: str, count: int) -> None:
         """Check once whether pages are missing because all stored pages have other identities."""
         assert self._register is not None
         # Concurrent callers do not ask.
@@ -296,13 +296,14 @@ class PageStore:
             self.mismatches[identity] = difference
             self._logger.info("no stored page fits this engine; compared with the closest one, %s", difference)
         self._count_missing(identity, count)
+        if identity in self.mismatches:
+            await self._tell("misses are not explained by their keys", self._register.declare(prefix, identity))
 
     def _count_missing(self, identity: Identity | None, count: int) -> None:
         self.counts["finds:mismatch" if identity in self.mismatches else "finds:missing"] += count
 
     def _identity_of(self, key: str) -> Identity | None:
-        engine, digest, _ = f"{key}//".split("/", 2)
-        return self._identities.get(f"{engine}/{digest}/")
+        return self._identities.get(_prefix_of(key))
 
     async def _note(self, identity: Identity) -> None:
         """Register an identity, once, after its first stored page."""
@@ -310,10 +311,14 @@ class PageStore:
         self._noted.add(identity)
         self._asked.add(identity)
         self.mismatches.pop(identity, None)
+        await self._tell("other engines cannot explain misses by this one's pages", self._register.add(identity))
+
+    async def _tell(self, otherwise: str, telling: Coroutine[Any, Any, None]) -> None:
+        """Store an identity. It may fail: engines work without."""
         try:
-            await asyncio.wait_for(self._register.add(identity), self._settings.load_deadline_s)
+            await asyncio.wait_for(telling, self._settings.load_deadline_s)
         except (KvasirError, TimeoutError) as error:
-            self._logger.debug("cannot register this engine's pages; other engines cannot explain misses with them: %s", error)
+            self._logger.debug("cannot store this engine's identity, so %s: %s", otherwise, error)
 
     def _objects_of(self, layout: PageLayout | None) -> _kvasir.Objects | None:
         """Return the store for pages of a layout: with encoding, if it is requested and possible."""
@@ -411,6 +416,11 @@ def is_of_bytes(count: str) -> bool:
 def size_of(page: Page) -> int:
     """Return the size of a page in bytes."""
     return sum(size for _, size in page)
+
+
+def _prefix_of(key: str) -> str:
+    engine, digest, _ = f"{key}//".split("/", 2)
+    return f"{engine}/{digest}/"
 
 
 def _parts(page: Page) -> list[tuple[int, int, tuple[int], str]]:

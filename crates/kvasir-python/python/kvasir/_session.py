@@ -37,6 +37,7 @@ class Session:
         level: int | None = None,
         present: int = 0,
         rank: tuple[int, int] | None = None,
+        soft_quality: str | None = None,
     ) -> Loaded:
         """Load the matched tokens.
 
@@ -55,11 +56,14 @@ class Session:
             Leading tokens that are already in the tensors. A chunk without any other token is not loaded.
         rank : (int, int), optional
             A tensor-parallel rank and the number of ranks, for tensors with only that rank's heads.
+        soft_quality : str, optional
+            A quality below the `Store.model` one that this load may fall to where the deadline leaves no time for more.
 
         Raises
         ------
         InputError
-            ``wrong_shape``, ``wrong_dtype`` or ``wrong_layout`` naming the tensor.
+            ``wrong_shape``, ``wrong_dtype`` or ``wrong_layout`` naming the tensor; ``invalid_setting`` for a `soft_quality` that
+            is not below the model's.
 
         Examples
         --------
@@ -69,7 +73,7 @@ class Session:
         (True, (2, 512, 16))
         """
         target = self._spec.empty(self.matched) if into is None else into
-        loaded = Loaded._of(target, self._core.load(target, deadline, level, present, rank, False))
+        loaded = Loaded._of(target, self._core.load(target, deadline, level, present, rank, soft_quality, False))
         self.missing = loaded.missing
         return loaded
 

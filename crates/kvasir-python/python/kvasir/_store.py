@@ -10,6 +10,7 @@ from typing import Any
 
 from . import _kvasir
 from ._codec import Profile, profile_of
+from ._identities import asker_of, mismatch, registered
 from ._model import Json, Model
 from ._spec import spec_of
 
@@ -341,6 +342,9 @@ class Store:
     def explain_objects(self, keys: Sequence[str]) -> Json:
         """Return how many of the leading keys have an object, and why the next one has none.
 
+        For a page that LMCache, SGLang or vLLM's tier asked for in vain, the causes say in which fields that engine differs
+        from the closest one that stores.
+
         Parameters
         ----------
         keys : sequence of str
@@ -352,6 +356,11 @@ class Store:
         'never_stored'
         """
         found: Json = self._request("explain_objects", namespace=self.namespace, keys=list(keys))
+        if asker := asker_of(found):
+            engine, key = asker
+            for identity in self._core.read_objects([key], False):
+                cause = mismatch(identity, self._core.read_objects(registered(engine), False))
+                found["causes"] = [*filter(None, [cause]), *found["causes"]]
         return found
 
     def delete_object(self, key: str) -> None:
@@ -376,7 +385,7 @@ class Store:
         Parameters
         ----------
         types : str, optional
-            Only these types, separated by commas: ``stored``, ``removed``, ``cleared``.
+            Only these types, separated by commas: ``stored``, ``removed``, ``cleared``, ``profile``.
         after : str, optional
             Resume after the event with this ``event_id``.
 

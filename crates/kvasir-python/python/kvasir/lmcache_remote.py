@@ -19,7 +19,7 @@ from lmcache.v1.storage_backend.connector import ConnectorAdapter, ConnectorCont
 from lmcache.v1.storage_backend.connector.base_connector import RemoteConnector
 
 from ._identities import Identity
-from ._pages import Page, PageStore, Settings
+from ._pages import Page, PageLayout, PageStore, Settings
 from ._settings import read_settings, refuse
 from .errors import InputError
 
@@ -28,6 +28,8 @@ __all__ = ["KvasirAdapter"]
 logger = init_logger(__name__)
 
 _OF_LMCACHE = ("module_path", "class_name")
+# Types of chunks that can be encoded.
+_DTYPES = ("torch.bfloat16", "torch.float16", "torch.float32")
 
 
 class KvasirAdapter(ConnectorAdapter):
@@ -60,8 +62,6 @@ class _Connector(RemoteConnector):
         if context.config.use_layerwise:
             refuse("use_layerwise", "single layers are not supported", "set it to false, or use LMCache's multi-process mode")
         self._settings = read_settings(Settings, {k: v for k, v in given.items() if k not in _OF_LMCACHE}, where)
-        if self._settings.quality is not None:
-            refuse(where, "quality is not supported here", "omit it, or use the multi-process mode")
         self._metadata, self._memory = context.metadata, context.local_cpu_backend
         self._pages = PageStore(self._settings, logger)
 
@@ -100,7 +100,7 @@ class _Connector(RemoteConnector):
         # Unless told not to, LMCache sleeps until memory is free, on its loop: transfers there, which hold memory, would never end.
         allocated = (self._memory.allocate(shapes, dtypes, self.meta_fmt, busy_loop=False) for _ in keys)
         objects = list(takewhile(lambda object: object is not None, allocated))
-        loading = self._pages.load(self._names_of(keys[: len(objects)]), _pages_of(objects))
+        loading = self._pages.load(self._names_of(keys[: len(objects)]), _pages_of(objects), self._layout())
         try:
             loaded = await asyncio.shield(asyncio.wrap_future(loading))
         except asyncio.CancelledError:
@@ -135,7 +135,7 @@ class _Connector(RemoteConnector):
         pairs = zip(keys, memory_objs, strict=True)
         whole = [(key, object) for key, object in pairs if object.get_size() == self.full_chunk_size_bytes]
         objects = [object for _, object in whole]
-        storing = self._pages.store(self._names_of([key for key, _ in whole]), _pages_of(objects))
+        storing = self._pages.store(self._names_of([key for key, _ in whole]), _pages_of(objects), self._layout())
         try:
             await asyncio.shield(asyncio.wrap_future(storing))
         except asyncio.CancelledError:
@@ -157,6 +157,17 @@ class _Connector(RemoteConnector):
         """Wait for operations in flight, and stop."""
         await asyncio.to_thread(self._pages.close)
 
+    def _layout(self) -> PageLayout | None:
+        """Return the layout of whole chunks, if they can be encoded: keys and values of all layers, of one type."""
+        metadata = self._metadata
+        if self._settings.quality is None:
+            return None
+        layers, planes, tokens, heads, width = metadata.kv_shape
+        [shape, *others], dtype = metadata.get_shapes(), str(metadata.get_dtypes()[0])
+        if others or planes != 2 or tuple(shape) != (planes, layers, tokens, heads * width) or dtype not in _DTYPES:
+            return None
+        return PageLayout(metadata.model_name, dtype, (layers, tokens, heads, width), "2LNHD")
+
     def _names_of(self, keys: Sequence[CacheEngineKey]) -> Sequence[str]:
         names = []
         for key in keys:
@@ -169,6 +180,7 @@ class _Connector(RemoteConnector):
                 # Ranks that divide heads and ranks that divide layers may have chunks of equal sizes. The shape of the
                 # configuration, not of the groups of layers: a scheduler, which only looks up, has none of these.
                 ("kv_shape", str(tuple(self._metadata.kv_shape))),
+                ("encoding", "as they are" if self._settings.quality is None else "encoded"),
             )
             # Chunks with other tags never match, like those with other salts.
             salt = json.dumps(key.tags) if key.tags else ""
