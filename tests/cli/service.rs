@@ -66,6 +66,15 @@ fn a_model_that_was_never_seen_is_stored_from_its_first_dump() {
     assert_eq!(status["sample_chunks"], stored["chunks"].as_array().expect("chunks").len());
     let text = bench.ok(&format!("profile status --url {url} --model-id {model}"));
     assert!(text.contains("in force") && text.contains("profile retrain"), "{text}");
+    let explained = json(&bench.ok(&format!("context explain --url {url} --kv kv.safetensors --json")));
+    let matched = &explained["profiles"][0];
+    assert_eq!(matched["profile_hash"], stored["profile_hash"], "{explained}");
+    assert_eq!((&matched["tokens"], &matched["quality"]), (&600.into(), &"transparent".into()));
+    let lookup = format!("context lookup --url {url} --kv kv.safetensors --json --quality");
+    assert_eq!(json(&bench.ok(&format!("{lookup} transparent")))["matched_tokens"], 600);
+    bench.run(&format!("{lookup} exact")).fails(exit::NOTHING, &["in quality exact"]);
+    let text = bench.ok(&format!("context explain --url {url} --kv kv.safetensors"));
+    assert!(text.contains("600 tokens of 1 chunks") && text.contains("; transparent, error "), "{text}");
     bench.ok(&format!("context get --url {url} --kv kv.safetensors -o back.safetensors"));
     let back = kvasir_dump::parse_dump(&bench.read("back.safetensors")).expect("a dump");
     let pairs = || known.kv.as_slice().iter().zip(back.kv.as_slice());
@@ -120,6 +129,15 @@ fn a_profile_is_trained_on_what_is_stored() {
     assert_eq!(said("made"), ["first_save", "retrain"]);
     assert_eq!(status["profiles"][1]["profile_hash"], made["profile_hash"]);
     assert!(status["next"].as_str().is_some_and(|next| next.contains("comes into force in")), "{status}");
+    // The service was told of all but the dry run.
+    let trainings = status["trainings"].as_array().expect("trainings");
+    let outcome = |index: usize| trainings[index]["outcome"].as_str().expect("an outcome");
+    assert_eq!((outcome(0), outcome(trainings.len() - 1)), ("published", "refused"), "{status}");
+    assert_eq!(trainings[0]["trained"], made["profile_hash"]);
+    let bits = |of: &str| trainings[0][of].as_f64().expect("bits");
+    assert!(bits("trained_bits") < 0.9 * bits("in_force_bits"), "{status}");
+    let text = bench.ok(&format!("profile status --url {url} --model-id {model}"));
+    assert!(text.contains(": published, ") && text.contains(": refused, "), "{text}");
     bench
         .run(&format!("profile retrain --url {url} --model-id {}", "0".repeat(64)))
         .fails(exit::DATA, &["not registered"]);

@@ -123,3 +123,28 @@ async fn a_part_is_stored_without_its_client() {
     };
     tokio::time::timeout(Duration::from_secs(20), written).await.expect("the part is stored");
 }
+
+/// A hook that answers reads of parts with an error.
+fn failing_parts(error: fn() -> object_store::Error) -> Hook {
+    Arc::new(move |request, path| {
+        let fails = request == Hooked::Reading && path.as_ref().contains("/u/");
+        async move { if fails { Err(error()) } else { Ok(()) } }.boxed()
+    })
+}
+
+/// A part that cannot be read is no fault of the client that names it: the error says so, and the same request succeeds later.
+#[tokio::test]
+async fn a_completion_says_why_a_part_cannot_be_read() {
+    let backend = Backend::memory();
+    let (replica, upload_id) = (backend.replica().await, Uuid::now_v7());
+    let stored = part(&replica, upload_id, 1, b"abc").await;
+    let away = failing_parts(|| object_store::Error::Generic { store: "test", source: "is away".into() });
+    let failed = complete(&backend.hooked_replica(away).await, upload_id, &[stored]).await;
+    assert!(matches!(failed, Err(ObjectError::Put(PutError::Store(_)))), "{failed:?}");
+    // Another completion of the upload removed it since this one looked.
+    let gone =
+        failing_parts(|| object_store::Error::NotFound { path: "u".to_owned(), source: "is gone".into() });
+    let failed = complete(&backend.hooked_replica(gone).await, upload_id, &[stored]).await;
+    assert!(matches!(failed, Err(ObjectError::Put(PutError::UnknownPart { number: 1 }))), "{failed:?}");
+    assert!(complete(&replica, upload_id, &[stored]).await.expect("completes"));
+}

@@ -94,6 +94,10 @@ pub(crate) fn body(operation: &str, ids: &Ids, chunk: &Chunk) -> Option<Vec<u8>>
         "create_context" => json!({"model_id": ids.model, "namespace": "n", "chunks": [ids.seq_hash]}),
         "change_context" => json!({"pinned": true}),
         "report_load" => json!({"slo_ms": 1, "elapsed_ms": 1, "loaded_tokens": 1, "recomputed_tokens": 0}),
+        "report_training" => {
+            json!({"outcome": "failed", "reason": "none fits", "sampled_chunks": 1, "sampled_tokens": 256,
+            "in_force": ids.profile})
+        }
         "start_job" => json!({"kind": "gc", "dry_run": true}),
         "plan" => json!({"model": "llama-3.1-8b"}),
         _ => return None,

@@ -2,14 +2,14 @@
 
 use std::time::Duration;
 
-use kvasir_api::{Event, EventType, EventsQuery, routes};
+use kvasir_api::{Event, EventType, EventsQuery, TrainingOutcome, TrainingRecord, routes};
 use kvasir_client::rest::{Client, EventMessage, EventStream};
 use kvasir_store::StoreConfig;
 use kvasir_tests::{
     chunks,
     service::{Service, expect_problem},
 };
-use kvasir_types::{Medium, TokenChain};
+use kvasir_types::{Medium, ProfileHash, TokenChain};
 use reqwest::Method;
 use tempfile::TempDir;
 
@@ -112,4 +112,69 @@ async fn what_one_replica_stores_the_others_tell() {
     assert_ne!(told_b.event_id, told_a.event_id);
     a.stop().await;
     b.stop().await;
+}
+
+/// What becomes of a model's profiles: the stored ones, and the trainings that stored none.
+#[tokio::test]
+async fn profiles_that_are_stored_and_trainings_that_store_none_are_told_counted_and_listed() {
+    let directory = TempDir::new().expect("a directory");
+    let service = Service::start(store(&directory), directory.path()).await;
+    let (model_id, _) = service.prepare("n").await;
+    let client = client(&service);
+    let query = EventsQuery { types: Some("profile".to_owned()), ..Default::default() };
+    let mut told = client.events(&query).await.expect("a stream");
+    let in_force = ProfileHash::of(chunks::PROFILE);
+    let second = b"another profile nobody decodes".to_vec();
+    let trained = ProfileHash::of(&second);
+    // Only the first time is it new.
+    for _ in 0..2 {
+        client.put_profile(&model_id, second.clone()).await.expect("stored");
+    }
+    let event = next(&mut told).await;
+    assert_eq!((event.event_type, event.model_id), (EventType::Profile, Some(model_id)));
+    assert_eq!((event.profile_hash, event.reason.as_deref()), (Some(trained), Some("stored")));
+
+    let record = TrainingRecord {
+        outcome: TrainingOutcome::Refused,
+        reason: "it needs 97 % of the bytes of the profile in force".to_owned(),
+        sampled_chunks: 40,
+        sampled_tokens: 20_480,
+        in_force,
+        trained: Some(trained),
+        held_out_chunks: 8,
+        in_force_bits: Some(5.9),
+        trained_bits: Some(5.7),
+    };
+    // Of one that published, the event was that of its profile.
+    let published = TrainingRecord { outcome: TrainingOutcome::Published, ..record.clone() };
+    for report in [&published, &record] {
+        client.report_training(&model_id, report).await.expect("taken");
+    }
+    let event = next(&mut told).await;
+    assert_eq!((event.profile_hash, event.reason.as_deref()), (Some(trained), Some("refused")));
+    let listed = client.trainings(&model_id).await.expect("a list").trainings;
+    let outcomes: Vec<_> = listed.iter().map(|training| training.outcome).collect();
+    assert_eq!(outcomes, [TrainingOutcome::Refused, TrainingOutcome::Published], "newest first");
+    assert_eq!((&listed[0].reason, listed[0].trained_bits), (&record.reason, Some(5.7)));
+    let metrics = service.metrics().await;
+    for line in [
+        "kvasir_profiles_stored_total 2\n",
+        "kvasir_profile_trainings_total{outcome=\"failed\"} 0\n",
+        "kvasir_profile_trainings_total{outcome=\"published\"} 1\n",
+        "kvasir_profile_trainings_total{outcome=\"refused\"} 1\n",
+    ] {
+        assert!(metrics.contains(line), "{line}{metrics}");
+    }
+    let wrong = [
+        TrainingRecord { reason: "x".repeat(513), ..record.clone() },
+        TrainingRecord { reason: "\u{1b}[2J".to_owned(), ..record.clone() },
+        TrainingRecord { in_force_bits: Some(-1.0), ..record },
+    ];
+    for wrong in wrong {
+        let body = serde_json::to_string(&wrong).expect("serialises");
+        let refused = service.send(Method::POST, &routes::trainings(&model_id), body).await;
+        expect_problem(refused, "bad_request").await;
+    }
+    assert_eq!(client.trainings(&model_id).await.expect("a list").trainings.len(), 2);
+    service.stop().await;
 }

@@ -46,6 +46,8 @@ const TABLE: &[Row] = &[
     ("put_profile", WRITE, Is(200), Problem("unknown_model")),
     ("get_profile", READ, Is(200), Problem("unknown_profile")),
     ("get_profile_levels", READ, Is(200), Problem("unknown_profile")),
+    ("report_training", ADMIN, Is(204), Problem("unknown_model")),
+    ("list_trainings", READ, Is(200), Problem("unknown_model")),
     ("open_namespace", READ, Is(200), Problem("unknown_model")),
     ("rotate_namespace", ADMIN, Is(200), Problem("unknown_model")),
     // Keys are a tenant's own: another one's are there, or not, whatever these are.

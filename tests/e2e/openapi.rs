@@ -31,6 +31,8 @@ const ORDER: &[&str] = &[
     "get_profile",
     "get_profile_levels",
     "list_profiles",
+    "report_training",
+    "list_trainings",
     "open_namespace",
     "rotate_namespace",
     "put_opaque_object",

@@ -174,9 +174,9 @@ async fn removals_by_key_are_audited() {
     guarded.service.stop().await;
 }
 
-/// Requests that `s3s` would hold in memory, or whose signature does not cover their body, do not get to it.
+/// Requests that `s3s` would hold in memory or misread, or whose signature does not cover their body, do not get to it.
 #[tokio::test]
-async fn forms_and_old_signatures_are_refused() {
+async fn forms_old_signatures_and_unsigned_chunks_are_refused() {
     let directory = TempDir::new().expect("a directory");
     let server = S3Server::start(Lacks::default()).await;
     let (service, address) = front(&directory, &server).await;
@@ -188,11 +188,17 @@ async fn forms_and_old_signatures_are_refused() {
     let by_query =
         http.get(format!("http://{address}/n/a?AWSAccessKeyId=anyone&Expires=9999999999&Signature=x"));
     let encoded = http.put(format!("http://{address}/n/a")).header("content-encoding", "gzip").body("x");
-    for request in [posted, signed, by_query, encoded] {
+    // Nothing that covers the heads of chunks, which would be stored with the bytes.
+    let chunks = http.put(format!("http://{address}/n/a")).header("x-amz-decoded-content-length", 1);
+    let chunks = chunks.header("x-amz-content-sha256", "STREAMING-UNSIGNED-PAYLOAD-TRAILER");
+    let chunks = chunks.header("content-encoding", "aws-chunked").body("1\r\nx\r\n0\r\n\r\n");
+    for request in [posted, signed, by_query, encoded, chunks] {
         let answer = request.send().await.expect("answers");
         let (status, text) = (answer.status(), answer.text().await.expect("text"));
         assert!(status.is_client_error() && text.contains("<Code>InvalidRequest</Code>"), "{status} {text}");
     }
+    let stored = http.get(format!("http://{address}/n/a")).send().await.expect("answers");
+    assert_eq!(stored.status(), StatusCode::NOT_FOUND);
     let outside = http.get(format!("http://{address}/livez")).send().await.expect("answers");
     assert_eq!(outside.status(), StatusCode::OK, "a bucket of this name, and no probe");
     service.stop().await;

@@ -237,21 +237,49 @@ class Chunked(S3SigV4Auth):
         return "STREAMING-UNSIGNED-PAYLOAD-TRAILER"
 
 
-@pytest.mark.parametrize("trailer", [base64.b64encode(zlib.crc32(b"bytes").to_bytes(4, "big")).decode(), "AAAAAA=="])
-def test_chunks_in_a_transfer_without_a_length(front, s3, trailer):
+SUM_OF_BYTES = base64.b64encode(zlib.crc32(b"bytes").to_bytes(4, "big")).decode()
+
+
+def put_in_chunks(front, path, length="5", trailer=SUM_OF_BYTES):
+    """Puts `bytes` in a transfer without a length: the status, the ETag and the text of the answer."""
     host = front.url.removeprefix("http://")
-    headers = {"Content-Encoding": "aws-chunked", "x-amz-decoded-content-length": "5", "x-amz-trailer": "x-amz-checksum-crc32"}
-    request = AWSRequest("PUT", f"{front.url}/{BUCKET}/chunked", headers=headers | {"Host": host})
+    headers = {"Content-Encoding": "aws-chunked", "x-amz-decoded-content-length": length, "x-amz-trailer": "x-amz-checksum-crc32"}
+    request = AWSRequest("PUT", f"{front.url}/{BUCKET}/{path}", headers=headers | {"Host": host})
     Chunked(Credentials(*front.keys["writer"]), "s3", "us-east-1").add_auth(request)
     connection = http.client.HTTPConnection(host)
     body = iter([f"5\r\nbytes\r\n0\r\nx-amz-checksum-crc32:{trailer}\r\n\r\n".encode()])
-    connection.request("PUT", f"/{BUCKET}/chunked", body, dict(request.headers.items()), encode_chunked=True)
+    connection.request("PUT", f"/{BUCKET}/{path}", body, dict(request.headers.items()), encode_chunked=True)
     answer = connection.getresponse()
-    if trailer == "AAAAAA==":
-        assert answer.status == 400 and b"BadDigest" in answer.read()
-    else:
-        assert answer.status == 200, answer.read()
-        assert s3.get_object(Bucket=BUCKET, Key="chunked")["Body"].read() == b"bytes"
+    return answer.status, answer.headers["ETag"], answer.read().decode()
+
+
+def test_chunks_in_a_transfer_without_a_length(front, s3):
+    status, etag, text = put_in_chunks(front, "chunked")
+    assert status == 200, text
+    read = s3.get_object(Bucket=BUCKET, Key="chunked")
+    assert (read["Body"].read(), read["ETag"]) == (b"bytes", etag)
+    upload = {"Key": "chunked-part", "UploadId": s3.create_multipart_upload(Bucket=BUCKET, Key="chunked-part")["UploadId"]}
+    status, etag, text = put_in_chunks(front, f"chunked-part?partNumber=1&uploadId={upload['UploadId']}")
+    assert status == 200, text
+    s3.complete_multipart_upload(Bucket=BUCKET, MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": etag}]}, **upload)
+    assert s3.get_object(Bucket=BUCKET, Key="chunked-part")["Body"].read() == b"bytes"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "status", "code"),
+    [
+        ({"trailer": "AAAAAA=="}, 400, "BadDigest"),
+        ({"length": "4"}, 400, "IncompleteBody"),
+        ({"length": "6"}, 400, "IncompleteBody"),
+        ({"length": str(1 << 40)}, 413, "EntityTooLarge"),
+    ],
+)
+def test_chunks_that_are_not_what_was_declared(front, s3, wrong, status, code):
+    begun = s3.create_multipart_upload(Bucket=BUCKET, Key="wrong-chunks")
+    for path in ["wrong-chunks", f"wrong-chunks?partNumber=1&uploadId={begun['UploadId']}"]:
+        answer = put_in_chunks(front, path, **wrong)
+        assert answer[0] == status and f"<Code>{code}</Code>" in answer[2], answer
+    assert refusal(s3.get_object, Key="wrong-chunks") == ("NoSuchKey", 404)
 
 
 def test_virtual_hosts(front, monkeypatch):

@@ -69,6 +69,7 @@ pub fn required_role(method: &str, route: &str) -> Option<Role> {
         | routes::PROFILES
         | routes::PROFILE
         | routes::PROFILE_LEVELS
+        | routes::TRAININGS
         | routes::CHUNK
         | routes::CHUNK_OBJECT
         | routes::OBJECT
@@ -90,8 +91,8 @@ pub fn required_role(method: &str, route: &str) -> Option<Role> {
         routes::PROFILE | routes::CHUNK | routes::CHUNK_OBJECT | routes::OBJECT | routes::OBJECTS_WRITE => {
             Role::Write
         }
-        // A sample covers all namespaces, which readers of one must not learn of.
-        routes::NAMESPACE_ROTATION | routes::SAMPLE | routes::AUDIT => Role::Admin,
+        // A sample covers all namespaces, which readers of one must not learn of. Who may not have it trains nothing.
+        routes::NAMESPACE_ROTATION | routes::SAMPLE | routes::TRAININGS | routes::AUDIT => Role::Admin,
         // Jobs and series concern all tenants; routes without a rule get the strongest role.
         _ => Role::Operator,
     };

@@ -1,6 +1,6 @@
-//! Events of chunks, in the terms of prefix-aware routers.
+//! Events of chunks, in the terms of prefix-aware routers, and of profiles.
 
-use kvasir_types::{Level, Medium, ModelId, Name, ObjectDigest, SeqHash};
+use kvasir_types::{Level, Medium, ModelId, Name, ObjectDigest, ProfileHash, SeqHash};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
@@ -15,11 +15,14 @@ pub enum EventType {
     /// All blocks of a namespace or model are gone, or the stream lost its position: discard the state built
     /// from earlier events.
     Cleared,
+    /// A profile of the model was stored, or a training ended without one. Only from the replica that learned of it
+    /// from the caller.
+    Profile,
 }
 
 impl EventType {
     /// All types.
-    pub const ALL: [Self; 3] = [Self::Stored, Self::Removed, Self::Cleared];
+    pub const ALL: [Self; 4] = [Self::Stored, Self::Removed, Self::Cleared, Self::Profile];
 
     /// The name on the wire.
     pub const fn as_str(self) -> &'static str {
@@ -27,6 +30,7 @@ impl EventType {
             Self::Stored => "stored",
             Self::Removed => "removed",
             Self::Cleared => "cleared",
+            Self::Profile => "profile",
         }
     }
 }
@@ -69,6 +73,9 @@ pub struct Event {
     /// The object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub object_digest: Option<ObjectDigest>,
+    /// The profile that was stored, or that was trained and not stored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile_hash: Option<ProfileHash>,
     /// Hash of the block before the chunk; for a first chunk, the value derived from the root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent_hash: Option<SeqHash>,
@@ -79,7 +86,8 @@ pub struct Event {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub block_hashes: Vec<String>,
     /// Reason: for a removal `removed`, `expired`, `evicted`, `duplicate` or `corrupt`; for a clearing
-    /// `resumed_too_late`.
+    /// `resumed_too_late`; for a profile `stored`, or why a training stored none: `refused`, `too_few_tokens`,
+    /// `failed`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }

@@ -1,6 +1,6 @@
 //! Why a lookup missed.
 
-use kvasir_types::{Medium, ModelId, ModelSpec, Name, SeqHash};
+use kvasir_types::{LevelError, Medium, ModelId, ModelSpec, Name, ProfileHash, Quality, SeqHash};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -147,6 +147,27 @@ pub struct ChunkEviction {
     pub turn: String,
 }
 
+/// A profile of the matched chunks, and the quality that their encoders measured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MatchedProfile {
+    /// The profile.
+    pub profile_hash: ProfileHash,
+    /// Matched chunks that were encoded with it.
+    pub chunks: u64,
+    /// Their matched tokens.
+    pub tokens: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// The largest error of these chunks at their finest levels, including those of the KV beneath; null if one was not
+    /// measured.
+    pub error: LevelError,
+    /// The best quality that this error satisfies; absent if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quality: Option<Quality>,
+    /// The longest chain of computations over lossy KV that a load of these chunks at their finest levels would be.
+    pub hops: u8,
+}
+
 /// How much a lookup matches, and why it stops there.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ExplainResponse {
@@ -160,4 +181,7 @@ pub struct ExplainResponse {
     /// the record begins, are not listed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub departures: Vec<ChunkEviction>,
+    /// The profiles of the matched chunks, in the order of their first chunks.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub profiles: Vec<MatchedProfile>,
 }

@@ -21,6 +21,7 @@ mod object;
 mod plan;
 pub mod routes;
 mod series;
+mod training;
 mod upload;
 
 pub use access::{Role, required_role};
@@ -33,7 +34,9 @@ pub use context::{
 };
 pub use error::{ErrorCode, Problem};
 pub use event::{Event, EventType, EventsDropped, EventsQuery};
-pub use explain::{Cause, ChunkEviction, ExplainRequest, ExplainResponse, FieldDifference, MissReason};
+pub use explain::{
+    Cause, ChunkEviction, ExplainRequest, ExplainResponse, FieldDifference, MatchedProfile, MissReason,
+};
 pub use load::{
     BandwidthSample, LOAD_TIMELINE_MAX, LOADS_KEPT_MAX, LoadList, LoadRecord, LoadTimeline, LoadedChunk,
     LoadsQuery, ReportedLoad,
@@ -56,6 +59,10 @@ pub use plan::{
     PlanRate, PlanRequest, PlanResponse, PlanWay,
 };
 pub use series::{CurvePoint, HotTenant, Series, SeriesNow, SeriesQuery, SeriesResponse};
+pub use training::{
+    ReportedTraining, TRAINING_REASON_BYTES_MAX, TRAININGS_KEPT_MAX, TrainingList, TrainingOutcome,
+    TrainingRecord,
+};
 pub use upload::{UploadRequest, UploadTicket};
 
 /// Media type of a chunk object.

@@ -24,6 +24,8 @@ pub const PROFILES: &str = "/v1/models/{model_id}/profiles";
 pub const PROFILE: &str = "/v1/models/{model_id}/profiles/{profile_hash}";
 /// `GET` a profile's levels: [`ProfileLevels`](crate::ProfileLevels).
 pub const PROFILE_LEVELS: &str = "/v1/models/{model_id}/profiles/{profile_hash}/levels";
+/// `POST` a [`TrainingRecord`](crate::TrainingRecord), for admins; `GET` a [`TrainingList`](crate::TrainingList).
+pub const TRAININGS: &str = "/v1/models/{model_id}/trainings";
 /// `POST` a [`NamespaceRequest`](crate::NamespaceRequest).
 pub const NAMESPACES: &str = "/v1/namespaces";
 /// `POST` a [`NamespaceRotation`](crate::NamespaceRotation), returns
@@ -109,6 +111,7 @@ pub const ALL: &[&str] = &[
     PROFILES,
     PROFILE,
     PROFILE_LEVELS,
+    TRAININGS,
     NAMESPACES,
     NAMESPACE_ROTATION,
     OBJECT,
@@ -213,6 +216,11 @@ pub fn profiles(model_id: &ModelId) -> String {
 /// Path of a profile.
 pub fn profile(model_id: &ModelId, profile_hash: &ProfileHash) -> String {
     format!("{MODELS}/{model_id}/profiles/{profile_hash}")
+}
+
+/// Path of a model's trainings.
+pub fn trainings(model_id: &ModelId) -> String {
+    format!("{MODELS}/{model_id}/trainings")
 }
 
 /// Path of a model's sample of chunks.

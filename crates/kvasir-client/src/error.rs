@@ -66,6 +66,12 @@ pub enum Error {
     /// A page that cannot be stored.
     #[error("a page cannot be stored: {0}")]
     Page(#[from] crate::objects::PageError),
+    /// Pages whose rows could not be read for a save.
+    #[error("the pages could not be read: {what}")]
+    UnreadablePages {
+        /// The reason.
+        what: String,
+    },
     /// A blocking task was cancelled or panicked: the runtime is shutting down, or there is a bug.
     #[error("a blocking task did not finish: {0}")]
     Task(#[from] tokio::task::JoinError),
@@ -110,6 +116,9 @@ impl Error {
             Self::Encode { .. } => "check the KV cache and the profile; this context was not stored",
             Self::Starter(_) => "give a profile, or save a longer context first; this one was not stored",
             Self::Page(_) => "give pages that match their layout; this one was not stored",
+            Self::UnreadablePages { .. } => {
+                "keep pages until the save has ended, and check their device; chunks saved before are stored"
+            }
             Self::Task(_) => "try again; if it happens outside a shutdown, report it",
         }
     }

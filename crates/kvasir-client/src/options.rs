@@ -5,7 +5,7 @@ use std::time::Duration;
 use kvasir_types::Quality;
 use tokio::time::Instant;
 
-use crate::limits::DEADLINE_NONE;
+use crate::{Error, limits::DEADLINE_NONE};
 
 /// When the first token is due. The clock starts when this value is made, so it covers lookup and load
 /// together.
@@ -52,6 +52,25 @@ pub enum QualityFloor {
     /// At least this quality, by the errors that the encoder measured, including those beneath the chunk.
     /// Chunks without measured errors are computed.
     Named(Quality),
+}
+
+impl QualityFloor {
+    /// Checks that a load may have this soft floor under the floor.
+    ///
+    /// # Errors
+    /// [`Error::Config`] unless the floor is a quality, and `soft` a lower one.
+    pub(crate) fn check_soft(self, soft: Quality) -> Result<(), Error> {
+        let what = match self {
+            Self::Named(hard) if soft > hard => return Ok(()),
+            Self::Named(hard) => {
+                format!("a soft floor of {soft} is not below the floor {hard}: give a lower quality, or none")
+            }
+            Self::Adaptive | Self::KlAtMost(_) => {
+                format!("a soft floor of {soft} needs a named floor above it: connect with a quality")
+            }
+        };
+        Err(Error::Config { what })
+    }
 }
 
 impl From<Quality> for QualityFloor {

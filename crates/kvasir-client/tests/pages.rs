@@ -8,11 +8,11 @@ use std::sync::{
 
 use half::{bf16, f16};
 use kvasir_client::{
-    pages::{BlockTable, HostPages, PageRef, PageRows, PageStore, Rows},
+    pages::{BlockTable, DeviceDecoder, DevicePart, HostPages, PageRead, PageRef, PageRows, PageStore, Rows},
     testing::{TestedPages, check_page_store},
 };
-use kvasir_codec::HeadRows;
-use kvasir_types::{KvDtype, KvLayout, LayerKv, ModelSpec, Plane, Reuse};
+use kvasir_codec::{CpuDecoder, HeadRows, KvSink};
+use kvasir_types::{KvDtype, KvLayout, LayerKv, Level, ModelSpec, Plane, Reuse};
 use proptest::prelude::*;
 
 fn spec(kv_dtype: KvDtype, layouts: &[KvLayout]) -> ModelSpec {
@@ -78,6 +78,10 @@ enum Mistake {
     /// Another thread may reassign the page between the two.
     ChecksBeforeItWrites,
     TakesTheLastPageForOthers,
+    /// For a save.
+    ReadsStalePages,
+    ReadsAnotherHead,
+    ReadsTheFirstLayerOnly,
 }
 
 struct Wrong {
@@ -138,6 +142,24 @@ impl PageStore for Wrong {
             Mistake::TakesTheLastPageForOthers => {
                 self.pages.write(PageRef { index: page.index.min(self.page_count - 1), ..page }, rows)
             }
+            Mistake::ReadsStalePages | Mistake::ReadsAnotherHead | Mistake::ReadsTheFirstLayerOnly => {
+                self.pages.write(page, rows)
+            }
+        }
+    }
+
+    fn read_rows(&self, rows: &PageRead<'_>, to: &mut dyn KvSink) -> Result<bool, String> {
+        struct OneHead<'a>(&'a mut dyn KvSink);
+        impl KvSink for OneHead<'_> {
+            fn write(&mut self, layer: usize, plane: Plane, _: usize, first_token: usize, rows: &[f32]) {
+                self.0.write(layer, plane, 0, first_token, rows);
+            }
+        }
+        match self.mistake {
+            Mistake::ReadsStalePages => self.pages.read_rows(rows, to).map(|_| true),
+            Mistake::ReadsAnotherHead => self.pages.read_rows(rows, &mut OneHead(to)),
+            Mistake::ReadsTheFirstLayerOnly if rows.layer() == 0 => self.pages.read_rows(rows, to),
+            _ => Err("it reads nothing".into()),
         }
     }
 }
@@ -174,6 +196,9 @@ fn every_mistake_is_seen() {
         (Mistake::WritesWhatItRefuses, "after a table from before a reassignment was refused: the row of"),
         (Mistake::ChecksBeforeItWrites, "a thread with a table from before a reassignment wrote over"),
         (Mistake::TakesTheLastPageForOthers, "a page that does not exist was written"),
+        (Mistake::ReadsStalePages, "a save reads pages of a table from before a reassignment"),
+        (Mistake::ReadsAnotherHead, "reads another row of layer 0, K, head 0"),
+        (Mistake::ReadsTheFirstLayerOnly, "could read some of the table's rows only: it reads nothing"),
     ];
     for (mistake, sentence) in seen {
         let made = |spec: &ModelSpec, tokens: usize| {
@@ -187,6 +212,118 @@ fn every_mistake_is_seen() {
             }))
         };
         let fault = check_page_store(&spec(KvDtype::Bf16, &[GQA, GQA]), made).unwrap_err().to_string();
+        assert!(fault.contains(sentence), "{mistake:?}: {fault}");
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum DeviceMistake {
+    Nothing,
+    IgnoresTheLevel,
+    IgnoresTheFirstSlot,
+    TakesStalePages,
+    RefusesEverything,
+}
+
+/// Pages in host memory behind a device that decodes as the CPU does, but for a mistake.
+struct Decoding {
+    spec: Arc<ModelSpec>,
+    pages: Arc<HostPages>,
+    page_count: u32,
+    generation: AtomicU64,
+    mistake: DeviceMistake,
+}
+
+impl PageStore for Decoding {
+    fn write(&self, page: PageRef, rows: &PageRows<'_>) -> bool {
+        self.pages.write(page, rows)
+    }
+
+    fn device(&self) -> Option<&dyn DeviceDecoder> {
+        Some(self)
+    }
+}
+
+impl DeviceDecoder for Decoding {
+    fn decode(&self, part: &DevicePart<'_>) -> Result<bool, String> {
+        let (mut level, mut first_slot) = (part.level(), part.first_slot());
+        match self.mistake {
+            DeviceMistake::RefusesEverything => return Err("it is full".into()),
+            DeviceMistake::IgnoresTheLevel => level = Level(0),
+            DeviceMistake::IgnoresTheFirstSlot => first_slot = 0,
+            DeviceMistake::Nothing | DeviceMistake::TakesStalePages => {}
+        }
+        let decoder = CpuDecoder::new(Arc::clone(&self.spec), Arc::clone(part.profile())).unwrap();
+        let scopes: Vec<_> = part.scopes().iter().map(|scope| (*scope, level)).collect();
+        let mut rows = DecodedRows { of: self, part, first_slot, is_stale: false };
+        decoder.decode_scopes(part.head(), part.object_prefix(), &scopes, part.tokens(), &mut rows).unwrap();
+        Ok(!rows.is_stale || self.mistake == DeviceMistake::TakesStalePages)
+    }
+}
+
+struct DecodedRows<'a> {
+    of: &'a Decoding,
+    part: &'a DevicePart<'a>,
+    first_slot: usize,
+    is_stale: bool,
+}
+
+impl KvSink for DecodedRows<'_> {
+    fn write(&mut self, layer: usize, plane: Plane, head: usize, first_token: usize, rows: &[f32]) {
+        let (_, elements) = self.of.spec.layers[layer].layout.planes()[plane as usize];
+        let page_tokens = self.part.page_tokens();
+        for (index, row) in rows.chunks(elements).enumerate() {
+            let slot = self.first_slot + first_token + index - self.part.tokens().start;
+            let row: Vec<bf16> = row.iter().map(|value| bf16::from_f32(*value)).collect();
+            let row = Rows::Bf16(HeadRows::dense(&row, 1, elements));
+            let row = PageRows::new(layer, plane, head, slot % page_tokens, row);
+            self.is_stale |= !self.of.pages.write(self.part.pages()[slot / page_tokens], &row);
+        }
+    }
+}
+
+struct TestedDecoding(Arc<Decoding>);
+
+impl TestedPages for TestedDecoding {
+    fn table(&self) -> BlockTable {
+        let generation = self.0.generation.load(Ordering::SeqCst);
+        let pages: Vec<_> = (0..self.0.page_count).map(|index| PageRef { index, generation }).collect();
+        let store: Arc<Decoding> = Arc::clone(&self.0);
+        BlockTable::new(store, pages, 4).unwrap()
+    }
+
+    fn row(&self, layer: usize, plane: Plane, head: usize, token: usize) -> Vec<u8> {
+        self.0.pages.row(layer, plane, head, token)
+    }
+
+    fn reassign(&self) {
+        self.0.generation.fetch_add(1, Ordering::SeqCst);
+        self.0.pages.reassign();
+    }
+}
+
+#[test]
+fn a_device_is_checked_against_the_cpu() {
+    let check = |mistake: DeviceMistake| {
+        let made = |spec: &ModelSpec, tokens: usize| {
+            TestedDecoding(Arc::new(Decoding {
+                spec: Arc::new(spec.clone()),
+                pages: HostPages::new(spec, 4, tokens).unwrap(),
+                page_count: tokens.div_ceil(4) as u32,
+                generation: AtomicU64::new(0),
+                mistake,
+            }))
+        };
+        check_page_store(&spec(KvDtype::Bf16, &[GQA, GQA]), made)
+    };
+    assert_eq!(check(DeviceMistake::Nothing), Ok(()));
+    for (mistake, sentence) in [
+        (DeviceMistake::IgnoresTheLevel, "after tokens 37..290: the device's row of layer"),
+        (DeviceMistake::IgnoresTheFirstSlot, "after tokens 37..290: the device's row of layer"),
+        (DeviceMistake::TakesStalePages, "a device was asked to decode into pages that were reassigned"),
+        (DeviceMistake::RefusesEverything, "the device did not decode a sound chunk: it is full"),
+    ] {
+        let fault = check(mistake).unwrap_err().to_string();
         assert!(fault.contains(sentence), "{mistake:?}: {fault}");
     }
 }

@@ -115,6 +115,37 @@ async fn a_named_quality_is_measured_and_kept() {
     }
 }
 
+/// A load may go below the connection's quality where it names a lower one, and no further.
+#[tokio::test]
+async fn a_soft_floor_lets_one_load_go_below_the_quality() {
+    let server = start().await;
+    let text = tokens(600, 11);
+    save(&builder(&server).connect().await.unwrap(), &text).await;
+    let kvasir = builder(&server).quality(Quality::Transparent).connect().await.unwrap();
+    kvasir.preload_profiles().await.unwrap();
+    let session = find(&kvasir, &text).await;
+    let level_of = async |options: LoadOptions| {
+        let (loaded, _) = load(&session, options).await;
+        assert_eq!(loaded.loaded_tokens(), 600);
+        let levels: Vec<_> = loaded.report().unwrap().chunks.iter().map(|chunk| chunk.level).collect();
+        assert!(levels.iter().all(|level| *level == levels[0]), "{levels:?}");
+        (levels[0], loaded.loss().error)
+    };
+    let coarsest = |soft_floor| LoadOptions { soft_floor, ..LoadOptions::at_level(Level::BASE) };
+    for (soft, level) in [(None, 2), (Some(Quality::Balanced), 1), (Some(Quality::Small), 0)] {
+        let (found, error) = level_of(coarsest(soft)).await;
+        assert_eq!(found, Some(Level(level)), "{soft:?}");
+        assert!(error <= soft.unwrap_or(Quality::Transparent).error_max(), "{soft:?}: {error}");
+    }
+    for soft in [Quality::Transparent, Quality::Exact] {
+        let refused = session.load([], coarsest(Some(soft))).err();
+        assert!(matches!(refused, Some(Error::Config { .. })), "{soft}: {refused:?}");
+    }
+    // Without a named quality every level is allowed already.
+    let adaptive = find(&builder(&server).connect().await.unwrap(), &text).await;
+    assert!(matches!(adaptive.load([], coarsest(Some(Quality::Small))).err(), Some(Error::Config { .. })));
+}
+
 #[tokio::test]
 async fn clients_that_begin_together_read_each_other() {
     let server = start().await;

@@ -10,7 +10,7 @@ use kvasir_kernels::{
 use kvasir_types::{Level, ModelSpec};
 
 use crate::{
-    CudaError, Device, DeviceError, DeviceEvent, DeviceMemory, PagedKv, PendingDecode, Work,
+    CudaError, Device, DeviceError, DeviceMemory, PagedKv, PendingDecode, Work,
     batch::{DecodeBatch, Destination},
     buffers::DecodeBuffers,
     lower::TASK_COEFFICIENTS_MAX,
@@ -217,7 +217,7 @@ impl<D: Device> KernelDecoder<D> {
             Ok(queued) => queued,
             Err(error) => {
                 // After an error the pages are the caller's: kernels that were launched before it must have ended.
-                let _ = self.device.record().and_then(|event| event.wait());
+                self.device.drain();
                 return Err(error.into());
             }
         };

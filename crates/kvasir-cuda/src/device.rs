@@ -82,11 +82,25 @@ pub trait Device: Debug + Send + Sync {
     /// [`DeviceError`].
     unsafe fn write(&self, bytes: &[u8], places: &[(u64, Range<usize>)]) -> Result<(), DeviceError>;
 
+    /// Copies bytes from where they are to `out`, and returns when they are there. Beside both queues: it waits for nothing
+    /// that was queued, and nothing waits for it. A place is an address and the part of `out` for it.
+    ///
+    /// # Safety
+    /// Every address is good for reads of its part's length. Nobody writes there meanwhile what the caller is to see.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    unsafe fn read(&self, out: &mut [u8], places: &[(u64, Range<usize>)]) -> Result<(), DeviceError>;
+
     /// An event after all kernels queued so far.
     ///
     /// # Errors
     /// [`DeviceError`].
     fn record(&self) -> Result<Self::Event, DeviceError>;
+
+    /// Returns when no kernel that was queued so far runs any more, done or faulted. For use after an error: it needs nothing
+    /// that a driver could refuse.
+    fn drain(&self);
 }
 
 /// Memory on a device.
@@ -161,7 +175,16 @@ impl<D: Device> Device for std::sync::Arc<D> {
         unsafe { (**self).write(bytes, places) }
     }
 
+    unsafe fn read(&self, out: &mut [u8], places: &[(u64, Range<usize>)]) -> Result<(), DeviceError> {
+        // SAFETY: the caller's promise.
+        unsafe { (**self).read(out, places) }
+    }
+
     fn record(&self) -> Result<Self::Event, DeviceError> {
         (**self).record()
+    }
+
+    fn drain(&self) {
+        (**self).drain();
     }
 }

@@ -6,19 +6,19 @@ use std::{
     fmt,
     ops::Range,
     path::PathBuf,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use cudarc::driver::{
-    CudaContext, CudaEvent as RawEvent, CudaStream, DriverError, result,
+    CudaContext, DriverError, result,
     sys::{self, CUdevice_attribute, CUevent_flags, CUfunction_attribute},
 };
 use kvasir_kernels::{KERNELS, Kernel, translation_unit_with};
 
 use crate::{
-    Device, DeviceError, DeviceEvent, DeviceMemory, DeviceReadback, ExternalKernel, Work,
+    CudaEvent, CudaMemory, CudaReadback, Device, DeviceError, ExternalKernel, Work,
     compile::Compiler,
-    staging::{Staging, StagingBuffer},
+    driver_handles::{Shared, failed},
 };
 
 /// Readable bytes after an upload (FORMAT.md asks readers for 64).
@@ -26,23 +26,13 @@ const SLACK_BYTES: usize = 64;
 /// Dynamic shared memory that needs no opt-in.
 const SHARED_BYTES_PLAIN: usize = 48 * 1024;
 
-/// One GPU: a stream for copies towards it, a stream for kernels and copies back.
+/// One GPU: a stream for copies towards it, a stream for kernels and copies back, and one for copies out of an engine's pages.
 pub struct CudaDevice {
     shared: Arc<Shared>,
     multiprocessors: usize,
     compiler: Compiler,
     /// By translation unit and entry point.
     functions: Mutex<HashMap<(&'static str, &'static str), Function>>,
-}
-
-/// The state that memory needs after its device is dropped.
-struct Shared {
-    context: Arc<CudaContext>,
-    copies: Arc<CudaStream>,
-    kernels: Arc<CudaStream>,
-    staging: Staging,
-    /// Whether a copy was queued that no kernel waits for yet.
-    copied: Mutex<bool>,
 }
 
 /// A loaded entry point; its module is never unloaded while the context lives.
@@ -56,115 +46,6 @@ impl fmt::Debug for CudaDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ordinal = self.shared.context.ordinal();
         f.debug_struct("CudaDevice").field("ordinal", &ordinal).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").finish_non_exhaustive()
-    }
-}
-
-fn failed(call: &'static str) -> impl Fn(DriverError) -> DeviceError {
-    move |error| DeviceError::Driver { call, code: format!("{error:?}") }
-}
-
-impl Shared {
-    fn is_pooled(&self) -> bool {
-        self.context.has_async_alloc()
-    }
-
-    /// Makes later kernels start after every copy queued so far.
-    fn order_copies(&self) -> Result<(), DriverError> {
-        // Under the lock: a thread that finds `false` may launch at once, so another's order must already be queued.
-        let mut copied = self.copied();
-        if *copied {
-            self.kernels.join(&self.copies)?;
-            *copied = false;
-        }
-        Ok(())
-    }
-
-    fn copied(&self) -> MutexGuard<'_, bool> {
-        self.copied.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Device memory of a [`CudaDevice`].
-#[derive(Debug)]
-pub struct CudaMemory {
-    address: u64,
-    bytes: usize,
-    shared: Arc<Shared>,
-}
-
-impl DeviceMemory for CudaMemory {
-    fn address(&self) -> u64 {
-        self.address
-    }
-}
-
-impl Drop for CudaMemory {
-    fn drop(&mut self) {
-        // After the kernels that use it, not on the copy stream: copies must not wait for kernels. A failure
-        // means a dead context, in which nothing needs to be freed.
-        let _ = self.shared.context.bind_to_thread();
-        let _ = self.shared.order_copies();
-        if self.shared.is_pooled() {
-            // SAFETY: from `malloc_async`, freed once, after all that was queued with it.
-            let _ = unsafe { result::free_async(self.address, self.shared.kernels.cu_stream()) };
-        } else {
-            let _ = self.shared.kernels.synchronize();
-            // SAFETY: from `malloc_sync`, freed once, and nothing uses it any more.
-            let _ = unsafe { result::free_sync(self.address) };
-        }
-    }
-}
-
-/// A point in the stream of kernels.
-#[derive(Debug)]
-pub struct CudaEvent(RawEvent);
-
-impl CudaEvent {
-    /// The driver's handle, for an engine's own stream to wait on (`cuStreamWaitEvent`); it lives as long as this.
-    pub fn cu_event(&self) -> sys::CUevent {
-        self.0.cu_event()
-    }
-
-    /// Milliseconds from this point to `later`; both have to be reached.
-    ///
-    /// # Errors
-    /// [`DeviceError`].
-    pub fn milliseconds_to(&self, later: &Self) -> Result<f32, DeviceError> {
-        self.0.elapsed_ms(&later.0).map_err(failed("read the elapsed time"))
-    }
-}
-
-impl DeviceEvent for CudaEvent {
-    fn is_ready(&self) -> Result<bool, DeviceError> {
-        self.0.try_is_complete().map_err(failed("query an event"))
-    }
-
-    fn wait(&self) -> Result<(), DeviceError> {
-        // The first error may be an older one, which cudarc returns instead of waiting.
-        self.0.synchronize().or_else(|_| self.0.synchronize()).map_err(failed("wait for the kernels"))
-    }
-}
-
-/// Bytes on their way back from a [`CudaDevice`].
-#[derive(Debug)]
-pub struct CudaReadback {
-    buffer: StagingBuffer,
-    bytes: usize,
-    shared: Arc<Shared>,
-}
-
-impl DeviceReadback for CudaReadback {
-    fn bytes(mut self) -> Result<Vec<u8>, DeviceError> {
-        self.buffer.wait().map_err(failed("copy from the device"))?;
-        let bytes = self.buffer.as_mut_slice()[..self.bytes].to_vec();
-        self.shared.staging.put(self.buffer);
-        Ok(bytes)
     }
 }
 
@@ -185,16 +66,8 @@ impl CudaDevice {
         let mut driver = 0;
         // SAFETY: a place for the number.
         unsafe { sys::cuDriverGetVersion(&raw mut driver) }.result().map_err(failed("name its version"))?;
-        let stream = || context.new_stream().map_err(failed("create a stream"));
-        let shared = Shared {
-            copies: stream()?,
-            kernels: stream()?,
-            staging: Staging::default(),
-            copied: Mutex::new(false),
-            context,
-        };
         Ok(Self {
-            shared: Arc::new(shared),
+            shared: Arc::new(Shared::new(context).map_err(failed("create a stream"))?),
             multiprocessors: multiprocessors.max(1).cast_unsigned() as usize,
             compiler: Compiler::new(cache, capability, driver),
             functions: Mutex::default(),
@@ -469,6 +342,35 @@ impl Device for CudaDevice {
             queued
         };
         copy().map_err(failed("copy to the device"))
+    }
+
+    unsafe fn read(&self, out: &mut [u8], places: &[(u64, Range<usize>)]) -> Result<(), DeviceError> {
+        let shared = &self.shared;
+        let copy = || {
+            shared.context.bind_to_thread()?;
+            let mut buffer = shared.staging.take(&shared.context, out.len())?;
+            let queued = places.iter().try_for_each(|(address, part)| {
+                let staged = &mut buffer.as_mut_slice()[part.clone()];
+                // SAFETY: the caller's promise; the buffer is not used for anything else before the copies are done.
+                unsafe { result::memcpy_dtoh_async(staged, *address, shared.reads.cu_stream()) }
+            });
+            // Of copies that were queued before one that was not, too.
+            buffer.used_by(&shared.reads)?;
+            buffer.wait()?;
+            queued?;
+            Ok(buffer)
+        };
+        let mut buffer = copy().map_err(failed("copy out of the pages"))?;
+        out.copy_from_slice(&buffer.as_mut_slice()[..out.len()]);
+        shared.staging.put(buffer);
+        Ok(())
+    }
+
+    fn drain(&self) {
+        let kernels = &self.shared.kernels;
+        // The first error may be an older one, which cudarc returns instead of waiting. After a second one the context is
+        // dead, and so are its kernels.
+        let _ = kernels.synchronize().or_else(|_| kernels.synchronize());
     }
 
     fn record(&self) -> Result<CudaEvent, DeviceError> {

@@ -8,6 +8,7 @@ mod decoder;
 mod dense;
 mod device;
 mod driver;
+mod driver_handles;
 mod encode;
 mod error;
 mod external;
@@ -17,6 +18,8 @@ mod limits;
 mod lower;
 #[cfg(feature = "client")]
 mod page_claims;
+#[cfg(feature = "client")]
+mod page_rows;
 #[cfg(feature = "client")]
 mod page_store;
 mod pages;
@@ -30,7 +33,8 @@ mod staging;
 pub use compile::precompile;
 pub use decoder::{ChunkRequest, KernelDecoder};
 pub use device::{Device, DeviceEvent, DeviceMemory, DeviceReadback, Work};
-pub use driver::{CudaDevice, CudaEvent, CudaMemory, CudaReadback};
+pub use driver::CudaDevice;
+pub use driver_handles::{CudaEvent, CudaMemory, CudaReadback};
 pub use encode::{EncodeRequest, ExactSpanRows, KernelEncoder, Partial};
 pub use error::{CudaError, DeviceError};
 pub use external::ExternalKernel;

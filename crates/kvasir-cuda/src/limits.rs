@@ -10,6 +10,10 @@ pub(crate) const STREAM_WORDS: usize = STREAM_COEFFICIENTS_MAX * SPAN_TOKENS * 6
 pub(crate) const OUTPUT_BYTES_PER_VALUE: usize = 1;
 /// Smallest output, so that short chunks with raw pieces fit.
 pub(crate) const OUTPUT_BYTES_MIN: usize = 64 * 1024;
+/// Most bytes that a save copies out of a rank's pages at a time; a plane of a layer has 3 MB a chunk in an 8 B model. They
+/// take as much pinned memory, and pages are not reassigned before they are copied.
+#[cfg(feature = "client")]
+pub(crate) const READ_BYTES_MAX: usize = 8 << 20;
 /// Profiles that the pages of a rank keep on the device: a model's own and its successor's, and two that older chunks
 /// were encoded with.
 #[cfg(feature = "client")]

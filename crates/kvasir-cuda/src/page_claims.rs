@@ -1,10 +1,10 @@
-//! The generations of pages, and who writes them now.
+//! The generations of pages, and who uses them now.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use kvasir_client::pages::PageRef;
 
-/// Keeps pages from being reassigned while somebody writes them.
+/// Keeps pages from being reassigned while somebody writes them for a load, or reads them for a save.
 #[derive(Debug)]
 pub(crate) struct PageClaims {
     pages: Mutex<Vec<PageState>>,
@@ -14,7 +14,7 @@ pub(crate) struct PageClaims {
 #[derive(Debug, Clone, Copy, Default)]
 struct PageState {
     generation: u64,
-    writers: u32,
+    claims: u32,
 }
 
 /// Pages that are not reassigned before this is dropped.
@@ -50,7 +50,7 @@ impl PageClaims {
             return None;
         }
         for page in pages {
-            states[page.index as usize].writers += 1;
+            states[page.index as usize].claims += 1;
         }
         Some(PageClaim { claims: self, pages })
     }
@@ -63,10 +63,10 @@ impl PageClaims {
                 state.generation += 1;
             }
         }
-        let are_written = |states: &mut Vec<PageState>| {
-            pages.iter().any(|page| states.get(*page as usize).is_some_and(|state| state.writers > 0))
+        let are_claimed = |states: &mut Vec<PageState>| {
+            pages.iter().any(|page| states.get(*page as usize).is_some_and(|state| state.claims > 0))
         };
-        drop(self.released.wait_while(states, are_written).unwrap_or_else(PoisonError::into_inner));
+        drop(self.released.wait_while(states, are_claimed).unwrap_or_else(PoisonError::into_inner));
     }
 }
 
@@ -75,7 +75,7 @@ impl Drop for PageClaim<'_> {
         let mut states = self.claims.lock();
         for page in self.pages {
             if let Some(state) = states.get_mut(page.index as usize) {
-                state.writers -= 1;
+                state.claims -= 1;
             }
         }
         drop(states);

@@ -5,15 +5,19 @@ use std::{
     sync::{Arc, Mutex, Once, PoisonError},
 };
 
-use kvasir_client::pages::{BlockTable, DeviceDecoder, DevicePart, PageRef, PageRows, PageStore, Shard};
-use kvasir_codec::Profile;
+use kvasir_client::pages::{
+    BlockTable, DeviceDecoder, DevicePart, PageRead, PageRef, PageRows, PageStore, Shard,
+};
+use kvasir_codec::{KvSink, Profile};
 use kvasir_kernels::Dtype;
-use kvasir_types::{KvDtype, ModelSpec, ProfileHash};
+use kvasir_types::{KvDtype, ModelSpec, Plane, ProfileHash};
 
 use crate::{
     ChunkRequest, CudaDevice, CudaError, Device, KernelDecoder, PagedKv, PlaneLayout,
-    limits::RESIDENT_PROFILES_MAX, page_claims::PageClaims,
+    limits::RESIDENT_PROFILES_MAX, page_claims::PageClaims, page_rows::PlaneRows,
 };
+
+const OTHER_MODEL: &str = "the pages hold the KV of another model";
 
 type SharedDecoder<D> = Arc<KernelDecoder<Arc<D>>>;
 
@@ -23,6 +27,9 @@ pub type CudaPages = DevicePages<CudaDevice>;
 /// The paged cache of one rank. Loads into its [tables](Self::table) are decoded on the device, straight into the pages.
 /// What the device does not decode, because its memory is full for instance, is decoded on the CPU and copied there, which
 /// is much slower, and [`LoadReport::device`](kvasir_client::report::LoadReport::device) says so.
+///
+/// Saves read out of tables ([`Session::save_pages`](kvasir_client::Session::save_pages)): rows are copied to the host beside
+/// the device's kernels, and encoded there.
 ///
 /// On the device it keeps the four profiles that were used last; what one decode takes is freed behind it. Pinned memory is the
 /// device's, shared by everything on it.
@@ -43,9 +50,10 @@ impl<D: Device> DevicePages<D> {
     ///
     /// # Safety
     /// The planes of `pages` are memory of this device with the layout that they say, for [`PagedKv::blocks`] blocks, until
-    /// this is dropped. While a load into a table runs, nobody else, kernels that were queued before included, reads or writes
-    /// rows of its matched tokens, except to read those that it has reported as ready. That ends with the load, or when the
-    /// page was [reassigned](Self::reassign).
+    /// this is dropped; so is what lies between two values of a plane's block. While a load into a table runs, nobody else,
+    /// kernels that were queued before included, reads or writes rows of its matched tokens, except to read those that it has
+    /// reported as ready. While a save from a table runs, nobody, such kernels included, writes rows of its tokens: the copies
+    /// wait for no kernel. Both end with the load or the save, or when the page was [reassigned](Self::reassign).
     ///
     /// # Errors
     /// [`CudaError::Pages`] if the planes are not those of the shard, or not of the model's type: loads round to that
@@ -114,8 +122,8 @@ impl<D: Device> DevicePages<D> {
         Ok(table.with_shard(self.shard.clone()))
     }
 
-    /// Ends all tables that have one of these pages: loads no longer write them. Waits for the decodes that write them now,
-    /// which takes milliseconds.
+    /// Ends all tables that have one of these pages: loads no longer write them, and saves no longer read them. Waits for the
+    /// decodes and copies that use them now, which takes milliseconds.
     pub fn reassign(&self, pages: &[u32]) {
         self.claims.reassign(pages);
     }
@@ -151,9 +159,7 @@ const fn dtype_of(dtype: KvDtype) -> Option<Dtype> {
 
 impl<D: Device> DeviceDecoder for DevicePages<D> {
     fn decode(&self, part: &DevicePart<'_>) -> Result<bool, String> {
-        if *part.shard() != self.shard || part.page_tokens() != self.pages.block_tokens as usize {
-            return Err("the table was cut in another way than its pages: use tables as `DevicePages::table` makes them".into());
-        }
+        self.check_cut(part.shard(), part.page_tokens())?;
         let first_slot = u32::try_from(part.first_slot()).map_err(|_| "a page has too many tokens")?;
         let decoder = self.decoder(part.head().header.profile_hash, part.profile())?;
         let Some(_claim) = self.claims.claim(part.pages()) else { return Ok(false) };
@@ -191,9 +197,54 @@ impl<D: Device> PageStore for DevicePages<D> {
     fn device(&self) -> Option<&dyn DeviceDecoder> {
         Some(self)
     }
+
+    fn read_rows(&self, rows: &PageRead<'_>, to: &mut dyn KvSink) -> Result<bool, String> {
+        self.check_cut(rows.shard(), rows.page_tokens())?;
+        if self.claims.claim(rows.pages()).is_none() {
+            // A page that does not exist has no address either.
+            return Ok(false);
+        }
+        let layer = rows.layer();
+        for plane in Plane::ALL {
+            let layout = self.pages.layers.get(layer).and_then(|planes| planes[plane as usize].as_ref());
+            let Some(layout) = layout.filter(|layout| layout.heads == rows.heads(plane)) else {
+                if rows.heads(plane).is_empty() {
+                    continue;
+                }
+                return Err(OTHER_MODEL.into());
+            };
+            let (_, elements) = self.spec.layers[layer].layout.planes()[plane as usize];
+            if elements != rows.elements(plane) {
+                return Err(OTHER_MODEL.into());
+            }
+            let of_plane = PlaneRows { layer, plane, layout, elements };
+            let pieces =
+                of_plane.pieces(rows.slots()).ok_or("a row spans more bytes than are copied at a time")?;
+            for piece in pieces {
+                let mut bytes = vec![0; piece.bytes()];
+                {
+                    // Of one piece at a time, so that whoever reassigns pages waits for one copy.
+                    let Some(_claim) = self.claims.claim(rows.pages()) else { return Ok(false) };
+                    // SAFETY: inside the planes, of pages that exist, which are as `new` was promised; the claim keeps them ours.
+                    unsafe { self.device.read(&mut bytes, &piece.places()) }
+                        .map_err(|error| error.to_string())?;
+                }
+                piece.write_to(&of_plane, &bytes, to);
+            }
+        }
+        Ok(true)
+    }
 }
 
 impl<D: Device> DevicePages<D> {
+    fn check_cut(&self, shard: &Shard, page_tokens: usize) -> Result<(), String> {
+        if *shard == self.shard && page_tokens == self.pages.block_tokens as usize {
+            Ok(())
+        } else {
+            Err("the table was cut in another way than its pages: use tables as `DevicePages::table` makes them".into())
+        }
+    }
+
     /// The plane of these rows and the elements of a row; `None` if they do not fit into a page of it.
     fn plane(&self, rows: &PageRows<'_>) -> Option<(&PlaneLayout, usize)> {
         let layer = rows.layer().checked_add(self.shard.layers.start)?;

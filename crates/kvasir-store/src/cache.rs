@@ -55,7 +55,7 @@ impl<K: Hash + Eq + Clone, V: Clone> BoundedMap<K, V> {
 
     /// Whether a key has a value.
     pub fn contains(&self, key: &K) -> bool {
-        self.generations.lock().use_value(self.half, self.ttl, key).is_some()
+        self.generations.lock().use_key(self.half, self.ttl, key)
     }
 
     /// Uses the values of several keys. A key without one gets `value` of its index among them. Neither may use the map: it
@@ -66,7 +66,7 @@ impl<K: Hash + Eq + Clone, V: Clone> BoundedMap<K, V> {
         while keys.peek().is_some() {
             let mut generations = self.generations.lock();
             for (index, key) in keys.by_ref().take(BATCH_ENTRIES) {
-                if generations.use_value(self.half, self.ttl, &key).is_none() {
+                if !generations.use_key(self.half, self.ttl, &key) {
                     generations.insert_young(self.half, key, (since, value(index)));
                 }
             }
@@ -131,19 +131,29 @@ impl<K: Hash + Eq + Clone, V: Clone> BoundedMap<K, V> {
 impl<K: Hash + Eq, V> Generations<K, V> {
     /// The value of a key, which moves to the young generation; none if its time has passed.
     fn use_value(&mut self, half: usize, ttl: Option<Duration>, key: &K) -> Option<&V> {
-        let is_over =
-            |since: Option<Instant>| ttl.zip(since).is_some_and(|(ttl, since)| since.elapsed() >= ttl);
-        if !self.young.contains_key(key) {
-            let (key, entry) = self.old.remove_entry(key)?;
-            if is_over(entry.0) {
-                return None;
-            }
-            self.insert_young(half, key, entry);
-        } else if ttl.is_some() && self.young.get(key).is_some_and(|(since, _)| is_over(*since)) {
-            self.young.remove(key);
+        if !self.use_key(half, ttl, key) {
             return None;
         }
         self.young.get(key).map(|(_, value)| value)
+    }
+
+    /// Like [`use_value`](Self::use_value), for whether there is one.
+    fn use_key(&mut self, half: usize, ttl: Option<Duration>, key: &K) -> bool {
+        let is_over =
+            |since: Option<Instant>| ttl.zip(since).is_some_and(|(ttl, since)| since.elapsed() >= ttl);
+        if let Some((since, _)) = self.young.get(key) {
+            let is_over = is_over(*since);
+            if is_over {
+                self.young.remove(key);
+            }
+            return !is_over;
+        }
+        let Some((key, entry)) = self.old.remove_entry(key) else { return false };
+        let is_over = is_over(entry.0);
+        if !is_over {
+            self.insert_young(half, key, entry);
+        }
+        !is_over
     }
 
     fn replace(&mut self, half: usize, key: K, entry: (Option<Instant>, V)) {

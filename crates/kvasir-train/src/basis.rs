@@ -85,9 +85,13 @@ fn fit_scope(
     });
     let recipe = &BasisRecipe { token_factors: affordable(corpus, recipe, bytes), ..recipe.clone() };
     let factors = recipe.token_factors.iter().sum::<usize>();
-    let macs = recipe.budget_macs.map(|macs| (macs as f64 * share) as usize / (elements + factors));
-    let rank = recipe.rank_max.unwrap_or(elements).min(macs.unwrap_or(elements).max(1));
-    let rank = rank.min(elements).min(COEFFICIENTS_MAX);
+    let affordable_rank =
+        recipe.budget_macs.map(|macs| (macs, (macs as f64 * share) as usize / (elements + factors)));
+    if let Some((macs, 0)) = affordable_rank {
+        return Err(TrainError::MultiplyAdds { macs, lost: 1.0 });
+    }
+    let rank = recipe.rank_max.unwrap_or(elements).min(elements).min(COEFFICIENTS_MAX);
+    let rank = affordable_rank.map_or(rank, |(_, affordable)| affordable.min(rank));
     if recipe.metric.is_some() && elements > DENSE_ELEMENTS_MAX {
         let why = "scopes of more than 8,192 elements do not support a metric".to_owned();
         return Err(TrainError::Recipe { field: "metric", why });
@@ -97,7 +101,13 @@ fn fit_scope(
     } else {
         fit_dense(corpus, recipe, &scope, rank, tell)
     };
-    let Fitted { tokens, rows, spectrum } = fitted.ok_or(TrainError::Decomposition { scope: index })?;
+    let Fitted { tokens, rows, spectrum, power } =
+        fitted.ok_or(TrainError::Decomposition { scope: index })?;
+    if let Some((macs, affordable)) = affordable_rank
+        && spectrum.len() == affordable
+    {
+        bit_allocation::within_macs(macs, &spectrum, power)?;
+    }
     let bits = bytes.map(|(bytes, room)| {
         let room = room.saturating_sub(tokens.as_ref().map_or(0, TokenModel::table_bytes));
         let allocation = bit_allocation::allocate(&spectrum, elements, factors, room, rank);
@@ -130,6 +140,8 @@ struct Fitted {
     rows: Vec<f32>,
     /// Power along its rows, decreasing.
     spectrum: Vec<f32>,
+    /// Power along all directions.
+    power: f64,
 }
 
 /// The predictor first, then the principal components of its residuals. Memory grows with the square of the
@@ -163,7 +175,7 @@ fn fit_dense(
     });
     tell("principal components", 0.7);
     let (rows, spectrum) = covariance.leading(rank)?;
-    Some(Fitted { tokens, rows, spectrum })
+    Some(Fitted { tokens, rows, spectrum, power: covariance.power() })
 }
 
 /// The principal components first, by streaming, then the predictor among their coefficients: memory grows with elements
@@ -177,8 +189,11 @@ fn fit_wide(
 ) -> Option<Fitted> {
     let rank = rank.min(corpus.fit_tokens() / TOKENS_PER_RANK).max(1);
     tell("principal components, first pass", 0.1);
-    let mut sketch = Sketch::new(scope.elements(), rank);
-    corpus.stream(scope, &corpus.fit, |block| sketch.add(&block.elements));
+    let (mut sketch, mut power) = (Sketch::new(scope.elements(), rank), 0.0);
+    corpus.stream(scope, &corpus.fit, |block| {
+        sketch.add(&block.elements);
+        power += block.elements.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
+    });
     tell("principal components, second pass", 0.4);
     let mut inside = sketch.finish();
     corpus.stream(scope, &corpus.fit, |block| inside.add(&block.elements));
@@ -189,7 +204,7 @@ fn fit_wide(
         let basis = Some((&matrix, spectrum.len()));
         TokenModel::fit(corpus, scope, recipe, basis)
     });
-    Some(Fitted { tokens, rows, spectrum })
+    Some(Fitted { tokens, rows, spectrum, power })
 }
 
 /// Most elements of a scope whose covariance is held in memory: 256 MB.

@@ -76,6 +76,16 @@ pub(super) fn within(bytes: usize, allocation: Allocation) -> Result<Allocation,
     if is_ruin { Err(TrainError::Budget { bytes, lost: lost as f32 }) } else { Ok(allocation) }
 }
 
+/// Refuses a rank that is limited by multiply-adds and would ruin the profile. `power` is that along all directions.
+///
+/// # Errors
+/// [`TrainError::MultiplyAdds`].
+pub(super) fn within_macs(macs: usize, spectrum: &[f32], power: f64) -> Result<(), TrainError> {
+    let kept: f64 = spectrum.iter().map(|s| f64::from(*s)).sum();
+    let lost = if power > 0.0 { 1.0 - kept / power } else { 0.0 };
+    if lost > LOST_MAX { Err(TrainError::MultiplyAdds { macs, lost: lost as f32 }) } else { Ok(()) }
+}
+
 /// The basis of the given rows, packed if bits are given.
 pub(super) fn basis(rows: &[f32], elements: usize, bits: Option<&[u8]>) -> Basis {
     let Some(bits) = bits else {

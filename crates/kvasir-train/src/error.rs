@@ -45,6 +45,18 @@ pub enum TrainError {
         /// Share of the power that would be lost, 0 to 1.
         lost: f32,
     },
+    /// The limit of multiply-adds does not allow a basis that is worth having.
+    #[error(
+        "within {macs} multiply-adds a token the basis loses {:.0} % of the cache's power: allow more, or use the recipe \
+         without a basis",
+        100.0 * lost
+    )]
+    MultiplyAdds {
+        /// Most multiply-adds per decoded token.
+        macs: usize,
+        /// Share of the power that would be lost, 0 to 1.
+        lost: f32,
+    },
     /// The spec is invalid, or has no KV at all.
     #[error("the model spec is invalid: {0}")]
     Spec(#[from] SpecError),

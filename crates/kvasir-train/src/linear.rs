@@ -37,6 +37,11 @@ impl Covariance {
         );
     }
 
+    /// The sum of all eigenvalues.
+    pub(super) fn power(&self) -> f64 {
+        (0..self.sum.nrows()).map(|element| f64::from(self.sum[(element, element)])).sum()
+    }
+
     /// The `rank` leading eigenvectors, `[vector][element]`, and their eigenvalues, decreasing; `None` if the
     /// decomposition fails.
     pub(super) fn leading(&self, rank: usize) -> Option<(Vec<f32>, Vec<f32>)> {

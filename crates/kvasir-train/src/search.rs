@@ -46,7 +46,7 @@ pub fn search(
         progress(&what, index as f32 / candidates.len() as f32);
         let profile = match train(spec, contexts, &Recipe::Basis(recipe.clone()), FINEST_NMSE, &mut |_, _| ())
         {
-            Err(error @ TrainError::Budget { .. }) => {
+            Err(error @ (TrainError::Budget { .. } | TrainError::MultiplyAdds { .. })) => {
                 too_large = Some(error);
                 continue;
             }

@@ -54,6 +54,30 @@ fn a_budget_that_cannot_be_kept_is_an_error() {
 }
 
 #[test]
+fn multiply_adds_that_allow_no_good_basis_are_an_error() {
+    let spec = mixed_spec(KvDtype::Bf16);
+    let data = contexts(&spec, 6, 400);
+    let elements = spec.elements_per_token();
+    let of = |budget_macs| {
+        let recipe =
+            BasisRecipe { budget_macs: Some(budget_macs), token_factors: [0, 0], ..BasisRecipe::default() };
+        train(&spec, &data, &Recipe::Basis(recipe), FINEST_NMSE, &mut |_, _| ())
+    };
+    // Not one vector, and one of six hidden directions.
+    for macs in [elements - 1, elements] {
+        let refused = of(macs).expect_err("too few");
+        assert!(
+            matches!(refused, TrainError::MultiplyAdds { macs: found, lost } if found == macs && lost > 0.25),
+            "{refused}"
+        );
+    }
+    let macs = 20 * elements;
+    let kept = of(macs).expect("trains");
+    let used: usize = kept.summary().scopes.iter().map(|scope| scope.rank * scope.elements).sum();
+    assert!(used > 0 && used <= macs, "{used} of {macs}");
+}
+
+#[test]
 fn the_finest_error_is_what_was_asked_for() {
     let spec = mixed_spec(KvDtype::Bf16);
     let data = contexts(&spec, 6, 400);

@@ -17,6 +17,7 @@ export function EventLine({ event }) {
     <${Badge} tone=${eventTone(event.event_type)}>${event.event_type}<//>
     <span>${mediumName(event.medium)}</span>
     ${event.seq_hash ? html`<code title=${event.seq_hash}>${format.short(event.seq_hash)}</code>` : null}
+    ${event.profile_hash ? html`<code title=${event.profile_hash}>${format.short(event.profile_hash)}</code>` : null}
     ${event.namespace ? html`<span class="muted">${event.namespace}</span>` : null}
     ${event.reason ? html`<span class="muted">${event.reason}</span>` : null}
   </span>`;

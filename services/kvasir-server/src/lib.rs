@@ -39,6 +39,7 @@ mod state;
 pub mod telemetry;
 mod tls;
 mod toml_error;
+mod trainings;
 mod wall_clock;
 
 pub use auth::{NewAccessKey, NewToken};
@@ -46,6 +47,9 @@ pub use config::{
     AuthConfig, CacheConfig, ClusterConfig, Config, ConfigError, GcConfig, HotConfig, JournalConfig,
     JwtConfig, Layers, LogConfig, LogFormat, MemberSource, Mistake, SETTINGS, ScrubConfig, ServerConfig,
     Setting, TlsConfig,
+};
+pub use limits::{
+    JOURNAL_COUNTS_EVERY, JOURNAL_READS_PER_SECOND, JOURNAL_ROWS_MEMBERS_MAX, JOURNAL_SHARED_INTERVAL_MAX,
 };
 pub use run_error::RunError;
 pub use server::{Listeners, listen, open_store, run, shutdown_signal};

@@ -98,15 +98,15 @@ pub(crate) const JOURNAL_IDLE_INTERVAL: Duration = Duration::from_secs(60);
 /// Age of the last journal read at which a lookup reads first: including the read, well within the 30 seconds
 /// in which a removal reaches every route.
 pub(crate) const JOURNAL_AGE_MAX: Duration = Duration::from_secs(10);
-/// Reads of the journal per second by all replicas of a cluster together: S3 asks $100 a month for them.
-pub(crate) const JOURNAL_READS_PER_SECOND: f64 = 8.0;
+/// Reads of the journal per second by all replicas of a cluster together: S3 asks $100 a month for them, at a listing each.
+pub const JOURNAL_READS_PER_SECOND: f64 = 8.0;
 /// Longest interval that results, for a hundred members.
-pub(crate) const JOURNAL_SHARED_INTERVAL_MAX: Duration = Duration::from_millis(12_500);
+pub const JOURNAL_SHARED_INTERVAL_MAX: Duration = Duration::from_millis(12_500);
 /// How often a replica of a large cluster reads how much tenants have stored.
-pub(crate) const JOURNAL_COUNTS_EVERY: Duration = Duration::from_secs(30);
+pub const JOURNAL_COUNTS_EVERY: Duration = Duration::from_secs(30);
 /// Members up to which each replica has rows of everything in its index: beyond that, its own part and what it was asked for.
 /// Their reads of each other's batches grow with the square: 64 a second at 8.
-pub(crate) const JOURNAL_ROWS_MEMBERS_MAX: usize = 8;
+pub const JOURNAL_ROWS_MEMBERS_MAX: usize = 8;
 /// How long a lookup waits for that read.
 pub(crate) const JOURNAL_CATCH_UP_TIME_MAX: Duration = Duration::from_secs(5);
 /// Consecutive panics of a background task after which a replica that needs it is not ready.
@@ -175,6 +175,9 @@ pub(crate) const HOT_TENANTS_LISTED_MAX: usize = 100;
 /// Tenants whose latest loads are kept: with [`LOADS_KEPT_MAX`](kvasir_api::LOADS_KEPT_MAX) of at most 6 KiB
 /// each, 12 MiB.
 pub(crate) const LOAD_TENANTS_MAX: usize = 32;
+/// Models of all tenants whose latest trainings are kept: with [`TRAININGS_KEPT_MAX`](kvasir_api::TRAININGS_KEPT_MAX) of at
+/// most 1 KiB each, 1 MiB.
+pub(crate) const TRAINING_MODELS_MAX: usize = 128;
 /// Longest audited path: longer than any route with its ids. With
 /// [`AUDIT_CALLS_MAX`](kvasir_api::AUDIT_CALLS_MAX) calls, 1 MiB.
 pub(crate) const AUDITED_PATH_BYTES_MAX: usize = 768;

@@ -45,21 +45,21 @@ pub(crate) fn routes() -> Router<AppState> {
         .route(routes::OPENAPI, get(move || openapi::serve_document(document.clone())))
         .merge(openapi::swagger_ui())
         .merge(console::routes());
-    router
-        .fallback(unknown_route)
-        .method_not_allowed_fallback(method_not_allowed)
-        // Each handler sets its own limit.
-        .layer(DefaultBodyLimit::disable())
+    router.fallback(unknown_route).method_not_allowed_fallback(method_not_allowed)
 }
 
 /// The middleware before every handler.
 pub(crate) fn with_middleware(routes: Router<AppState>, state: AppState) -> Router {
-    routes
-        .layer(from_fn_with_state(state.clone(), label_route))
-        .layer(from_fn_with_state(state.clone(), authorize))
-        .layer(from_fn_with_state(AcceptedEncodings(&["identity"]), enforce_request_limits))
-        .layer(from_fn_with_state(state.clone(), observe_request))
-        .with_state(state)
+    // The first is the outermost. One layer of all: axum boxes each call of `layer`, and clones the boxes for every request.
+    let middleware = (
+        from_fn_with_state(state.clone(), observe_request),
+        from_fn_with_state(AcceptedEncodings(&["identity"]), enforce_request_limits),
+        from_fn_with_state(state.clone(), authorize),
+        from_fn_with_state(state.clone(), label_route),
+        // Each handler sets its own limit.
+        DefaultBodyLimit::disable(),
+    );
+    routes.layer(middleware).with_state(state)
 }
 
 async fn unknown_route(uri: Uri) -> ApiError {

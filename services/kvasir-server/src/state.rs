@@ -16,6 +16,7 @@ use crate::{
     api_error::ApiError, audit::AuditLog, auth::Authenticator, background::BackgroundTask, cluster::Cluster,
     egress::EgressScheduler, encryption_keys::EncryptionKeys, jobs::Jobs, journal_sync::JournalSync,
     loads::LoadLog, metrics::Metrics, quota::QuotaLimiter, series::SeriesLog, tls::Tls,
+    trainings::TrainingLog,
 };
 
 /// Shared state; cheap to clone.
@@ -36,6 +37,7 @@ struct SharedState {
     jobs: Arc<Jobs>,
     series: SeriesLog,
     loads: LoadLog,
+    trainings: TrainingLog,
     audit: AuditLog,
     cluster: Cluster,
     journal: JournalSync,
@@ -68,6 +70,7 @@ impl AppState {
             jobs,
             series: SeriesLog::new(),
             loads: LoadLog::default(),
+            trainings: TrainingLog::default(),
             audit: AuditLog::default(),
             cluster,
             journal,
@@ -143,6 +146,11 @@ impl AppState {
     /// The latest loads that clients reported.
     pub(crate) fn loads(&self) -> &LoadLog {
         &self.0.loads
+    }
+
+    /// The latest trainings of profiles that were reported.
+    pub(crate) fn trainings(&self) -> &TrainingLog {
+        &self.0.trainings
     }
 
     /// The latest changes by callers.

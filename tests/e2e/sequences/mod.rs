@@ -148,7 +148,7 @@ impl Reference {
             }
             name if name.contains("opaque") => self.keys.step(step, dice).await,
             name if name.contains("context") => self.contexts.step(step, dice, &self.chunks).await,
-            name if name.contains("model") || name.contains("profile") || name.contains("namespace") => {
+            name if ["model", "profile", "training", "namespace"].iter().any(|part| name.contains(part)) => {
                 self.registry.step(step, dice).await;
             }
             // An operation that nobody judges ends the test.

@@ -1,8 +1,11 @@
-//! Models, their profiles, and roots of namespaces.
+//! Models, their profiles and trainings, and roots of namespaces.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvasir_api::{ModelList, NamespaceResponse, ProfileLevels, ProfileList, RegisteredModel};
+use kvasir_api::{
+    ModelList, NamespaceResponse, ProfileLevels, ProfileList, RegisteredModel, TRAININGS_KEPT_MAX,
+    TrainingList,
+};
 use kvasir_tests::{chunks, faulty::Dice};
 use kvasir_types::{ModelId, ModelSpec, ProfileHash, RootHash};
 use reqwest::StatusCode;
@@ -22,6 +25,8 @@ fn spec(n: usize) -> ModelSpec {
 struct OfTenant {
     models: BTreeMap<ModelId, ModelSpec>,
     profiles: BTreeMap<ModelId, BTreeSet<Vec<u8>>>,
+    /// The steps at which trainings were reported.
+    trainings: BTreeMap<ModelId, Vec<usize>>,
     roots: BTreeMap<(String, ModelId), RootHash>,
 }
 
@@ -97,6 +102,26 @@ impl Registry {
                     listed.profiles.iter().map(|info| info.profile_hash.to_string()).collect();
                 let known = of.profiles.get(&model).into_iter().flatten();
                 assert_eq!(listed, known.map(|profile| ProfileHash::of(profile).to_string()).collect());
+            }
+            "report_training" => {
+                let request = json!({"outcome": "failed", "reason": "none fits", "sampled_chunks": 1,
+                    "sampled_tokens": step.at, "in_force": ProfileHash::of(&profile)});
+                let answer = step.send(&path, "", request.to_string().into_bytes()).await;
+                if !is_known {
+                    return nothing(answer).await;
+                }
+                assert_eq!(answer.status(), StatusCode::NO_CONTENT);
+                of.trainings.entry(model).or_default().push(step.at);
+            }
+            "list_trainings" => {
+                let answer = step.send(&path, "", Vec::new()).await;
+                if !is_known {
+                    return nothing(answer).await;
+                }
+                let listed: TrainingList = json(answer, StatusCode::OK).await;
+                let listed: Vec<_> = listed.trainings.iter().map(|of| of.sampled_tokens as usize).collect();
+                let reported = of.trainings.get(&model).into_iter().flatten().rev();
+                assert_eq!(listed, reported.take(TRAININGS_KEPT_MAX).copied().collect::<Vec<_>>());
             }
             name @ ("open_namespace" | "rotate_namespace") => {
                 let mut request = json!({"namespace": namespace, "model_id": model});

@@ -64,6 +64,8 @@ pub(super) struct Group<'a> {
     lives: Cell<Replica>,
     disks: Cell<u64>,
     pub(super) mishaps: RefCell<BTreeMap<&'static str, u64>>,
+    /// How many replicas were killed so far.
+    pub(super) kills: Cell<u64>,
     /// When the store was out of reach, or may have been.
     pub(super) troubles: RefCell<Vec<(Instant, Instant)>>,
 }
@@ -94,6 +96,7 @@ impl<'a> Group<'a> {
             lives: Cell::default(),
             disks: Cell::default(),
             mishaps: RefCell::default(),
+            kills: Cell::default(),
             troubles: RefCell::default(),
         };
         for place in 0..REPLICAS {

@@ -18,18 +18,20 @@ use super::{ASKED_AGAIN, History, SERVED_AGAIN, group::Group, judge};
 
 /// Keys that clients of both write, and as many that only S3 clients do, which lists must have.
 const SHARED: u8 = 2;
-const KEYS: u8 = 2 * SHARED;
-const VALUES: u8 = 3;
+pub(super) const KEYS: u8 = 2 * SHARED;
+/// Values of PUTs; those behind them are of uploads in parts.
+pub(super) const VALUES: u8 = 3;
 /// Longest pause between two requests.
 const PAUSE: usize = 60;
 
-/// The bytes of a value say which key and value they are of.
-fn payload(key: u8, value: u8) -> Vec<u8> {
-    vec![key * VALUES + value; 3_000 + usize::from(value)]
+/// The bytes of a value say which key and value they are of, and each part of them where it belongs.
+pub(super) fn payload(key: u8, value: u8) -> Vec<u8> {
+    let rest = (0..3_000 + usize::from(value)).map(|at| (at / 16) as u8 ^ key ^ value);
+    [key, value].into_iter().chain(rest).collect()
 }
 
 /// A client of one replica for one request.
-struct Door<'a> {
+pub(super) struct Door<'a> {
     group: &'a Group<'a>,
     life: Replica,
     api: &'a Api,
@@ -38,7 +40,22 @@ struct Door<'a> {
     namespace: &'a str,
 }
 
-impl Door<'_> {
+impl<'a> Door<'a> {
+    pub(super) fn new(
+        group: &'a Group<'a>,
+        namespace: &'a str,
+        (life, api): (Replica, &'a Api),
+        s3: Option<SocketAddr>,
+    ) -> Self {
+        Self { group, life, api, s3, namespace }
+    }
+
+    /// An operation on an upload of a key, over S3.
+    pub(super) fn upload_request(&self, method: Method, key: u8, query: &str) -> RequestBuilder {
+        let address = self.s3.expect("uploads are S3's");
+        self.api.http.request(method, format!("http://{address}/{}/key-{key}?{query}", self.namespace))
+    }
+
     fn request(&self, method: Method, key: u8) -> RequestBuilder {
         let url = match self.s3 {
             Some(address) => format!("http://{address}/{}/key-{key}", self.namespace),
@@ -48,7 +65,7 @@ impl Door<'_> {
     }
 
     /// No mishap excuses an internal error.
-    async fn send(&self, request: RequestBuilder) -> Option<Response> {
+    pub(super) async fn send(&self, request: RequestBuilder) -> Option<Response> {
         let answer = request.send().await.ok()?;
         let (status, url) = (answer.status(), answer.url());
         assert_ne!(status, StatusCode::INTERNAL_SERVER_ERROR, "{url}\n{}", self.group.log(self.life));
@@ -64,7 +81,7 @@ impl Door<'_> {
             _ => return None,
         }
         let bytes = answer.bytes().await.ok()?;
-        let value = (0..VALUES).find(|value| payload(key, *value) == bytes);
+        let value = bytes.get(1).copied().filter(|value| payload(key, *value) == bytes);
         Some(value.map(Some).ok_or_else(|| format!("key {key} has bytes of nobody")))
     }
 
@@ -111,7 +128,7 @@ impl<'a> KeyClient<'a> {
     }
 
     fn door<'b>(&'b self, life: Replica, api: &'b Api, s3: Option<SocketAddr>) -> Door<'b> {
-        Door { group: self.group, life, api, s3, namespace: &self.history.namespace }
+        Door::new(self.group, &self.history.namespace, (life, api), s3)
     }
 
     /// Until the history is over.

@@ -106,6 +106,7 @@ impl Group<'_> {
     fn kill(&self, place: usize) -> PathBuf {
         let Member { process, disk, .. } = self.end(place);
         process.kill();
+        self.kills.set(self.kills.get() + 1);
         disk
     }
 

@@ -11,6 +11,7 @@ mod mishaps;
 mod quota;
 mod rotation;
 mod settings;
+mod uploads;
 
 use std::{
     cell::{Cell, RefCell},
@@ -37,6 +38,7 @@ use self::{
     group::Group,
     keys::KeyClient,
     settings::{NEGATIVE_TTL, REMOVAL_BOUND_IN_TROUBLE, Settings},
+    uploads::{UploadClient, Uploads},
 };
 use crate::{file_store, wanted};
 
@@ -54,6 +56,7 @@ const ASKED_AGAIN: Duration = Duration::from_millis(200);
 const STORE_IS_SLOW: &str = "the store is slow: lookups proceed";
 const CLIENTS: u64 = 4;
 const KEY_CLIENTS: u64 = 3;
+const UPLOAD_CLIENTS: u64 = 3;
 const CONTEXTS: u64 = 8;
 /// The requests and answers of one history.
 struct History {
@@ -63,6 +66,7 @@ struct History {
     keys: RefCell<Keys>,
     /// PUTs by key, by their result and whether they came over S3.
     puts_by_key: RefCell<BTreeMap<(&'static str, bool), u64>>,
+    uploads: Uploads,
     namespace: String,
     model_id: ModelId,
     root: RootHash,
@@ -91,6 +95,7 @@ impl History {
             model: RefCell::new(model),
             keys: RefCell::new(keys),
             puts_by_key: RefCell::default(),
+            uploads: Uploads::default(),
             namespace,
             model_id,
             root,
@@ -148,11 +153,13 @@ impl History {
         let clients: Vec<_> = (0..CLIENTS).map(|_| Client::new(self, group, dice.number()).run()).collect();
         let of_keys: Vec<_> =
             (0..KEY_CLIENTS).map(|_| KeyClient::new(self, group, dice.number()).run()).collect();
+        let of_uploads: Vec<_> =
+            (0..UPLOAD_CLIENTS).map(|_| UploadClient::new(self, group, dice.number()).run()).collect();
         let mishaps = async {
             group.suffer(dice, time).await;
             self.is_over.set(true);
         };
-        tokio::join!(join_all(clients), join_all(of_keys), mishaps);
+        tokio::join!(join_all(clients), join_all(of_keys), join_all(of_uploads), mishaps);
         // What one acknowledged, all find.
         group.recover().await;
         tokio::time::sleep(NEGATIVE_TTL).await;
@@ -210,7 +217,7 @@ async fn three_replicas(name: &str, store: &StoreConfig, is_sealed: bool) {
         if histories > 0 {
             rotation::rotate(&history, &group, settings.may_evict()).await;
         }
-        for (what, count) in history.model.borrow().judged() {
+        for (what, count) in history.model.borrow().judged().iter().chain(history.uploads.ended().iter()) {
             *judged.entry(*what).or_insert(0) += count;
         }
         for (what, count) in history.puts_by_key.borrow().iter() {
@@ -244,6 +251,10 @@ fn short_of(
         ("PUTs by key over REST", by_key(("acknowledged", false)), 10),
         ("PUTs by key over S3", by_key(("acknowledged", true)), 10),
         ("refused PUTs by key", by_key(("refused", true)), 10),
+        ("completed uploads", of("upload completed"), 3),
+        ("uploads completed after a kill", of("upload completed after a kill"), 1),
+        ("uploads completed twice", of("upload completed twice"), 1),
+        ("aborted uploads", of("upload aborted"), 2),
         ("mishaps", group.mishaps().values().sum(), 3),
     ];
     wanted.into_iter().filter(|(_, count, least)| count < least).map(|(what, ..)| what).collect()

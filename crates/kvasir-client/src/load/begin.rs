@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use kvasir_api::ChunkMatch;
 use kvasir_codec::ChunkDecoder;
-use kvasir_types::{Level, Loss, TokenRange};
+use kvasir_types::{Level, Loss, Quality, TokenRange};
 use tokio::{runtime::Handle, sync::mpsc, time::Instant};
 
 use super::{
@@ -60,6 +60,13 @@ impl PlannedLevels {
         Some(Self { kl, floor })
     }
 
+    /// Also allows the coarser levels of at least `soft` quality.
+    fn lowered_to(mut self, soft: Quality, chunk: &ChunkMatch) -> Self {
+        let is_good_enough = |level: &Level| chunk.loss_at(*level, 0.0).error <= soft.error_max();
+        self.floor = (0..self.floor.0).map(Level).find(is_good_enough).unwrap_or(self.floor);
+        self
+    }
+
     /// The chunk for the fetcher. Levels below the floor have the size of the floor.
     fn plan(&self, chunk: &ChunkMatch) -> PlannedChunk {
         let floor = self.floor.index();
@@ -113,6 +120,10 @@ impl LoadTask<'_> {
             let levels = decoder.as_ref().and_then(|d| PlannedLevels::new(chunk, &**d, self.floor));
             // The lookup ended before chunks that cannot be decoded or are too coarse.
             let (Some(decoder), Some(levels)) = (decoder, levels) else { break };
+            let levels = match options.soft_floor {
+                Some(soft) => levels.lowered_to(soft, chunk),
+                None => levels,
+            };
             chunks.push((decoder, levels));
         }
         self.matched.chunks.truncate(chunks.len());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvasir_types::Level;
+use kvasir_types::{Level, Quality};
 
 use crate::{
     Deadline,
@@ -15,6 +15,10 @@ use crate::{
 pub struct LoadOptions {
     /// When the first token is due.
     pub deadline: Deadline,
+    /// A quality below the connection's ([`Builder::quality`](crate::Builder::quality)) that this load may fall to where
+    /// the deadline leaves no time for more. Chunks of which no level reaches the connection's quality are computed
+    /// regardless. Default: none.
+    pub soft_floor: Option<Quality>,
     /// Decides which levels to read when.
     pub policy: Box<dyn Policy>,
     /// Throughput estimator.
@@ -47,6 +51,7 @@ impl From<Deadline> for LoadOptions {
     fn from(deadline: Deadline) -> Self {
         Self {
             deadline,
+            soft_floor: None,
             policy: Box::new(Progressive::new()),
             estimator: EstimatorKind::Harmonic,
             suffix_time: None,

@@ -6,10 +6,10 @@ use std::{
 };
 
 use half::{bf16, f16};
-use kvasir_codec::{KvSource, e4m3};
+use kvasir_codec::{KvSink, KvSource, e4m3};
 use kvasir_types::{KvDtype, ModelSpec, Plane};
 
-use super::{BlockTable, PageRef, PageRows, PageStore, Shard, check_dtype};
+use super::{BlockTable, PageRead, PageRef, PageRows, PageStore, Shard, check_dtype};
 use crate::Error;
 
 /// Pages in host memory, in the type of the model's cache: for tools, tests, and engines without their own
@@ -139,6 +139,36 @@ impl PageStore for HostPages {
         }
         ours
     }
+
+    fn read_rows(&self, rows: &PageRead<'_>, to: &mut dyn KvSink) -> Result<bool, String> {
+        let other = || "the pages were made for another part of the model than the table's".to_owned();
+        if rows.page_tokens() != self.page_tokens {
+            return Err(other());
+        }
+        let layer = rows.layer().checked_sub(rows.shard().layers.start).ok_or_else(other)?;
+        let mut values = Vec::new();
+        for plane in Plane::ALL {
+            for (page, slots, first_token) in rows.slots() {
+                let Some(memory) = self.pages.get(page.index as usize) else { return Ok(false) };
+                values.resize(slots.len() * rows.elements(plane), 0.0);
+                for (row, head) in rows.heads(plane).enumerate() {
+                    let bytes = self.bytes((layer, plane), row..row + 1, slots.clone()).ok_or_else(other)?;
+                    if bytes.len() != values.len() * self.dtype.bytes() {
+                        return Err(other());
+                    }
+                    {
+                        let memory = lock(memory);
+                        if memory.generation != page.generation {
+                            return Ok(false);
+                        }
+                        widen(self.dtype, &memory.bytes[bytes], &mut values);
+                    }
+                    to.write(rows.layer(), plane, head, first_token, &values);
+                }
+            }
+        }
+        Ok(true)
+    }
 }
 
 impl KvSource for HostPages {
@@ -151,22 +181,21 @@ impl KvSource for HostPages {
             let (now, later) = rest.split_at_mut(count * elements);
             let bytes = self.bytes((layer, plane), head..head + 1, slot..slot + count);
             if let (Some(page), Some(bytes)) = (self.pages.get(token / self.page_tokens), bytes) {
-                self.widen(&lock(page).bytes[bytes], now);
+                widen(self.dtype, &lock(page).bytes[bytes], now);
             }
             (token, rest) = (token + count, later);
         }
     }
 }
 
-impl HostPages {
-    fn widen(&self, bytes: &[u8], to: &mut [f32]) {
-        let (pairs, quads) = (bytes.as_chunks().0, bytes.as_chunks().0);
-        match self.dtype {
-            KvDtype::Bf16 => fill(to, pairs, |pair| bf16::from_ne_bytes(pair).to_f32()),
-            KvDtype::F16 => fill(to, pairs, |pair| f16::from_ne_bytes(pair).to_f32()),
-            KvDtype::F32 => fill(to, quads, f32::from_ne_bytes),
-            KvDtype::Fp8E4m3 | KvDtype::Int8 => fill(to, bytes, e4m3::decode),
-        }
+/// Values of a cache's type, in the machine's byte order, as f32.
+pub(crate) fn widen(dtype: KvDtype, bytes: &[u8], to: &mut [f32]) {
+    let (pairs, quads) = (bytes.as_chunks().0, bytes.as_chunks().0);
+    match dtype {
+        KvDtype::Bf16 => fill(to, pairs, |pair| bf16::from_ne_bytes(pair).to_f32()),
+        KvDtype::F16 => fill(to, pairs, |pair| f16::from_ne_bytes(pair).to_f32()),
+        KvDtype::F32 => fill(to, quads, f32::from_ne_bytes),
+        KvDtype::Fp8E4m3 | KvDtype::Int8 => fill(to, bytes, e4m3::decode),
     }
 }
 

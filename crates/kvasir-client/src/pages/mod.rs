@@ -2,17 +2,22 @@
 
 mod device;
 mod host;
+mod read;
 mod rows;
 mod sink;
 mod table;
 
+use kvasir_codec::KvSink;
 use kvasir_types::{KvDtype, ModelSpec};
 
 use crate::Error;
 
 pub use device::{DeviceDecoder, DevicePart};
 pub use host::HostPages;
+#[cfg(feature = "testing")]
+pub(crate) use host::widen;
 pub use kvasir_codec::Rows;
+pub use read::PageRead;
 pub use rows::PageRows;
 pub(crate) use sink::TableSink;
 pub(crate) use table::WriteGate;
@@ -66,6 +71,21 @@ pub trait PageStore: Send + Sync {
     /// and comes through [`write`](Self::write).
     fn device(&self) -> Option<&dyn DeviceDecoder> {
         None
+    }
+
+    /// Copies rows into `to`, for [`Session::save_pages`](crate::Session::save_pages). `to` takes layers and heads as the
+    /// model counts them, and tokens from the first one that is read.
+    ///
+    /// If one of the pages has another generation by now, or does not exist, returns false, and what `to` was given is not
+    /// used. Pages must not be reassigned between that check and the last copy out of them. It may block: it is called on a
+    /// thread for that.
+    ///
+    /// # Errors
+    /// Why the rows cannot be read, as a sentence for the save's outcome. Without an implementation of its own, a store
+    /// cannot be read: engines with such a store save from a [`KvSource`](kvasir_codec::KvSource).
+    fn read_rows(&self, rows: &PageRead<'_>, to: &mut dyn KvSink) -> Result<bool, String> {
+        let _ = (rows, to);
+        Err("this store of pages does not read: save from a `KvSource`".into())
     }
 }
 

@@ -5,9 +5,10 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
+use kvasir_codec::KvSink;
 use kvasir_types::{KvLayout, LayerKv, ModelSpec};
 
-use super::{DeviceDecoder, PageRef, PageStore, TableSink};
+use super::{DeviceDecoder, PageRead, PageRef, PageStore, TableSink};
 use crate::Error;
 
 /// The part of a cache that one tensor- or pipeline-parallel rank holds.
@@ -131,6 +132,19 @@ impl BlockTable {
     pub(crate) fn pages_of(&self, tokens: &Range<usize>) -> Option<(&[PageRef], usize)> {
         let (first, end) = (tokens.start / self.page_tokens, tokens.end.div_ceil(self.page_tokens));
         Some((self.pages.get(first..end)?, tokens.start % self.page_tokens))
+    }
+
+    /// Copies a layer's rows of `tokens` of the context into `to`, whose token 0 is the first of them. As
+    /// [`PageStore::read_rows`].
+    pub(crate) fn read(
+        &self,
+        spec: &ModelSpec,
+        layer: usize,
+        tokens: &Range<usize>,
+        to: &mut dyn KvSink,
+    ) -> Result<bool, String> {
+        let rows = PageRead::new(self, spec, layer, tokens).ok_or("the table is shorter than the save")?;
+        if rows.is_empty() { Ok(true) } else { self.store.read_rows(&rows, to) }
     }
 
     /// A sink for rows whose token 0 is the context's token `first_token`.

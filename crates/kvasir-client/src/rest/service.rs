@@ -1,11 +1,11 @@
-//! The remaining routes: contexts, explain, usage, jobs, events.
+//! The remaining routes: contexts, explain, usage, reports, jobs, events.
 
 use std::collections::VecDeque;
 
 use kvasir_api::{
     Context, ContextChange, ContextList, ContextRequest, ContextVersions, ContextsQuery, Event,
     EventsDropped, EventsQuery, ExplainRequest, ExplainResponse, Job, JobList, JobRequest, LoadRecord,
-    ObjectUrl, UsageResponse, routes,
+    ObjectUrl, TrainingList, TrainingRecord, UsageResponse, routes,
 };
 use kvasir_types::{ModelId, ObjectDigest, SeqHash};
 use reqwest::{Method, Response};
@@ -111,6 +111,23 @@ impl Client {
     pub async fn report_load(&self, record: &LoadRecord) -> Result<(), Error> {
         let request = self.with_json(Method::POST, routes::LOADS, record)?;
         self.send(request.timeout(self.config.control_timeout)).await.map(|_| ())
+    }
+
+    /// Reports how an attempt to make a model's next profile ended. Needs the role `admin`.
+    ///
+    /// # Errors
+    /// `unknown_model`, `forbidden`.
+    pub async fn report_training(&self, model_id: &ModelId, record: &TrainingRecord) -> Result<(), Error> {
+        let request = self.with_json(Method::POST, &routes::trainings(model_id), record)?;
+        self.send(request.timeout(self.config.control_timeout)).await.map(|_| ())
+    }
+
+    /// The latest trainings of a model that were reported to the replica that answers.
+    ///
+    /// # Errors
+    /// `unknown_model`.
+    pub async fn trainings(&self, model_id: &ModelId) -> Result<TrainingList, Error> {
+        self.json(self.request(Method::GET, &routes::trainings(model_id))).await
     }
 
     /// Starts a job on the replica that receives the request.

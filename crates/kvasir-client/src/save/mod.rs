@@ -3,6 +3,7 @@
 mod admission;
 mod queue;
 mod report;
+mod rows;
 
 use std::{
     ops::Range,
@@ -14,8 +15,8 @@ use std::{
 
 use futures::StreamExt;
 use kvasir_api::ErrorCode;
-use kvasir_codec::{ChunkEncoder, ChunkInput, KvBuffer, KvSource, Tokens, container::Head};
-use kvasir_types::{ChainLink, Level, Loss, Name, Plane, Quality, SeqHash, TokenChain, TokenRange};
+use kvasir_codec::{ChunkEncoder, ChunkInput, KvBuffer, container::Head};
+use kvasir_types::{ChainLink, Level, Loss, Name, Quality, SeqHash, TokenChain, TokenRange};
 use tokio::time::Instant;
 
 pub use admission::{AdmissionPolicy, SaveRefusal};
@@ -23,6 +24,7 @@ pub(crate) use queue::SaveQueue;
 pub use queue::{DropPolicy, QueueConfig, QueueStats, SaveOutcome, SaveTicket};
 pub use report::{ChunkOutcome, ChunkSaveReport, SaveProgress, SaveReport};
 
+use self::rows::SaveRows;
 use crate::{
     Error,
     fetcher::ByteRate,
@@ -91,7 +93,7 @@ impl Saver {
     async fn save(
         &self,
         context: &Context,
-        kv: &dyn KvSource,
+        kv: SaveRows<'_>,
         mut progress: impl FnMut(SaveProgress) + Send,
     ) -> Result<SaveReport, Error> {
         let codec = &context.binding.codec;
@@ -144,7 +146,7 @@ impl Saver {
         &self,
         context: &Context,
         range: Range<usize>,
-        kv: &dyn KvSource,
+        kv: SaveRows<'_>,
     ) -> Result<ChunkOutcome, Error> {
         let Context { client, binding, chain, .. } = context;
         let (codec, tokens) = (&binding.codec, context.tokens());
@@ -155,7 +157,7 @@ impl Saver {
             }
         };
         let hash = seq_hash(chain, range.end)?;
-        let kv = Arc::new(copy_rows(binding, kv, &range).await);
+        let kv = Arc::new(kv.copy(&codec.spec, &range).await?);
         let sample = Sample { tokens: &tokens[range.clone()], first_position: range.start as u64, kv: &kv };
         let mut writer = codec.writer_for(client, sample).await?;
         let job = Arc::new(EncodeJob {
@@ -217,22 +219,6 @@ impl Saver {
             upload,
         })
     }
-}
-
-/// A copy that outlives the caller's borrow, so that encoding can run elsewhere; one chunk at a time.
-async fn copy_rows(binding: &Binding, kv: &dyn KvSource, range: &Range<usize>) -> KvBuffer {
-    let spec = &binding.codec.spec;
-    let mut rows = KvBuffer::new(spec, range.len());
-    let source = Tokens::from(kv, range.start);
-    for layer in 0..spec.layers.len() {
-        for plane in Plane::ALL {
-            for head in 0..rows.heads(layer, plane) {
-                source.read(layer, plane, head, 0..range.len(), rows.rows_mut(layer, plane, head));
-            }
-        }
-        tokio::task::yield_now().await;
-    }
-    rows
 }
 
 /// Whether a chunk need not be stored: it is covered, or a tail that grew too little.

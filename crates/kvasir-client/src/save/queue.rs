@@ -14,13 +14,17 @@ use tokio::{
     task::JoinHandle,
 };
 
-use super::{AdmissionPolicy, Context, SaveProgress, SaveRefusal, SaveReport, Saver, Urgency};
+use super::{
+    AdmissionPolicy, Context, SaveProgress, SaveRefusal, SaveReport, Saver, Urgency,
+    rows::{QueuedRows, SaveRows, check_tables},
+};
 use crate::{
     Error,
     fetcher::ByteRate,
     limits::{
         STORE_ATTEMPTS_MAX, STORE_BACKOFF_BASE, STORE_BACKOFF_MAX, STORE_QUEUE_BYTES, STORE_QUEUE_JOBS,
     },
+    pages::BlockTable,
 };
 
 /// Which job to drop when there is no room for a new one.
@@ -152,7 +156,7 @@ impl SaveTicket {
 struct SaveJob {
     id: u64,
     context: Context,
-    kv: Arc<dyn KvSource + Send + Sync>,
+    kv: QueuedRows,
     bytes: u64,
     ticket: oneshot::Sender<SaveOutcome>,
 }
@@ -215,13 +219,22 @@ impl SaveQueue {
         let bytes = (count * spec.elements_per_token() * size_of::<f32>()) as u64;
         self.offer(context, bytes, || {
             let rows = KvBuffer::from_source(&spec, count, &Tokens::from(kv, first));
-            Arc::new(SuffixSource { rows, first })
+            QueuedRows::Source(Arc::new(SuffixSource { rows, first }))
         })
     }
 
     /// Offers a context whose KV is read when its turn comes.
     pub(crate) fn save_shared(&self, context: Context, kv: Arc<dyn KvSource + Send + Sync>) -> SaveTicket {
-        self.offer(context, 0, || kv)
+        self.offer(context, 0, || QueuedRows::Source(kv))
+    }
+
+    /// Offers a context whose pages are read when its turn comes.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the tables do not hold all of it.
+    pub(crate) fn save_pages(&self, context: Context, tables: Vec<BlockTable>) -> Result<SaveTicket, Error> {
+        check_tables(&tables, &context.binding.codec.spec, context.chain.token_count())?;
+        Ok(self.offer(context, 0, || QueuedRows::Pages(tables)))
     }
 
     /// Saves at once, bypassing the queue.
@@ -231,15 +244,10 @@ impl SaveQueue {
         kv: &dyn KvSource,
         progress: impl FnMut(SaveProgress) + Send,
     ) -> Result<SaveReport, Error> {
-        self.shared.saver(Urgency::Now).save(context, kv, progress).await
+        self.shared.saver(Urgency::Now).save(context, SaveRows::Source(kv), progress).await
     }
 
-    fn offer(
-        &self,
-        context: Context,
-        bytes: u64,
-        kv: impl FnOnce() -> Arc<dyn KvSource + Send + Sync>,
-    ) -> SaveTicket {
+    fn offer(&self, context: Context, bytes: u64, kv: impl FnOnce() -> QueuedRows) -> SaveTicket {
         let (ticket, outcome) = oneshot::channel();
         match self.admit(&context, bytes) {
             Ok(id) => {
@@ -402,7 +410,7 @@ async fn cancellation(shared: &QueueShared, id: u64) {
 async fn save_with_retries(shared: &QueueShared, job: &SaveJob) -> SaveOutcome {
     let saver = shared.saver(Urgency::Background { rate: shared.config.rate });
     for attempt in 1.. {
-        match saver.save(&job.context, &*job.kv, |_| ()).await {
+        match saver.save(&job.context, job.kv.rows(), |_| ()).await {
             Ok(report) => return SaveOutcome::Saved(report),
             Err(error) if error.is_retryable() && attempt < STORE_ATTEMPTS_MAX => {
                 tracing::debug!(%error, attempt, "a save was interrupted and will resume");

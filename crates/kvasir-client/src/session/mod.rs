@@ -162,8 +162,8 @@ impl Session {
     /// to [`Loaded::missing`](crate::Loaded::missing).
     ///
     /// # Errors
-    /// [`Error::Config`] if a table is too short for the match, or the model's caches cannot be written into
-    /// pages.
+    /// [`Error::Config`] if a table is too short for the match, the model's caches cannot be written into pages,
+    /// or the soft floor is not below the connection's quality.
     pub fn load(
         &self,
         tables: impl IntoIterator<Item = BlockTable>,
@@ -191,6 +191,9 @@ impl Session {
         options: LoadOptions,
         text: TextMode,
     ) -> Result<Running, Error> {
+        if let Some(soft) = options.soft_floor {
+            self.kvasir.quality().check_soft(soft)?;
+        }
         let bound = self.bound.as_ref().filter(|bound| bound.matched.tokens() > 0);
         let Some(bound) = bound else {
             return Ok(Running::miss(options.present, self.tokens.len() as u64, &self.beneath));
@@ -227,6 +230,26 @@ impl Session {
         match self.context(tokens) {
             Some(context) => self.kvasir.save_queue().save_shared(context, kv),
             None => SaveTicket::refused(),
+        }
+    }
+
+    /// Like [`save_shared`](Self::save_shared), out of pages that [`load`](Self::load) could take: `tables` is one table, or one
+    /// per rank, and together they hold every layer and head. For pages on a device.
+    ///
+    /// When this is called, the rows of the first `tokens` tokens are in place: whatever writes them was waited for. Nobody
+    /// writes them until the save has ended or the pages were reassigned. Pages may be reassigned at any time: a chunk that
+    /// was not read whole by then is not stored, and the save ends with [`Error::UnreadablePages`].
+    ///
+    /// # Errors
+    /// [`Error::Config`] if a table is too short, or no table holds some head.
+    pub fn save_pages(
+        &self,
+        tables: impl IntoIterator<Item = BlockTable>,
+        tokens: usize,
+    ) -> Result<SaveTicket, Error> {
+        match self.context(tokens) {
+            Some(context) => self.kvasir.save_queue().save_pages(context, tables.into_iter().collect()),
+            None => Ok(SaveTicket::refused()),
         }
     }
 

@@ -1,5 +1,6 @@
 //! Test support for engines: the feature `testing`.
 
+mod device_checks;
 mod page_checks;
 mod page_store;
 mod server;

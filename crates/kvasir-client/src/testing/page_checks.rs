@@ -9,15 +9,17 @@ use std::{
     },
 };
 
-use kvasir_codec::KvSink as _;
+use kvasir_codec::{KvBuffer, KvSink as _};
 use kvasir_types::{ModelSpec, Plane};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 
 use super::{PageStoreFault, TestedPages, values::RandomRows};
-use crate::pages::{BlockTable, PageRef, PageRows, Rows, Shard, WriteGate};
+use crate::pages::{BlockTable, PageRef, PageRows, Rows, Shard, WriteGate, widen};
 
 /// Writes with random cuts.
 const WRITES: usize = 48;
+/// Runs of tokens that are read of every layer.
+const READS: usize = 6;
 /// How often pages are reassigned while a thread writes.
 const RACES: usize = 24;
 /// Seed of all randomness, so that a fault can be reproduced.
@@ -54,6 +56,7 @@ impl<'a, P: TestedPages> PageChecks<'a, P> {
         }
         self.look()?;
         self.cuts()?;
+        self.reads()?;
         self.stale_tables()?;
         self.other_pages()?;
         self.threads_side_by_side()?;
@@ -174,6 +177,59 @@ impl<'a, P: TestedPages> PageChecks<'a, P> {
         Ok(())
     }
 
+    /// A layer's rows as a save reads them, and whether the store says that they are the table's.
+    fn read(
+        &self,
+        table: &BlockTable,
+        layer: usize,
+        tokens: &Range<usize>,
+    ) -> Result<(bool, KvBuffer), String> {
+        let mut found = KvBuffer::new(self.spec, tokens.len());
+        let layer = layer + self.shard.layers.start;
+        let is_the_tables = table.read(self.spec, layer, tokens, &mut found)?;
+        Ok((is_the_tables, found))
+    }
+
+    /// Reads random runs of tokens. A store that refuses the first is not saved from.
+    fn reads(&mut self) -> Result<(), PageStoreFault> {
+        let (table, mut has_read) = (self.table(), false);
+        for _ in 0..READS {
+            let tokens = self.random_range(self.tokens);
+            for (layer, plane, heads, elements) in planes(&self.device) {
+                let (is_the_tables, found) = match self.read(&table, layer, &tokens) {
+                    Ok(read) => read,
+                    Err(_) if !has_read => return Ok(()),
+                    Err(reason) => {
+                        return self
+                            .fault(&format!("a save could read some of the table's rows only: {reason}"));
+                    }
+                };
+                has_read = true;
+                if !is_the_tables {
+                    return self.fault("a save was refused pages that are the table's");
+                }
+                let in_model = layer + self.shard.layers.start;
+                let count = self.spec.layers[in_model].layout.planes()[plane as usize].0;
+                let first_head = self.shard.heads_of(count).start;
+                let mut right = vec![0.0; elements];
+                for (head, token) in
+                    (0..heads).flat_map(|head| tokens.clone().map(move |token| (head, token)))
+                {
+                    widen(self.spec.kv_dtype, &self.expected[&key((layer, plane, head, token))], &mut right);
+                    let at = (token - tokens.start) * elements;
+                    let row = &found.rows(in_model, plane, first_head + head)[at..at + elements];
+                    if !row.iter().zip(&right).all(|(a, b)| a.to_bits() == b.to_bits()) {
+                        let name = name((layer, plane, head, token));
+                        return self.fault(&format!(
+                            "a save that reads tokens {tokens:?} reads another row of {name}"
+                        ));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Tables from before a reassignment.
     fn stale_tables(&mut self) -> Result<(), PageStoreFault> {
         let old = self.table();
@@ -187,6 +243,11 @@ impl<'a, P: TestedPages> PageChecks<'a, P> {
                     .fault("a table from before a reassignment still writes: compare the page's generation");
             }
             self.holds("after a table from before a reassignment was refused")?;
+            if self.read(&old, layer, &(0..self.tokens)).is_ok_and(|(is_the_tables, _)| is_the_tables) {
+                return self.fault(
+                    "a save reads pages of a table from before a reassignment: compare the page's generation",
+                );
+            }
         }
         Ok(())
     }

@@ -2,7 +2,10 @@
 
 use kvasir_types::{ModelSpec, Plane};
 
-use super::page_checks::{PageChecks, planes};
+use super::{
+    device_checks::check_device,
+    page_checks::{PageChecks, planes},
+};
 use crate::pages::{BlockTable, Shard, check_dtype};
 
 /// An engine's pages for one context, for [`check_page_store`].
@@ -25,7 +28,9 @@ pub struct PageStoreFault(pub(super) String);
 
 /// Checks an engine's [`PageStore`](crate::pages::PageStore). Rows of every cut of layers, heads and tokens,
 /// for a whole model and for ranks, must be restored bit for bit without changes to other rows. Pages that
-/// were reassigned, also during concurrent writes, and pages that do not exist must not be written. `make`
+/// were reassigned, also during concurrent writes, and pages that do not exist must not be written. If the
+/// store reads rows for saves, they must be those that it holds, and none of a page that was reassigned. If it has a
+/// [device](crate::pages::PageStore::device), that must decode what the CPU does, for a whole model. `make`
 /// returns pages for a number of tokens of a model with the device's layers and heads. All randomness is the
 /// same in every run, except for the timing of threads.
 ///
@@ -78,5 +83,5 @@ pub fn check_page_store<P: TestedPages>(
         let pages = make(&device, tokens);
         PageChecks::new(spec, device, shard, tokens, pages).run()?;
     }
-    Ok(())
+    check_device(spec, make)
 }

@@ -91,6 +91,29 @@ fn a_launch_that_fails_leaves_none_running() {
     assert!(failures > 2);
 }
 
+/// The same if the driver refuses everything from then on, an event to wait for too.
+#[test]
+fn a_device_that_is_gone_leaves_no_kernel_running() {
+    let setup = &setups()[0];
+    let text = Noise::new(4).tokens(280);
+    let object = setup.encode(&text, 0, &cache(&setup.spec, &text, 5));
+    let head = Head::parse(&object).expect("whole");
+    let decoder = decoder(setup);
+    let mut left = 0;
+    for n in 0.. {
+        let before = decoder.device().launched().len();
+        decoder.device().be_gone(n);
+        let mut sink = KvBuffer::new(&setup.spec, 280);
+        if decoder.decode(&head, &object, Level::BASE, 0..280, &mut sink).is_ok() {
+            break;
+        }
+        let launched = decoder.device().launched().len();
+        left += launched - before;
+        assert!(launched == before || decoder.device().waited() == launched, "gone at call {n}");
+    }
+    assert!(left > 2);
+}
+
 #[test]
 fn a_range_of_tokens_is_that_part_of_the_whole() {
     for setup in setups() {

@@ -5,7 +5,9 @@ use std::{
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
+        mpsc::{Receiver, Sender},
     },
+    time::Duration,
 };
 
 use kvasir_kernels::Kernel;
@@ -26,6 +28,10 @@ pub(super) struct EmulatedDevice {
     /// Calls so far, and the one that is refused.
     calls: AtomicUsize,
     refused: Mutex<Option<usize>>,
+    /// The call from which on all are refused.
+    gone_at: Mutex<Option<usize>>,
+    /// Told when the next read has begun; it ends when it is told to.
+    held_read: Mutex<Option<(Sender<()>, Receiver<()>)>>,
     /// Launches before the last point of the queue that somebody waited for.
     waited: Arc<AtomicUsize>,
 }
@@ -82,6 +88,16 @@ impl EmulatedDevice {
         *self.refused.lock().expect("not poisoned") = Some(self.calls() + n);
     }
 
+    /// Refuses the `n`th call after those so far, of any kind but writes, and all after it.
+    pub(super) fn be_gone(&self, n: usize) {
+        *self.gone_at.lock().expect("not poisoned") = Some(self.calls() + n);
+    }
+
+    /// Holds the next read: it says when it has begun, and waits for leave to end.
+    pub(super) fn hold_read(&self, begun: Sender<()>, may_end: Receiver<()>) {
+        *self.held_read.lock().expect("not poisoned") = Some((begun, may_end));
+    }
+
     /// Calls so far.
     pub(super) fn calls(&self) -> usize {
         self.calls.load(Ordering::Relaxed)
@@ -89,11 +105,12 @@ impl EmulatedDevice {
 
     fn call(&self, call: &'static str) -> Result<(), DeviceError> {
         let this = self.calls.fetch_add(1, Ordering::Relaxed);
+        let is_gone = self.gone_at.lock().expect("not poisoned").is_some_and(|from| this >= from);
         let mut refused = self.refused.lock().expect("not poisoned");
-        match refused.take_if(|refused| *refused == this) {
-            Some(_) => Err(DeviceError::Driver { call, code: "CUDA_ERROR_OUT_OF_MEMORY".into() }),
-            None => Ok(()),
+        if is_gone || refused.take_if(|refused| *refused == this).is_some() {
+            return Err(DeviceError::Driver { call, code: "CUDA_ERROR_OUT_OF_MEMORY".into() });
         }
+        Ok(())
     }
 
     /// Number of launches that somebody waited for.
@@ -185,6 +202,25 @@ impl Device for EmulatedDevice {
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), *address as *mut u8, from.len()) };
         }
         Ok(())
+    }
+
+    unsafe fn read(&self, out: &mut [u8], places: &[(u64, Range<usize>)]) -> Result<(), DeviceError> {
+        self.call("copy out of the pages")?;
+        let held = self.held_read.lock().expect("not poisoned").take();
+        if let Some((begun, may_end)) = held {
+            begun.send(()).expect("is awaited");
+            may_end.recv_timeout(Duration::from_secs(20)).expect("is told");
+        }
+        for (address, part) in places {
+            let to = &mut out[part.clone()];
+            // SAFETY: the caller's promise; addresses are those of host memory.
+            unsafe { std::ptr::copy_nonoverlapping(*address as *const u8, to.as_mut_ptr(), to.len()) };
+        }
+        Ok(())
+    }
+
+    fn drain(&self) {
+        self.waited.fetch_max(self.launched().len(), Ordering::Relaxed);
     }
 
     fn record(&self) -> Result<EmulatedEvent, DeviceError> {

@@ -24,15 +24,20 @@ use super::{
 use crate::{CudaError, DevicePages};
 
 /// A rank's pages, in an engine's layout.
-struct Pages {
+pub(super) struct Pages {
     spec: Arc<ModelSpec>,
-    device: Arc<EmulatedDevice>,
+    pub(super) device: Arc<EmulatedDevice>,
     cache: Cache,
-    store: Arc<DevicePages<EmulatedDevice>>,
+    pub(super) store: Arc<DevicePages<EmulatedDevice>>,
 }
 
 impl Pages {
-    fn new(spec: &ModelSpec, how: (Layout, u32, Dtype), shard: Shard, half: Option<usize>) -> Self {
+    pub(super) fn new(
+        spec: &ModelSpec,
+        how: (Layout, u32, Dtype),
+        shard: Shard,
+        half: Option<usize>,
+    ) -> Self {
         let (spec, device) = (Arc::new(spec.clone()), Arc::new(EmulatedDevice::default()));
         let layers = shard.layers.start..shard.layers.end.min(spec.layers.len());
         let mut cache = Cache::new(&spec, &device, how, layers, half);
@@ -44,11 +49,11 @@ impl Pages {
         Self { store: store.expect("the planes are the shard's"), spec, device, cache }
     }
 
-    fn indices(&self) -> Vec<u32> {
+    pub(super) fn indices(&self) -> Vec<u32> {
         self.cache.table.iter().map(|page| page.cast_unsigned()).collect()
     }
 
-    fn table(&self) -> BlockTable {
+    pub(super) fn table(&self) -> BlockTable {
         self.store.table(&self.indices()).expect("they exist")
     }
 
@@ -143,16 +148,16 @@ fn rows_of_the_cpu_go_where_the_devices_would() {
     }
 }
 
-async fn connect(server: &Server, setup: &Setup) -> Kvasir {
+pub(super) async fn connect(server: &Server, setup: &Setup, namespace: &str) -> Kvasir {
     let builder = Kvasir::builder(server.url()).model((*setup.spec).clone());
-    let builder = builder.profile(Arc::clone(&setup.profile)).namespace("device").chunk_tokens(256);
+    let builder = builder.profile(Arc::clone(&setup.profile)).namespace(namespace).chunk_tokens(256);
     builder.connect().await.expect("the server answers")
 }
 
 /// A service with the cache of a text of three chunks.
-async fn stored(setup: &Setup) -> (Server, Kvasir, Vec<u32>) {
+pub(super) async fn stored(setup: &Setup) -> (Server, Kvasir, Vec<u32>) {
     let server = Server::start().await.expect("a port");
-    let kvasir = connect(&server, setup).await;
+    let kvasir = connect(&server, setup, "device").await;
     let text = Noise::new(8).tokens(LOADED);
     let kv: KvBuffer = cache(&setup.spec, &text, 5);
     let session = kvasir.session(&text[..]).without_lookup().await;
@@ -160,13 +165,13 @@ async fn stored(setup: &Setup) -> (Server, Kvasir, Vec<u32>) {
     (server, kvasir, text)
 }
 
-async fn load(kvasir: &Kvasir, text: &[u32], tables: Vec<BlockTable>, level: u8) -> Loaded {
+pub(super) async fn load(kvasir: &Kvasir, text: &[u32], tables: Vec<BlockTable>, level: u8) -> Loaded {
     let session = kvasir.session(text).await;
     session.load(tables, LoadOptions::at_level(Level(level))).expect("begins").finish().await
 }
 
 /// The tokens of [`stored`]'s text. [`load`] brings the last one too, which an engine would compute.
-const LOADED: usize = 700;
+pub(super) const LOADED: usize = 700;
 
 #[tokio::test]
 async fn a_load_decodes_on_the_device_what_the_cpu_would() {

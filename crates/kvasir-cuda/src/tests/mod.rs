@@ -8,6 +8,8 @@ mod layouts;
 #[cfg(feature = "client")]
 mod loads;
 mod pieces;
+#[cfg(feature = "client")]
+mod saves;
 
 #[path = "../../../kvasir-codec/tests/common/mod.rs"]
 mod common;

@@ -103,7 +103,16 @@ impl Device for Timed {
         unsafe { self.device.write(bytes, places) }
     }
 
+    unsafe fn read(&self, out: &mut [u8], places: &[(u64, Range<usize>)]) -> Result<(), DeviceError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.device.read(out, places) }
+    }
+
     fn record(&self) -> Result<CudaEvent, DeviceError> {
         self.device.record()
+    }
+
+    fn drain(&self) {
+        self.device.drain();
     }
 }

@@ -4,6 +4,7 @@
 
 mod evictions;
 mod objects;
+mod profiles;
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -81,13 +82,14 @@ impl Explain {
         let found = self.found(tenant, &request.namespace, &request.model_id, &request.tokens).await?;
         let matched = found.matched_tokens;
         let departures = self.recent_evictions(tenant, &request.model_id, &found);
+        let profiles = profiles::matched_profiles(&found);
         let question = Question { tenant, request, matched };
         let tokens = request.tokens.len() as u64;
         let mut causes = Vec::new();
         if matched == tokens {
             let detail = "a lookup matches all of these tokens now".to_owned();
             causes.push(Cause { detail, tokens: matched, ..cause(MissReason::Stored) });
-            return Ok(ExplainResponse { tokens, matched_tokens: matched, causes, departures });
+            return Ok(ExplainResponse { tokens, matched_tokens: matched, causes, departures, profiles });
         }
         self.explain_own_place(&question, &mut causes).await?;
         self.explain_namespaces(&question, &mut causes).await?;
@@ -97,7 +99,7 @@ impl Explain {
                           Check that model, namespace and tokenizer are those of the engine that stores";
             causes.push(Cause { detail: detail.to_owned(), ..cause(MissReason::NeverStored) });
         }
-        Ok(ExplainResponse { tokens, matched_tokens: matched, causes, departures })
+        Ok(ExplainResponse { tokens, matched_tokens: matched, causes, departures, profiles })
     }
 
     /// The longest usable prefix; empty for an unknown model.

@@ -85,12 +85,12 @@ impl PrefixIndex {
 
     /// The longest match of `blocks` after `parent`, of objects that are not known to be gone.
     pub(crate) fn walk(&self, scope: Scope, parent: &[u8; 32], blocks: &[SeqHash], search: Search) -> Walk {
-        self.index.walk(scope, parent, blocks, search, &|row| !self.is_gone(scope, row.object_digest))
+        self.index.walk(scope, parent, blocks, search, &self.is_offered(scope))
     }
 
     /// Like [`walk`](Self::walk), for whole chunks, each the child of the previous one.
     pub(crate) fn walk_chunks(&self, scope: Scope, parent: &[u8; 32], chunks: &[SeqHash]) -> Vec<IndexRow> {
-        self.index.walk_chunks(scope, parent, chunks, &|row| !self.is_gone(scope, row.object_digest))
+        self.index.walk_chunks(scope, parent, chunks, &self.is_offered(scope))
     }
 
     /// The objects of an opaque object's name that are not known to be gone.
@@ -209,6 +209,18 @@ impl PrefixIndex {
 
     pub(crate) fn is_gone(&self, scope: Scope, object: ObjectDigest) -> bool {
         self.gone.contains(&(scope, object)) || self.index.removed(scope, &object).is_some()
+    }
+
+    /// Whether a row's object is not known to be gone, for a walk: it asks for each row that it meets, so the filter of
+    /// removals is taken once. What is removed during the walk is in `gone` at once.
+    fn is_offered(&self, scope: Scope) -> impl Fn(&IndexRow) -> bool {
+        let filter = self.index.removed_filter();
+        move |row| {
+            let object = row.object_digest;
+            let may_be_removed = filter.as_ref().is_none_or(|filter| filter.may_have(&object));
+            let is_removed = may_be_removed && self.index.removed(scope, &object).is_some();
+            !is_removed && !self.gone.contains(&(scope, object))
+        }
     }
 
     /// Whether a request or a damaged object caused its removal.

@@ -124,7 +124,8 @@ impl Ingest {
     /// Builds an object from parts, in order; `put.bytes` is their total size. Deletes the parts afterwards.
     ///
     /// # Errors
-    /// As [`put_object`](Self::put_object). [`PutError::UnknownPart`] for a missing part.
+    /// As [`put_object`](Self::put_object). [`PutError::UnknownPart`] for a missing part. The parts of a completion that fails
+    /// stay.
     pub async fn complete_parts(
         self: &Arc<Self>,
         upload_id: Uuid,
@@ -142,7 +143,7 @@ impl Ingest {
             let this = Arc::clone(&this);
             async move { this.open_part(&path, part).await }
         });
-        let stored = self.put_object(put, opened.try_flatten().boxed()).await?;
+        let stored = self.put_payload(put, opened.try_flatten().boxed()).await?;
         self.delete_parts(&paths).await;
         Ok(stored)
     }

@@ -69,10 +69,20 @@ impl Ingest {
     /// [`ObjectError::Exists`]; [`PutError::TooLarge`], [`Body`](PutError::Body),
     /// [`InvalidChunk`](PutError::InvalidChunk) for a body whose length differs from the declared one:
     /// nothing is stored. [`PutError::Store`]: may be stored; the same request may be sent again.
-    pub async fn put_object<E: std::fmt::Display>(
+    pub fn put_object<E: std::fmt::Display>(
         self: &Arc<Self>,
         put: PutObject,
         body: impl Stream<Item = Result<Bytes, E>> + Send,
+    ) -> impl Future<Output = Result<StoredObject, ObjectError>> {
+        self.put_payload(put, sent(body))
+    }
+
+    /// As [`put_object`](Self::put_object), of a body whose errors keep their kind: parts in the store may be unreadable
+    /// without any fault of the caller.
+    pub(super) async fn put_payload(
+        self: &Arc<Self>,
+        put: PutObject,
+        body: impl Stream<Item = Result<Bytes, PutError>> + Send,
     ) -> Result<StoredObject, ObjectError> {
         let PutObject { tenant, namespace, key, bytes, hint, listed, reservation } = put;
         if bytes > self.chunk_bytes_max {
@@ -85,7 +95,7 @@ impl Ingest {
         // Reserve space for the head, which depends on the bytes after it.
         spool.push(&vec![0; head.head_bytes()]).await.map_err(PutError::Spool)?;
         let mut payload_digest = AlignedDigest::default();
-        let mut body = std::pin::pin!(limited(sent(body), bytes));
+        let mut body = std::pin::pin!(limited(body, bytes));
         while let Some(part) = body.next().await {
             let part = part?;
             head.push(&part)?;

@@ -46,6 +46,7 @@ impl Ingest {
             this.bucket.reached(Transition::ProfileWritten);
             if created {
                 this.changes.note_stored(&tenant, *profile_hash.as_bytes(), bytes);
+                this.changes.tell_profile(&tenant, model_id, Some(profile_hash), "stored");
             }
             this.catalog.remember_profile(Scope::new(&tenant, &model_id), profile_hash);
             Ok::<_, PutError>((created, bytes))

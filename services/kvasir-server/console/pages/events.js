@@ -37,7 +37,7 @@ export default function Events({ query: asked }) {
   };
   const state = feed.state;
   return html`
-    <${PageHead} title="Events">Which chunks of this tenant become loadable from a medium, and which stop being so. Prefix-aware routers read the same stream. The list starts when this page opens.<//>
+    <${PageHead} title="Events">Which chunks of this tenant become loadable from a medium, and which stop being so; what becomes of profiles. Prefix-aware routers read the same stream. The list starts when this page opens.<//>
     <section class="panel" aria-label="Events">
       <div class="body">
         <div class="row between">
@@ -48,7 +48,7 @@ export default function Events({ query: asked }) {
             </div>
             <button type="submit">Filter</button>
           </form>
-          <${Segmented} label="Types" value=${types} choose=${(/** @type {string} */ value) => set({ types: value })} options=${[["", "All"], ["stored", "Stored"], ["removed", "Removed"], ["cleared", "Cleared"]]} />
+          <${Segmented} label="Types" value=${types} choose=${(/** @type {string} */ value) => set({ types: value })} options=${[["", "All"], ["stored", "Stored"], ["removed", "Removed"], ["cleared", "Cleared"], ["profile", "Profiles"]]} />
         </div>
         ${problem === "" ? null : html`<p id="namespace-problem" class="bad-text" role="alert">${problem}</p>`}
         <div class="row between">
@@ -74,7 +74,7 @@ export default function Events({ query: asked }) {
                 { title: "Time", tight: true, cell: (/** @type {ChunkEvent} */ row) => html`<${Time} at=${row.timestamp_ms} />` },
                 { title: "Event", cell: (/** @type {ChunkEvent} */ row) => html`<span class="row-tight"><${Badge} tone=${eventTone(row.event_type)}>${row.event_type}<//>${row.reason ? html`<span class="muted">${row.reason}</span>` : null}</span>` },
                 { title: "Medium", tight: true, cell: (/** @type {ChunkEvent} */ row) => `${mediumName(row.medium)}${row.level === undefined || row.level === null ? "" : `, level ${row.level}`}` },
-                { title: "Chunk", tight: true, head: true, cell: (/** @type {ChunkEvent} */ row) => (row.seq_hash ? html`<${Hash} value=${row.seq_hash} />` : html`<span class="muted">all</span>`) },
+                { title: "Chunk", tight: true, head: true, cell: (/** @type {ChunkEvent} */ row) => (row.seq_hash ? html`<${Hash} value=${row.seq_hash} />` : row.event_type === "profile" ? (row.profile_hash ? html`profile <${Hash} value=${row.profile_hash} />` : "–") : html`<span class="muted">all</span>`) },
                 { title: "Blocks", end: true, cell: (/** @type {ChunkEvent} */ row) => (row.block_hashes?.length ? html`<span class="two-lines">${format.count(row.block_hashes.length)}<small>from ${format.count(row.base_block_idx ?? 0)}</small></span>` : "–") },
                 { title: "Namespace", cell: (/** @type {ChunkEvent} */ row) => row.namespace ?? "–" },
                 { title: "Model", cell: (/** @type {ChunkEvent} */ row) => html`<span class="break">${row.model_name ?? (row.model_id ? format.short(row.model_id) : "–")}${row.lora_name ? ` + ${row.lora_name}` : ""}</span>` },

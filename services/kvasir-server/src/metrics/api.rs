@@ -1,6 +1,6 @@
-//! Metrics of the API beyond storing and reading: lookups, loads reported by clients, event readers.
+//! Metrics of the API beyond storing and reading chunks: lookups, reports of clients, profiles, event readers.
 
-use kvasir_api::LoadRecord;
+use kvasir_api::{LoadRecord, TrainingOutcome};
 use prometheus::{Counter, IntCounter, IntCounterVec, IntGauge, Opts, Registry};
 
 /// Distinct level labels; a profile has at most this many levels.
@@ -16,6 +16,8 @@ pub(crate) struct ApiMetrics {
     load_level_tokens: IntCounterVec,
     load_saved_gpu_seconds: Counter,
     load_direct_bytes: IntCounter,
+    profiles_stored: IntCounter,
+    trainings: IntCounterVec,
     event_readers: IntGauge,
     event_readers_dropped: IntCounter,
 }
@@ -58,6 +60,13 @@ impl ApiMetrics {
                 "Bytes of these loads read directly from the store.",
             )
             .expect("a constant name"),
+            profiles_stored: IntCounter::new("kvasir_profiles_stored_total", "New profiles stored.")
+                .expect("a constant name"),
+            trainings: counters(
+                "kvasir_profile_trainings_total",
+                "Trainings of profiles reported by trainers, by how they ended.",
+                "outcome",
+            ),
             event_readers: IntGauge::new("kvasir_event_readers", "Open event streams.")
                 .expect("a constant name"),
             event_readers_dropped: IntCounter::new(
@@ -70,7 +79,11 @@ impl ApiMetrics {
         for slo in ["met", "missed"] {
             this.loads.with_label_values(&[slo]);
         }
-        let all: [Box<dyn prometheus::core::Collector>; 10] = [
+        // Likewise the first one that ends in any way is an increase.
+        for outcome in TrainingOutcome::ALL {
+            this.trainings.with_label_values(&[outcome.as_str()]);
+        }
+        let all: [Box<dyn prometheus::core::Collector>; 12] = [
             Box::new(this.lookup_tokens.clone()),
             Box::new(this.lookup_keys.clone()),
             Box::new(this.loads.clone()),
@@ -79,6 +92,8 @@ impl ApiMetrics {
             Box::new(this.load_level_tokens.clone()),
             Box::new(this.load_saved_gpu_seconds.clone()),
             Box::new(this.load_direct_bytes.clone()),
+            Box::new(this.profiles_stored.clone()),
+            Box::new(this.trainings.clone()),
             Box::new(this.event_readers.clone()),
             Box::new(this.event_readers_dropped.clone()),
         ];
@@ -118,6 +133,16 @@ impl ApiMetrics {
         }
         self.load_saved_gpu_seconds.inc_by(record.saved_gpu_ms as f64 / 1e3);
         self.load_direct_bytes.inc_by(record.direct_bytes);
+    }
+
+    /// A new profile was stored.
+    pub(crate) fn profile_stored(&self) {
+        self.profiles_stored.inc();
+    }
+
+    /// A training ended, as reported by its trainer.
+    pub(crate) fn training(&self, outcome: TrainingOutcome) {
+        self.trainings.with_label_values(&[outcome.as_str()]).inc();
     }
 
     pub(crate) fn event_reader(&self, change: i64) {

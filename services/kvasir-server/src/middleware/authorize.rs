@@ -25,11 +25,11 @@ pub(crate) struct PeerAddress(pub(crate) IpAddr);
 
 /// Forwards a request that its principal's role and quota allow, with the [`Principal`] in its extensions.
 pub(crate) async fn authorize(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
-    let route = request.extensions().get::<MatchedPath>().map(|route| route.as_str().to_owned());
-    let method = request.method().clone();
+    let matched = request.extensions().get::<MatchedPath>().cloned();
+    let route = matched.as_ref().map(MatchedPath::as_str);
     // An unknown route is reported only after authentication.
-    let required = match &route {
-        Some(route) => match required_role(method.as_str(), route) {
+    let required = match route {
+        Some(route) => match required_role(request.method().as_str(), route) {
             Some(required) => required,
             None => return next.run(request).await,
         },
@@ -56,13 +56,13 @@ pub(crate) async fn authorize(State(state): State<AppState>, mut request: Reques
     // Within the quota: each refusal is a line of the audit log.
     if principal.role < required {
         state.metrics().auth_refused("role");
-        let refused = AuditedRequest::of_route(&request, route.as_deref().unwrap_or_default());
+        let refused = AuditedRequest::of_route(&request, route.unwrap_or_default());
         OpenAudit::new(&state, &principal, Some(refused)).end(403);
         let (needed, held) = (required.as_str(), principal.role.as_str());
         let detail = format!("this needs the role {needed}, the credential has {held}");
         return ApiError::from(Problem::new(ErrorCode::Forbidden, detail)).into_response();
     }
-    let audited = AuditedRequest::new(&request, route.as_deref().unwrap_or_default(), required);
+    let audited = AuditedRequest::new(&request, route.unwrap_or_default(), required);
     let audited = OpenAudit::new(&state, &principal, audited);
     let tenant = principal.tenant.clone();
     let watch = watch(&state, &request, &principal);

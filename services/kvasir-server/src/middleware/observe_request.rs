@@ -12,9 +12,8 @@ use futures::FutureExt;
 use kvasir_api::{ErrorCode, Problem};
 use kvasir_store::trace::{self, TRACEPARENT, TraceContext};
 use tracing::Instrument;
-use uuid::Uuid;
 
-use crate::{api_error::ApiError, limits, state::AppState};
+use crate::{api_error::ApiError, limits, state::AppState, wall_clock::unix_ms};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -26,7 +25,8 @@ pub(crate) struct RouteLabel(pub(crate) &'static str);
 pub(crate) async fn observe_request(State(state): State<AppState>, request: Request, next: Next) -> Response {
     let start = Instant::now();
     let id = request_id(&request);
-    let route = request.extensions().get::<MatchedPath>().map_or("unknown", MatchedPath::as_str).to_owned();
+    let matched = request.extensions().get::<MatchedPath>().cloned();
+    let route = matched.as_ref().map_or("unknown", MatchedPath::as_str);
     let method = method_label(request.method());
     let trace = trace_context(&request);
     let span = tracing::info_span!(
@@ -47,7 +47,7 @@ pub(crate) async fn observe_request(State(state): State<AppState>, request: Requ
     });
     response.headers_mut().insert(REQUEST_ID, id);
     let elapsed = start.elapsed();
-    let route = response.extensions().get::<RouteLabel>().map_or(route.as_str(), |label| label.0);
+    let route = response.extensions().get::<RouteLabel>().map_or(route, |label| label.0);
     drop(in_flight);
     metrics.request_ends(route, method, response.status().as_u16(), elapsed);
     span.in_scope(|| tracing::debug!(status = response.status().as_u16(), ?elapsed, "answered"));
@@ -66,7 +66,9 @@ fn request_id(request: &Request) -> HeaderValue {
         let harmless = |b: &u8| b.is_ascii_alphanumeric() || b"-_.".contains(b);
         (1..=limits::REQUEST_ID_BYTES_MAX).contains(&id.len()) && id.as_bytes().iter().all(harmless)
     });
-    let ours = || HeaderValue::try_from(Uuid::now_v7().to_string()).unwrap_or(HeaderValue::from_static("-"));
+    // As `Uuid::now_v7`, without its system call for random bytes.
+    let new = || uuid::Builder::from_unix_timestamp_millis(unix_ms(), &rand::random()).into_uuid();
+    let ours = || HeaderValue::try_from(new().to_string()).unwrap_or(HeaderValue::from_static("-"));
     given.cloned().unwrap_or_else(ours)
 }
 

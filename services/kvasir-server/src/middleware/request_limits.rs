@@ -107,6 +107,9 @@ fn check_single(request: &Request) -> Result<(), ApiError> {
 /// Whether a path is UTF-8 after resolving its escapes. One that is not matches no route.
 fn is_text(path: &str) -> bool {
     let bytes = path.as_bytes();
+    if !bytes.contains(&b'%') {
+        return true;
+    }
     let mut plain = Vec::with_capacity(bytes.len());
     let mut rest = bytes;
     while let [first, after @ ..] = rest {

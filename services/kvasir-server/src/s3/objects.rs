@@ -74,7 +74,8 @@ impl Operations {
         let put = listed_put(&principal, &bucket, &key, bytes)?;
         let storage = self.state().storage().map_err(S3Failure::from)?;
         let held = request.extensions.get::<HeldBody>().cloned().unwrap_or_default();
-        let mut upload = Upload::new(self.state(), body, held, &request.headers, request.trailing_headers)?;
+        let mut upload =
+            Upload::new(self.state(), body, bytes, held, &request.headers, request.trailing_headers)?;
         let stored = async {
             let reservation = quota_reservation::reserve(self.state(), &principal, bytes).await?;
             let put = PutObject { reservation, ..put.clone() };

@@ -1,16 +1,11 @@
-//! Request bodies: counted, and verified against their checksums.
+//! Request bodies: counted, and verified against their length and their checksums.
 
-use std::{
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::{pin::Pin, sync::Arc};
 
 use axum::{body::Bytes, http::HeaderMap};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use futures::{Stream, StreamExt, stream};
+use parking_lot::Mutex;
 use s3s::{
     S3Error, S3Result, StdError, TrailingHeaders,
     crypto::{Checksum, Crc32, Crc32c, Crc64Nvme, Md5, Sha1, Sha256},
@@ -21,31 +16,35 @@ use s3s::{
 use super::held_body::HeldBody;
 use crate::{handlers::v1::body, state::AppState};
 
-/// A body that is verified against its checksums at its end: if they differ, it ends with an error.
+/// A body that is verified at its end: if its length or a checksum differs from what was declared, it ends with an error.
 pub(super) struct Upload {
     parts: Pin<Box<dyn Stream<Item = Result<Bytes, StdError>> + Send>>,
-    differs: Arc<AtomicBool>,
+    /// How the body differs from what was declared, once that is known.
+    difference: Arc<Mutex<Option<S3Error>>>,
     held: HeldBody,
 }
 
 impl Upload {
+    /// A body of which `declared` bytes were announced. A longer one is passed on, for its reader to end.
+    ///
     /// # Errors
     /// `InvalidRequest` for a checksum that is not computed here.
     pub(super) fn new(
         state: &AppState,
         body: Option<StreamingBlob>,
+        declared: u64,
         held: HeldBody,
         headers: &HeaderMap,
         trailers: Option<TrailingHeaders>,
     ) -> S3Result<Self> {
         let sums = Sums::announced(headers)?;
-        let (differs, metrics) = (Arc::new(AtomicBool::new(false)), state.metrics().clone());
+        let (difference, metrics) = (Arc::new(Mutex::new(None)), state.metrics().clone());
         let Some(body) = body else {
             let parts = stream::empty().boxed();
-            return Ok(Self { parts, differs, held });
+            return Ok(Self { parts, difference, held });
         };
-        let (found, headers, measured) = (Arc::clone(&differs), headers.clone(), held.clone());
-        let parts = stream::try_unfold((body, sums), move |(mut body, mut sums)| {
+        let (found, headers, measured) = (Arc::clone(&difference), headers.clone(), held.clone());
+        let parts = stream::try_unfold((body, sums, 0), move |(mut body, mut sums, mut received)| {
             let (found, headers, trailers) = (Arc::clone(&found), headers.clone(), trailers.clone());
             let (metrics, measured) = (metrics.clone(), measured.clone());
             async move {
@@ -53,17 +52,31 @@ impl Upload {
                     metrics.received(part.len());
                     measured.passed_on();
                     sums.update(&part);
-                    return Ok(Some((part, (body, sums))));
+                    received += part.len() as u64;
+                    if received > declared {
+                        *found.lock() = Some(s3_error!(
+                            IncompleteBody,
+                            "the body is longer than the {declared} bytes that were declared; declare its length"
+                        ));
+                    }
+                    return Ok(Some((part, (body, sums, received))));
                 }
                 let trailers = trailers.and_then(|trailers| trailers.take()).unwrap_or_default();
-                if sums.agree(&headers, &trailers) {
+                let difference = if received < declared {
+                    s3_error!(
+                        IncompleteBody,
+                        "the body ended after {received} of {declared} declared bytes; send it again"
+                    )
+                } else if sums.agree(&headers, &trailers) {
                     return Ok(None);
-                }
-                found.store(true, Ordering::Relaxed);
-                Err("the body does not match its checksum".into())
+                } else {
+                    s3_error!(BadDigest, "the body does not match its checksum; send it again")
+                };
+                *found.lock() = Some(difference);
+                Err("the body is not what was declared".into())
             }
         });
-        Ok(Self { parts: parts.boxed(), differs, held })
+        Ok(Self { parts: parts.boxed(), difference, held })
     }
 
     /// The body.
@@ -71,14 +84,13 @@ impl Upload {
         &mut self.parts
     }
 
-    /// The error of an operation that consumed the body: `BadDigest` if its checksum is the reason.
+    /// The error of an operation that consumed the body: `IncompleteBody` or `BadDigest` if its length or its checksum is the
+    /// reason.
     pub(super) async fn failure(self, error: impl Into<S3Error>) -> S3Error {
-        if self.differs.load(Ordering::Relaxed) {
-            return s3_error!(BadDigest, "the body does not match its checksum; send it again");
-        }
+        let difference = self.difference.lock().take();
         self.held.decided();
         body::drain(self.parts).await;
-        error.into()
+        difference.unwrap_or_else(|| error.into())
     }
 }
 

@@ -21,7 +21,7 @@ pub(crate) struct EventsArguments {
     /// Show only events of this namespace.
     #[arg(long, value_name = "NAMESPACE")]
     only: Option<Name>,
-    /// Show only these event types, separated by commas: stored, removed, cleared.
+    /// Show only these event types, separated by commas: stored, removed, cleared, profile.
     #[arg(long)]
     types: Option<String>,
     /// Resume after the event with this id.
@@ -78,6 +78,11 @@ fn line(event: &Event) -> String {
             format!("{blocks} blocks, levels to {level}, {}", serde_json::json!(event.medium))
         }
         EventType::Removed | EventType::Cleared => event.reason.clone().unwrap_or_default(),
+        EventType::Profile => {
+            let profile = event.profile_hash.map(|hash| hash.to_string()[..16].to_owned());
+            let reason = event.reason.as_deref().unwrap_or_default();
+            format!("profile {}, {reason}", profile.as_deref().unwrap_or("none"))
+        }
     };
     format!("{}  {:<7}  {namespace}  {chunk}  {what}", event.event_id, event.event_type.as_str())
 }

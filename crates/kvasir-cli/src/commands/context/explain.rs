@@ -4,15 +4,15 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use kvasir_api::{Cause, ExplainRequest, routes};
-use kvasir_types::{Medium, ObjectKey};
+use kvasir_api::{Cause, ExplainRequest, MatchedProfile, routes};
+use kvasir_types::{LevelError, Medium, ObjectKey};
 
 use super::request;
 use crate::{
     browser,
     error::{CliError, CliResult, Exit},
     inputs::{self, Context, ContextArguments},
-    output::{print, print_json},
+    output::{bytes, print, print_json},
     progress::note,
     service::{ServiceArguments, client, client_error, runtime},
 };
@@ -96,6 +96,7 @@ pub(crate) fn run(arguments: &ExplainArguments) -> CliResult {
     }
     let mut text = format!("{} of {} tokens match", answer.matched_tokens, answer.tokens);
     text += &lines(&answer.causes);
+    text.extend(answer.profiles.iter().map(profile_line));
     for left in &answer.departures {
         text += &format!(
             "\n{}: {} bytes left {} {:.1} s ago ({}, idle for {:.1} s); now in {}",
@@ -140,6 +141,24 @@ fn lines(causes: &[Cause]) -> String {
         }
     }
     text
+}
+
+/// A profile of the matched chunks, with what their encoders measured.
+fn profile_line(of: &MatchedProfile) -> String {
+    let quality = match of.quality {
+        Some(quality) => quality.name(),
+        None if of.error == LevelError::UNKNOWN => "quality not measured",
+        None => "no named quality",
+    };
+    format!(
+        "\nprofile {}: {} tokens of {} chunks, {}; {quality}, error {} of transparent's bound, {} lossy loads",
+        &of.profile_hash.to_string()[..16],
+        of.tokens,
+        of.chunks,
+        bytes(of.bytes),
+        of.error,
+        of.hops,
+    )
 }
 
 /// Address of the console page for the question.

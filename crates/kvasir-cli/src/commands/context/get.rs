@@ -12,7 +12,7 @@ use kvasir_codec::KvBuffer;
 use kvasir_types::{Level, Quality};
 use serde_json::json;
 
-use super::nothing_stored;
+use super::{nothing_as_good, nothing_stored};
 use crate::{
     error::{CliError, CliResult, Exit},
     inputs::{self, ContextArguments},
@@ -37,6 +37,9 @@ pub(crate) struct GetArguments {
     /// level that its encoder measured to be at least as good, whatever the level's number.
     #[arg(long, value_name = "NAME", conflicts_with = "level")]
     quality: Option<Quality>,
+    /// A quality below --quality that chunks may fall to where --slo-ms leaves no time for more.
+    #[arg(long, value_name = "NAME", requires = "quality", requires = "slo_ms")]
+    soft_quality: Option<Quality>,
     /// Adapt levels so that the load takes at most this many milliseconds.
     #[arg(long, value_name = "MS")]
     slo_ms: Option<u64>,
@@ -64,9 +67,11 @@ pub(crate) fn run(arguments: &GetArguments) -> CliResult {
             return Err(arguments.quality.map_or_else(nothing_stored, nothing_as_good));
         }
         let options = match arguments.slo_ms {
-            Some(ms) => {
-                LoadOptions { last_token: true, ..Deadline::within(Duration::from_millis(ms)).into() }
-            }
+            Some(ms) => LoadOptions {
+                last_token: true,
+                soft_floor: arguments.soft_quality,
+                ..Deadline::within(Duration::from_millis(ms)).into()
+            },
             // The floor applies to levels below it.
             None if arguments.quality.is_some() => LoadOptions::at_level(Level::BASE),
             None => LoadOptions::at_level(level_of(arguments.level, &session)?),
@@ -106,15 +111,6 @@ pub(crate) fn run(arguments: &GetArguments) -> CliResult {
         "wait_ms": ms(report.times.wait),
         "chunks": chunks.collect::<Vec<_>>(),
     }))
-}
-
-fn nothing_as_good(quality: Quality) -> CliError {
-    let message = format!("no chunk of this context is stored in quality {quality}");
-    CliError::new(
-        Exit::Nothing,
-        message,
-        "`kvasir context lookup` shows the stored levels. Ask for a lower quality, or store the context again.",
-    )
 }
 
 /// The requested level, or the finest. A chunk with fewer levels is loaded at its own finest.

@@ -5,7 +5,7 @@ use kvasir_client::{QualityFloor, Session};
 use kvasir_types::{Level, Quality};
 use serde_json::json;
 
-use super::nothing_stored;
+use super::{nothing_as_good, nothing_stored};
 use crate::{
     error::CliResult,
     inputs::{self, Context, ContextArguments},
@@ -22,6 +22,9 @@ pub(crate) struct LookupArguments {
     /// The context.
     #[command(flatten)]
     context: ContextArguments,
+    /// Lowest quality that counts as stored: exact, transparent, balanced or small. Default: any.
+    #[arg(long, value_name = "NAME")]
+    quality: Option<Quality>,
     /// Print the result as JSON.
     #[arg(long)]
     json: bool,
@@ -31,7 +34,8 @@ pub(crate) struct LookupArguments {
 pub(crate) fn run(arguments: &LookupArguments) -> CliResult {
     let context = inputs::context(&arguments.context)?;
     let found = runtime()?.block_on(async {
-        let kvasir = connect(&arguments.service, &context.spec, QualityFloor::Adaptive).await?;
+        let floor = arguments.quality.map_or(QualityFloor::Adaptive, QualityFloor::Named);
+        let kvasir = connect(&arguments.service, &context.spec, floor).await?;
         look_up(&kvasir, &context.tokens).await
     })?;
     if arguments.json {
@@ -41,7 +45,10 @@ pub(crate) fn run(arguments: &LookupArguments) -> CliResult {
     } else {
         print(&chunk_table(&found, &context))?;
     }
-    if found.matched_tokens() == 0 { Err(nothing_stored()) } else { Ok(()) }
+    if found.matched_tokens() == 0 {
+        return Err(arguments.quality.map_or_else(nothing_stored, nothing_as_good));
+    }
+    Ok(())
 }
 
 fn chunk_table(found: &Session, context: &Context) -> String {

@@ -8,6 +8,7 @@ mod put;
 mod request;
 
 use clap::Subcommand;
+use kvasir_types::Quality;
 
 use crate::error::{CliError, CliResult, Exit};
 
@@ -51,5 +52,14 @@ fn nothing_stored() -> CliError {
         Exit::Nothing,
         "nothing is stored for these tokens",
         "Check the model and the namespace, or store the context first.",
+    )
+}
+
+fn nothing_as_good(quality: Quality) -> CliError {
+    let message = format!("no chunk of this context is stored in quality {quality}");
+    CliError::new(
+        Exit::Nothing,
+        message,
+        "`kvasir context lookup` shows the stored levels. Ask for a lower quality, or store the context again.",
     )
 }

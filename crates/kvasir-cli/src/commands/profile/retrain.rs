@@ -6,6 +6,7 @@ use std::{
 };
 
 use clap::Args;
+use kvasir_api::{TRAINING_REASON_BYTES_MAX, TrainingOutcome, TrainingRecord};
 use kvasir_client::{Kvasir, tuning::StoredKv};
 use kvasir_codec::{
     ChunkDecoder as _, ChunkEncoder as _, ChunkInput, CpuDecoder, CpuEncoder, KvBuffer, Profile,
@@ -14,6 +15,7 @@ use kvasir_codec::{
 use kvasir_train::{BasisRecipe, Recipe, TrainingContext, train_transparent};
 use kvasir_types::{ChainLink, Level, Loss, ModelId, ModelSpec, Quality};
 use serde::Serialize;
+use tokio::runtime::Runtime;
 use url::Url;
 
 use super::train::PARAMETER_BYTES;
@@ -59,7 +61,7 @@ pub(crate) struct RetrainArguments {
     /// limit of 256 MiB.
     #[arg(long, value_name = "N")]
     parameters: Option<u64>,
-    /// Train and compare, but publish nothing.
+    /// Train and compare, but publish nothing and report nothing to the service.
     #[arg(long)]
     dry_run: bool,
     /// Address of the service.
@@ -93,6 +95,10 @@ impl Cost {
         self.bytes += bytes;
         self.decode_ms += decode.as_secs_f64() * 1e3;
     }
+
+    fn bits_per_element(&self, elements_per_token: usize) -> f64 {
+        8.0 * self.bytes as f64 / (self.tokens * elements_per_token).max(1) as f64
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -116,8 +122,25 @@ pub(crate) fn run(arguments: &RetrainArguments) -> CliResult {
     let (kvasir, in_force, sample) = runtime.block_on(sampled(arguments))?;
     let tokens: usize = sample.iter().map(|kv| kv.tokens.len()).sum();
     step.done(&format!("{} chunks, {tokens} tokens", sample.len()));
+    let mut record = TrainingRecord {
+        outcome: TrainingOutcome::TooFewTokens,
+        reason: String::new(),
+        sampled_chunks: sample.len() as u64,
+        sampled_tokens: tokens as u64,
+        in_force: in_force.hash(),
+        trained: None,
+        held_out_chunks: 0,
+        in_force_bits: None,
+        trained_bits: None,
+    };
+    let report = |record: TrainingRecord| {
+        if !arguments.dry_run {
+            send_report(&runtime, &kvasir, record);
+        }
+    };
     if tokens < TOKENS_MIN {
         let message = format!("the sample has {tokens} tokens; at least {TOKENS_MIN} are needed");
+        report(TrainingRecord { reason: message.clone(), ..record });
         let advice =
             "Store more of the model's caches in quality transparent, or sample more chunks with --chunks.";
         return Err(CliError::new(Exit::Nothing, message, advice));
@@ -131,8 +154,15 @@ pub(crate) fn run(arguments: &RetrainArguments) -> CliResult {
     let spec = kvasir.spec();
     let step = Step::start("training");
     let mut tell = |what: &str, part| step.at(what, part);
-    let trained = train_transparent(spec, &contexts, &recipe(spec, arguments.parameters), &mut tell)
-        .map_err(|error| CliError::new(Exit::Data, error, ""))?;
+    let trained = train_transparent(spec, &contexts, &recipe(spec, arguments.parameters), &mut tell);
+    let trained = match trained {
+        Ok(trained) => trained,
+        Err(error) => {
+            let (outcome, reason) = (TrainingOutcome::Failed, error.to_string());
+            report(TrainingRecord { outcome, reason, ..record });
+            return Err(CliError::new(Exit::Data, error, ""));
+        }
+    };
     step.done("");
     let step = Step::start("comparing");
     let trained_bytes = trained.to_bytes();
@@ -146,6 +176,16 @@ pub(crate) fn run(arguments: &RetrainArguments) -> CliResult {
         let put = kvasir.rest().put_profile(&model_id, trained_bytes.clone());
         runtime.block_on(put).map_err(client_error)?;
     }
+    let elements = spec.elements_per_token();
+    let bits = |cost: Cost| (cost.tokens > 0).then(|| cost.bits_per_element(elements) as f32);
+    record.trained = Some(trained.hash());
+    record.held_out_chunks = judging.len() as u64;
+    (record.in_force_bits, record.trained_bits) = (bits(before), bits(after));
+    (record.outcome, record.reason) = match &refusal {
+        Some(why) => (TrainingOutcome::Refused, why.clone()),
+        None => (TrainingOutcome::Published, "it needs fewer bytes, and loads take no longer".to_owned()),
+    };
+    report(record);
     let why = match (&refusal, published) {
         (Some(why), _) => format!("not published: {why}"),
         (None, true) => {
@@ -157,7 +197,7 @@ pub(crate) fn run(arguments: &RetrainArguments) -> CliResult {
         model_id: kvasir.model_id(),
         trained_tokens: contexts.iter().map(|context| context.tokens.len()).sum(),
         judging_chunks: judging.len(),
-        elements_per_token: spec.elements_per_token(),
+        elements_per_token: elements,
         in_force: before,
         trained: after,
         profile_bytes: trained_bytes.len(),
@@ -170,6 +210,15 @@ pub(crate) fn run(arguments: &RetrainArguments) -> CliResult {
     }
     note(&format!("a profile of {}, {}", bytes(comparison.profile_bytes as u64), comparison.why));
     print(&table(&comparison))
+}
+
+/// Reports how the training ended. A service that does not take the report changes nothing about the result.
+fn send_report(runtime: &Runtime, kvasir: &Kvasir, mut record: TrainingRecord) {
+    let end = record.reason.floor_char_boundary(TRAINING_REASON_BYTES_MAX);
+    record.reason.truncate(end);
+    if let Err(error) = runtime.block_on(kvasir.rest().report_training(&kvasir.model_id(), &record)) {
+        note(&format!("the service did not take the report of this training: {error}"));
+    }
 }
 
 /// The connection, the profile in force, and KV for training and evaluation.
@@ -288,10 +337,9 @@ impl<'a> Judge<'a> {
 fn table(comparison: &Comparison) -> String {
     let header = ["", "bits/element", "bytes", "decoding", "load", "chunks missed"];
     let row = |name: &str, cost: &Cost| {
-        let elements = (cost.tokens * comparison.elements_per_token).max(1);
         vec![
             name.to_owned(),
-            format!("{:.2}", 8.0 * cost.bytes as f64 / elements as f64),
+            format!("{:.2}", cost.bits_per_element(comparison.elements_per_token)),
             bytes(cost.bytes),
             format!("{:.1} ms", cost.decode_ms),
             format!("{:.1} ms", cost.load_ms),

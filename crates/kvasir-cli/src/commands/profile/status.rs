@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
-use kvasir_api::{ErrorCode, SampleQuery};
+use kvasir_api::{ErrorCode, ReportedTraining, SampleQuery};
 use kvasir_client::{
     limits::PROFILE_ANNOUNCED,
     rest::Client,
@@ -48,6 +48,8 @@ struct StatusView {
     profiles: Vec<ProfileView>,
     /// Stored chunks that `profile retrain` may sample, at most 1,024. Absent without the role `admin`.
     sample_chunks: Option<usize>,
+    /// The latest trainings that were reported to the replica that answered, newest first.
+    trainings: Vec<ReportedTraining>,
     /// The condition for the next profile to come into force.
     next: String,
 }
@@ -100,7 +102,7 @@ impl MadeView {
 /// Runs the command.
 pub(crate) fn run(arguments: &StatusArguments) -> CliResult {
     let client = client_at(arguments.url.clone(), &arguments.credential)?;
-    let (profiles, sample_chunks) = runtime()?.block_on(asked(&client, &arguments.model_id))?;
+    let (profiles, sample_chunks, trainings) = runtime()?.block_on(asked(&client, &arguments.model_id))?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let view = StatusView {
         model_id: arguments.model_id,
@@ -108,11 +110,15 @@ pub(crate) fn run(arguments: &StatusArguments) -> CliResult {
         next: next(&profiles, sample_chunks, now),
         profiles: profiles.iter().map(profile_view).collect(),
         sample_chunks,
+        trainings,
     };
     if arguments.json { print_json(&view) } else { print(&text(&view, now)) }
 }
 
-async fn asked(client: &Client, model: &ModelId) -> CliResult<(Vec<StoredProfile>, Option<usize>)> {
+async fn asked(
+    client: &Client,
+    model: &ModelId,
+) -> CliResult<(Vec<StoredProfile>, Option<usize>, Vec<ReportedTraining>)> {
     let spec = client.model(model).await.map_err(client_error)?;
     let profiles = stored_profiles(client, &spec).await.map_err(client_error)?;
     let sample = match client.sample_chunks(model, SampleQuery::CHUNKS_MAX).await {
@@ -120,7 +126,8 @@ async fn asked(client: &Client, model: &ModelId) -> CliResult<(Vec<StoredProfile
         Err(error) if error.code() == Some(ErrorCode::Forbidden) => None,
         Err(error) => return Err(client_error(error)),
     };
-    Ok((profiles, sample))
+    let trainings = client.trainings(model).await.map_err(client_error)?.trainings;
+    Ok((profiles, sample, trainings))
 }
 
 fn profile_view(of: &StoredProfile) -> ProfileView {
@@ -175,7 +182,23 @@ fn text(view: &StatusView, now: Duration) -> String {
         ]);
     }
     let table = if view.profiles.is_empty() { String::new() } else { columns(&rows) + "\n" };
-    format!("model {}\n{table}next: {}", view.model_id, view.next)
+    let trainings: String = view.trainings.iter().map(|training| training_line(training, now)).collect();
+    format!("model {}\n{table}{trainings}next: {}", view.model_id, view.next)
+}
+
+fn training_line(training: &ReportedTraining, now: Duration) -> String {
+    let bits = match (training.in_force_bits, training.trained_bits) {
+        (Some(before), Some(after)) => format!(", {after:.2} bits/element instead of {before:.2}"),
+        _ => String::new(),
+    };
+    format!(
+        "training {}: {}, {} tokens of {} chunks{bits}: {}\n",
+        ago(Duration::from_millis(training.received_at_ms), now),
+        training.outcome.as_str().replace('_', " "),
+        training.sampled_tokens,
+        training.sampled_chunks,
+        training.reason,
+    )
 }
 
 fn ago(at: Duration, now: Duration) -> String {

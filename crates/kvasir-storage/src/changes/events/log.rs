@@ -186,6 +186,7 @@ mod tests {
             level: None,
             seq_hash: None,
             object_digest: None,
+            profile_hash: None,
             parent_hash: None,
             base_block_idx: None,
             block_hashes: vec!["0".repeat(16); blocks],

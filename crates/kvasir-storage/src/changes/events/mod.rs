@@ -1,17 +1,18 @@
-//! Events: changes of chunks, for prefix-aware routers.
+//! Events: changes of chunks, for prefix-aware routers, and of profiles, for operators.
 //!
 //! This replica's own changes and those from the journal enter one bounded log. Readers hold a position in it
 //! and no memory. A reader that falls behind the log's oldest event is told so, and its stream ends. A reader
 //! that reconnects names its last event. On the same replica it resumes exactly there. On another replica it
 //! gets everything from [`EVENTS_OVERLAP`](limits::EVENTS_OVERLAP) before that event on, so it sees some
 //! events twice; if the log does not reach back that far, a `cleared` event tells it to discard its state.
+//! Events of profiles are not in the journal: only the replica that learned of one from its caller has it.
 
 mod log;
 
 use std::{sync::Arc, time::SystemTime};
 
 use kvasir_api::{Event, EventType};
-use kvasir_types::{BLOCK_TOKENS, Level, Medium, ModelId, Name};
+use kvasir_types::{BLOCK_TOKENS, Level, Medium, ModelId, Name, ProfileHash};
 
 pub use log::{EventLog, LogPosition, Portion};
 
@@ -71,6 +72,22 @@ impl Changes {
         Event { model_id: Some(model_id), model_name, lora_name, ..blank(event_type, tenant, replica) }
     }
 
+    /// Tells this replica's readers of a model's profile: that it was stored (`stored`), or the outcome of a training
+    /// that stored none.
+    pub fn tell_profile(
+        &self,
+        tenant: &Name,
+        model_id: ModelId,
+        profile_hash: Option<ProfileHash>,
+        reason: &str,
+    ) {
+        self.events.push(Event {
+            profile_hash,
+            reason: Some(reason.to_owned()),
+            ..self.event(EventType::Profile, tenant, self.journal.replica(), model_id)
+        });
+    }
+
     /// The event that tells a reader that it missed events: discard the state and start again.
     pub fn cleared_event(&self, tenant: &Name) -> Arc<Event> {
         Arc::new(Event {
@@ -108,6 +125,7 @@ fn blank(event_type: EventType, tenant: &Name, replica: &Name) -> Event {
         level: None,
         seq_hash: None,
         object_digest: None,
+        profile_hash: None,
         parent_hash: None,
         base_block_idx: None,
         block_hashes: Vec::new(),

@@ -230,6 +230,11 @@ impl Index {
         self.with_removed(|index, removed| removed.get(index, scope, digest)).flatten()
     }
 
+    /// The filter of objects that may have a removal, for a caller that asks for many; `None` before its first use.
+    pub(super) fn removed_filter(&self) -> Option<Arc<RemovedFilter>> {
+        self.removed.read().clone()
+    }
+
     /// Deletes the removal of an object.
     pub(crate) fn clear_removed(&self, scope: Scope, digest: &ObjectDigest) {
         self.with_removed(|index, removed| removed.remove(index, scope, digest));

@@ -253,8 +253,15 @@ impl IndexRow {
             level_bytes: {
                 let [levels] = reader.take::<1>()?;
                 let levels = usize::from(levels);
-                let read = (0..levels).map(|_| reader.varint()).collect::<Option<Vec<u64>>>();
-                read.filter(|_| levels <= LEVELS_MAX)?
+                if levels > LEVELS_MAX {
+                    return None;
+                }
+                // Of its length: a lookup reads hundreds of rows.
+                let mut level_bytes = Vec::with_capacity(levels);
+                for _ in 0..levels {
+                    level_bytes.push(reader.varint()?);
+                }
+                level_bytes
             },
             errors: None,
         };

@@ -18,6 +18,9 @@ use super::{
 
 /// Last chunks of a walk whose children's positions are recorded.
 const POSITIONS_RECORDED: usize = 4;
+/// Rows for which a walk along ids takes memory at once: few contexts have more chunks, and a list that matches nothing may be
+/// long.
+const ROWS_RESERVED: usize = 128;
 
 /// One chunk of a walk.
 #[derive(Debug, Clone, PartialEq)]
@@ -214,7 +217,7 @@ pub(super) fn walk_chunks(
     chunks: &[SeqHash],
     usable: &Usable<'_>,
 ) -> Result<Vec<IndexRow>, IndexError> {
-    let mut rows: Vec<IndexRow> = Vec::new();
+    let mut rows: Vec<IndexRow> = Vec::with_capacity(chunks.len().min(ROWS_RESERVED));
     let mut positions = [Some(RowPosition::under(root)), None];
     loop {
         let known = rows.len();

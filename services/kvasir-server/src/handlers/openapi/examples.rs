@@ -123,6 +123,8 @@ fn setup() -> Value {
             "levels": [{"level": 0, "bits_per_element": 0.61, "nmse": 0.11, "kl": 0.02},
                        {"level": 1, "bits_per_element": 2.1, "nmse": 0.004, "quality": "transparent"}],
         }},
+        "report_training": {"request": training(), "status": 204},
+        "list_trainings": {"status": 200, "response": {"trainings": [reported_training()]}},
         "open_namespace": {
             "request": {"namespace": "team-a", "model_id": MODEL_ID}, "status": 200, "response": {"root": ROOT},
         },
@@ -131,6 +133,20 @@ fn setup() -> Value {
             "response": {"root": ROTATED},
         },
     })
+}
+
+fn training() -> Value {
+    json!({
+        "outcome": "refused", "reason": "it needs 97 % of the bytes of the profile in force", "sampled_chunks": 40,
+        "sampled_tokens": 20_480, "in_force": PROFILE_HASH, "trained": PROFILE_HASH, "held_out_chunks": 8,
+        "in_force_bits": 5.5, "trained_bits": 5.25,
+    })
+}
+
+fn reported_training() -> Value {
+    let mut reported = training();
+    reported["received_at_ms"] = 1_763_740_800_000_u64.into();
+    reported
 }
 
 fn objects() -> Value {

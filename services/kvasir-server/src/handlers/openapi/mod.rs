@@ -46,6 +46,7 @@ pub(crate) fn routes() -> OpenApiRouter<AppState> {
         .routes(routes!(v1::profiles::list))
         .routes(routes!(v1::profiles::put, v1::profiles::get))
         .routes(routes!(v1::profiles::levels))
+        .routes(routes!(v1::trainings::report, v1::trainings::list))
         .routes(routes!(v1::namespaces::post))
         .routes(routes!(v1::namespaces::rotate))
         .routes(routes!(v1::objects::put, v1::objects::get, v1::objects::delete))

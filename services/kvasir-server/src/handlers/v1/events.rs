@@ -33,7 +33,7 @@ impl EventFilter {
             let known = EventType::ALL.into_iter().find(|kind| kind.as_str() == text);
             known.ok_or_else(|| {
                 ApiError::bad_request(format!(
-                    "{text:?} is not an event type: use stored, removed or cleared"
+                    "{text:?} is not an event type: use stored, removed, cleared or profile"
                 ))
             })
         });
@@ -64,7 +64,7 @@ struct EventReader {
     is_over: bool,
 }
 
-/// Server-sent events: changes of chunks, from now on or after a given event.
+/// Server-sent events: changes of chunks, and what becomes of profiles, from now on or after a given event.
 ///
 /// Each has its type as `event`, its id as `id` and an `Event` as `data`. If a reader that reconnects has
 /// missed events, the first one is a `cleared`. A reader that is too slow gets `dropped` with

@@ -7,8 +7,8 @@ use axum::{
     response::Response,
 };
 use kvasir_api::{
-    ErrorCode, HEADER_SPLIT, LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, LookupQuery, LookupRequest,
-    LookupResponse, MEDIA_BLOCKS, MEDIA_TOKENS, Problem, routes,
+    HEADER_SPLIT, LOOKUP_BLOCKS_MAX, LOOKUP_TOKENS_MAX, LookupQuery, LookupRequest, LookupResponse,
+    MEDIA_BLOCKS, MEDIA_TOKENS, routes,
 };
 use kvasir_storage::{Lookup, Query};
 use kvasir_store::layout::ChunkKey;
@@ -81,14 +81,8 @@ pub(in crate::handlers) async fn post(
     Ok(response)
 }
 
-/// Bytes of a chunk in an answer, with a few levels.
-const CHUNK_JSON_BYTES: usize = 512;
-
-/// The answer as JSON, into memory of about its length: into axum's `Json`, whose buffer grows, it takes half as long again.
 fn answer(found: &LookupResponse) -> Result<Response, ApiError> {
-    let mut text = Vec::with_capacity((found.chunks.len() + 1) * CHUNK_JSON_BYTES);
-    serde_json::to_writer(&mut text, found)
-        .map_err(|error| Problem::new(ErrorCode::Internal, format!("the answer is no JSON: {error}")))?;
+    let text = found.to_json().map_err(|error| ApiError::internal(&error))?;
     let mut response = Response::new(text.into());
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Ok(response)

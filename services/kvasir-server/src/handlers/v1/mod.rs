@@ -20,5 +20,6 @@ pub(super) mod plan;
 pub(super) mod profiles;
 mod selection;
 pub(super) mod series;
+pub(super) mod trainings;
 pub(super) mod uploads;
 pub(super) mod write_objects;

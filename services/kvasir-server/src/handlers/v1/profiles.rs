@@ -51,6 +51,9 @@ pub(in crate::handlers) async fn put(
         .await;
     match stored {
         Ok((created, bytes)) => {
+            if created {
+                state.metrics().api().profile_stored();
+            }
             Ok(body::created_or_ok(created, ProfileInfo { profile_hash, bytes, stored_at_ms: None }))
         }
         Err(error) => {
