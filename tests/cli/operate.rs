@@ -2,7 +2,9 @@
 
 use std::fs;
 
+use kvasir_client::rest::{Client, ClientConfig};
 use kvasir_tests::command::Served;
+use tokio::runtime::Runtime;
 
 use crate::{dump, empty_bench, exit, json, prose, serve};
 
@@ -24,7 +26,7 @@ fn what_became_of_a_request_of_an_engine_on_this_host() {
     let text = bench.ok("context explain --request cmpl-7 --folder engines");
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!((lines[1], lines[4]), ("miss: why", "loaded: why"), "{text}");
-    assert!(lines[2].contains("stored were not known, a load of 576 was planned"), "{text}");
+    assert!(lines[2].contains("found in Kvasir: not known; planned to load: 576"), "{text}");
     assert_eq!(
         json(&bench.ok("context explain --request cmpl-70 --folder engines --json"))[0]["ended_at_ms"],
         3
@@ -63,6 +65,14 @@ fn a_service_is_looked_after() {
     assert!(text.starts_with("0 of 1 keys have objects; the next one is a\nnever_stored: "), "{text}");
     let both = bench.run(&format!("context explain --url {url} --key a --kv kv.safetensors"));
     both.fails(exit::USAGE, &[]);
+    let engine = format!("lmcache/{}", "0f".repeat(16));
+    put(url, "lmcache/identities/0", r#"{"place": [0], "fields": [["dtype", "bf16"], ["ranks", 1]]}"#);
+    put(url, &format!("{engine}/identity"), r#"{"place": [0], "fields": [["dtype", "fp8"], ["ranks", 1]]}"#);
+    let text = bench.ok(&format!("context explain --url {url} --key {engine}/0/page"));
+    assert!(
+        text.contains("/page\nother_model: ") && text.contains("\n  dtype: asked fp8, stored bf16\n"),
+        "{text}"
+    );
 
     let create = format!("context create --url {url} --kv kv.safetensors --label app=chat --pin --json");
     let context = json(&bench.ok(&create));
@@ -131,4 +141,12 @@ fn selftest_is_an_s3_client_too() {
     assert!(test["list_ms"].is_number() && test["gone_ms"].is_number() && test["bytes"] == 3 << 20, "{test}");
     bench.run_with(&line, &key("another")).fails(exit::UNAVAILABLE, &["SignatureDoesNotMatch"]);
     bench.run(&line).fails(exit::USAGE, &["AWS_ACCESS_KEY_ID", "kvasir token --s3"]);
+}
+
+/// Stores an object, as an engine does.
+fn put(url: &str, key: &str, bytes: &'static str) {
+    let client = Client::new(url.parse().expect("an address"), ClientConfig::default()).expect("a client");
+    let (namespace, key) = ("default".parse().expect("a name"), key.parse().expect("a key"));
+    let put = client.put_opaque(&namespace, &key, bytes.into());
+    Runtime::new().expect("a runtime").block_on(put).expect("stored");
 }

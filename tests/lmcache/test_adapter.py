@@ -119,7 +119,7 @@ def test_more_keys_than_a_request_takes(adapter):
     ("others", "dtype", "params", "reason"),
     [
         ({"model_name": "org/other"}, torch.bfloat16, {}, "model is 'org/other' here and 'org/model' there"),
-        ({"kv_rank": ObjectKey.ComputeKVRank(2, 0, 1, 0)}, torch.bfloat16, {}, "ranks is 2 here and 1 there"),
+        ({"kv_rank": ObjectKey.ComputeKVRank(2, 0, 1, 0)}, torch.bfloat16, {}, "ranks is '2' here and '1' there"),
         ({"cache_salt": "someone"}, torch.bfloat16, {}, None),
         ({}, torch.float16, {}, "layout is 'torch.float16[8,256,64]' here and 'torch.bfloat16[8,256,64]' there"),
         ({}, torch.bfloat16, {"revision": "b"}, "revision is 'b' here and '' there"),

@@ -140,7 +140,7 @@ def test_chunks_are_encoded_where_a_quality_is_named(make, service, quality, mos
     ("difference", "reason"),
     [
         ({"dtype": torch.float16}, "dtype is 'torch.float16' here and 'torch.bfloat16' there"),
-        ({"ranks": 2}, "world_size is 2 here and 1 there"),
+        ({"ranks": 2}, "world_size is '2' here and '1' there"),
         ({"heads": 4}, "kv_shape is '(2, 2, 64, 4, 32)' here and '(4, 2, 64, 2, 32)' there"),
         ({"revision": "b"}, "revision is 'b' here and '' there"),
         ({"namespace": "other"}, None),

@@ -208,6 +208,9 @@ def test_a_key_that_cannot_be_counts_as_a_miss(pages):
     assert pages.find([["."]]).result() == [[False]]
 
 
+RANK = (0, 0)
+
+
 def identity(*place: str | int, **fields: str | int) -> Identity:
     return Identity("e", place, tuple(fields.items()))
 
@@ -229,25 +232,26 @@ def test_a_mismatch_has_a_reason(server, caplog):
     one, other = (connect(server.url, namespace="mismatch") for _ in range(2))
     memory = Memory(1, seed=6)
     # Who comes first has nobody to differ from.
-    assert one.find([one.names(identity(0, model="m", dtype="bf16"), "a")]).result() == [[False]]
-    one.store(one.names(identity(0, model="m", dtype="bf16"), "a"), memory.pages).result()
-    one.store(one.names(identity(0, model="n", dtype="fp16"), "a"), memory.pages).result()
+    assert one.find([one.names(identity(0, model="m", dtype="bf16"), RANK, "a")]).result() == [[False]]
+    one.store(one.names(identity(0, model="m", dtype="bf16"), RANK, "a"), memory.pages).result()
+    one.store(one.names(identity(0, model="n", dtype="fp16"), RANK, "a"), memory.pages).result()
     one.drain()
     assert one.counts["finds:missing"] == 1 and not one.mismatches
     mine = identity(0, model="m", dtype="fp8")
     for salt in ("", "someone"):
-        assert other.find([other.names(mine, "ab", salt)]).result() == [[False, False]]
+        assert other.find([other.names(mine, RANK, "ab", salt)]).result() == [[False, False]]
         other.drain()
     reason = "dtype is 'fp8' here and 'bf16' there"
     assert other.counts["finds:mismatch"] == 4 and other.mismatches == {mine: reason} and caplog.text.count(reason) == 1
-    raw, [key] = kvasir.connect(server.url, namespace="mismatch"), other.names(mine, "c")
+    raw, [key] = kvasir.connect(server.url, namespace="mismatch"), other.names(mine, (1, 0), "c")
+    # Also for a page of another rank.
     [cause, trace] = raw.explain_objects([key])["causes"]
     assert cause["differences"] == [{"field": "dtype", "asked": "fp8", "stored": "bf16"}] and trace["reason"] == "never_stored"
     assert asyncio.run(explain(server.url, "mismatch", key)) == [cause, trace]
-    # What this engine has stored itself fits, and of another rank's pages nothing is there to differ from.
-    assert other.store(other.names(mine, "a"), memory.pages).result() == ["stored"]
+    # What this engine has stored itself fits, and of another place nothing is there to differ from.
+    assert other.store(other.names(mine, RANK, "a"), memory.pages).result() == ["stored"]
     other.drain()
-    other.find([other.names(mine, "ab"), other.names(identity(1, model="m", dtype="fp8"), "a")]).result()
+    other.find([other.names(mine, RANK, "ab"), other.names(identity(1, model="m", dtype="fp8"), RANK, "a")]).result()
     other.drain()
     assert other.counts["finds:missing"] == 2 and other.counts["finds:mismatch"] == 4 and not other.mismatches
     assert raw.explain_objects([key])["causes"] == [trace]
@@ -259,6 +263,17 @@ async def explain(url: str, namespace: str, key: str) -> list[dict]:
     return (await (await aio.connect(url, namespace=namespace)).explain_objects([key]))["causes"]
 
 
+def test_ranks_share_an_identity(server):
+    """`lmcache bench l2` gives each key a rank of its own."""
+    pages, memory = connect(server.url, namespace="ranks"), Memory(1, seed=9)
+    keys = [pages.names(identity(0, model="m"), (rank, 0), "a") for rank in range(20)]
+    assert len(set(map(tuple, keys))) == 20
+    assert [pages.store(key, memory.pages).result() for key in keys] == [["stored"]] * 20
+    pages.close()
+    registered = kvasir.connect(server.url, namespace="ranks").read_objects(["e/identities/0", "e/identities/1"])
+    assert registered == [identity(0, model="m").note().encode()]
+
+
 def test_any_bytes_may_be_in_the_place_of_an_identity(server):
     store, prefix = kvasir.connect(server.url, namespace="identities"), f"e/{0:032x}/"
     mine, memory = identity(0, model="m"), Memory(1, seed=7)
@@ -268,10 +283,11 @@ def test_any_bytes_may_be_in_the_place_of_an_identity(server):
         assert [cause["reason"] for cause in store.explain_objects([f"{prefix}page"])["causes"]] == ["never_stored"], note
         # An engine's misses count, and it registers behind what it cannot read.
         engine = connect(server.url, namespace="identities")
-        key = engine.names(mine, [str(number)])
+        key = engine.names(mine, RANK, [str(number)])
         assert engine.find([key]).result() == [[False]] and engine.store(key, memory.pages).result() == ["stored"]
         engine.close()
-        assert engine.counts["finds:missing"] == 1 and store.read_objects(["e/identities/0", "e/identities/1"])[1:] == [mine.note()]
+        registered = store.read_objects(["e/identities/0", "e/identities/1"])
+        assert engine.counts["finds:missing"] == 1 and registered[1:] == [mine.note().encode()]
         for each in ("e/identities/0", "e/identities/1", f"{prefix}identity"):
             store.delete_object(each)
 

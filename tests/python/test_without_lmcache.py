@@ -49,7 +49,7 @@ LMCACHE_KEY = SimpleNamespace(model_name="m", dtype="bf16", world_size=4, worker
 
 def make_connector(module: ModuleType, memory=None, kv_shape=(32, 2, 64, 2, 128), **pages):
     """`pages` are the methods of its store, whose names of pages are their identities."""
-    pages = {"names": lambda identity, hashes, salt: [identity] * len(hashes)} | pages
+    pages = {"names": lambda identity, rank, hashes, salt: [identity] * len(hashes)} | pages
     module.PageStore = lambda *_: SimpleNamespace(**pages)
     config = SimpleNamespace(extra_config={"remote_storage_plugin.kvasir.url": "http://x"}, use_layerwise=False)
     shapes = {"get_shapes": lambda: ["shape"], "get_dtypes": lambda: ["bf16"]}

@@ -35,7 +35,7 @@ def test_sglangs_types_of_one_byte_are_told_apart(import_over, caplog):
         cache._config = SimpleNamespace(model_name="m", is_mla_model=False, **of_rank, **sizes)
         cache._settings = SimpleNamespace(revision="", quality=None)
         cache.registered_pools = {"kv": SimpleNamespace(dtype=dtype, layout="page_first", page_size=64, **of_pool)}
-        cache._pages = SimpleNamespace(names=lambda identity, keys: identity)
+        cache._pages = SimpleNamespace(names=lambda identity, rank, keys: identity)
         # Of each page the same.
         assert cache._names_of("kv", []) == cache._names_of("kv", [])
         return dict(cache._names_of("kv", []).fields)

@@ -48,7 +48,7 @@ def import_tier(import_over, monkeypatch) -> ModuleType:
         f"{offload}.tiering.base": {"JobResult": Cls, "SecondaryTierManager": Manager, "TransferJob": Cls},
     }
     module = import_over("kvasir.vllm_tier", stand_ins)
-    monkeypatch.setattr(module, "PageStore", lambda *_: SimpleNamespace(names=lambda identity, _: identity.prefix()))
+    monkeypatch.setattr(module, "PageStore", lambda *_: SimpleNamespace(names=lambda identity, rank, keys: identity.prefix()))
     return module
 
 

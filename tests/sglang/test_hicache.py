@@ -149,11 +149,11 @@ def test_the_older_interface_takes_tensors(make):
     ("others", "reason"),
     [
         ({"model_name": "org/other"}, "model is 'org/other' here and 'org/model' there"),
-        ({"tp_size": 2}, "tp_size is 2 here and 1 there"),
-        # Another rank's pages have nothing to differ from.
-        ({"tp_rank": 1, "tp_size": 2}, None),
+        ({"tp_size": 2}, "tp_size is '2' here and '1' there"),
+        ({"tp_rank": 1, "tp_size": 2}, "tp_size is '2' here and '1' there"),
+        ({"attn_cp_rank": 1, "attn_cp_size": 2}, "attn_cp_size is '2' here and '1' there"),
+        # Another stage's pages have nothing to differ from.
         ({"pp_rank": 1, "pp_size": 2}, None),
-        ({"attn_cp_rank": 1, "attn_cp_size": 2}, None),
         ({"params": {"revision": "b"}}, "revision is 'b' here and '' there"),
         ({"pool": HostPool(dtype=torch.float16)}, "dtype is 'torch.float16' here and 'torch.bfloat16' there"),
         ({"pool": HostPool(page_size=2 * PAGE)}, "page_size is '32' here and '16' there"),

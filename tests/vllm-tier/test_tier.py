@@ -94,7 +94,7 @@ def test_a_window_is_found_behind_a_hole(make):
     [
         ({"model": "org/other"}, "model_name is 'org/other' here and 'org/model' there"),
         ({"dtype": "float8"}, "dtype is 'float8' here and 'bfloat16' there"),
-        ({"tp": 2}, "tp_size is 2 here and 1 there"),
+        ({"tp": 2}, "tp_size is '2' here and '1' there"),
         ({"layout": "LBHNC"}, "kv_cache_layout is 'LBHNC' here and '' there"),
         ({"params": {"revision": "b"}}, "revision is 'b' here and '' there"),
     ],

@@ -89,6 +89,15 @@ async fn request(client: &Client, name: &str, mut body: Value) -> Result<String,
         "explain_objects" => {
             json(&client.explain_opaque(&field(&body, "namespace")?, field(&body, "keys")?).await?)
         }
+        "register_identity" => {
+            let (engine, identity): (String, String) = (field(&body, "engine")?, field(&body, "identity")?);
+            json(&client.register_identity(&field(&body, "namespace")?, &engine, identity.into()).await?)
+        }
+        "identity_mismatch" => {
+            let (engine, identity): (String, String) = (field(&body, "engine")?, field(&body, "identity")?);
+            let namespace = field(&body, "namespace")?;
+            json(&client.identity_mismatch(&namespace, &engine, identity.as_bytes()).await?)
+        }
         "delete_object" => {
             json(&client.delete_opaque(&field(&body, "namespace")?, &field(&body, "key")?).await?)
         }

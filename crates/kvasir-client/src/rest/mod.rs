@@ -6,6 +6,7 @@ mod block_lookup;
 mod body;
 mod class;
 mod first_byte;
+mod identities;
 mod members;
 mod object;
 mod opaque;

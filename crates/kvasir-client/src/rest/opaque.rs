@@ -204,7 +204,8 @@ impl Client {
     }
 
     /// How many of the leading `keys` have an object, and why the next one has none; at most
-    /// [`ObjectsRequest::KEYS_MAX`] keys.
+    /// [`ObjectsRequest::KEYS_MAX`] keys. For a page of an engine, the causes say in which fields the engine that asked for it
+    /// differs from the closest one that stores.
     ///
     /// # Errors
     /// As for every request: see [`Error`].
@@ -214,7 +215,9 @@ impl Client {
         keys: Vec<ObjectKey>,
     ) -> Result<ExplainObjectsResponse, Error> {
         let path = routes::OBJECTS_EXPLAIN.replace("{namespace}", namespace.as_str());
-        self.json(self.with_json(Method::POST, &path, &ObjectsRequest { keys })?).await
+        let mut explained = self.json(self.with_json(Method::POST, &path, &ObjectsRequest { keys })?).await?;
+        self.explain_by_identities(namespace, &mut explained).await?;
+        Ok(explained)
     }
 
     /// Removes the bytes under a key.

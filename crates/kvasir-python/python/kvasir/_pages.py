@@ -153,8 +153,8 @@ class PageStore:
         """Whether the service is connected."""
         return self._objects is not None
 
-    def names(self, identity: Identity, hashes: Iterable[str], salt: str = "") -> list[str]:
-        """Return the keys of pages: another identity or salt is a miss."""
+    def names(self, identity: Identity, rank: Iterable[int], hashes: Iterable[str], salt: str = "") -> list[str]:
+        """Return the keys of a rank's pages: another identity, rank or salt is a miss."""
         prefix = self._prefixes.get((identity, salt))
         if prefix is None:
             if len(self._prefixes) >= _PREFIXES_MAX:
@@ -162,7 +162,8 @@ class PageStore:
                 self._identities.clear()
             prefix = self._prefixes[identity, salt] = identity.prefix(salt)
             self._identities[prefix] = identity
-        return [prefix + each for each in hashes]
+        of_rank = prefix + ".".join(map(str, rank))
+        return [f"{of_rank}/{each}" for each in hashes]
 
     def take_counts(self) -> dict[str, int]:
         """Return the counts since the last call."""

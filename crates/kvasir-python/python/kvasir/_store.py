@@ -10,7 +10,6 @@ from typing import Any
 
 from . import _kvasir
 from ._codec import Profile, profile_of
-from ._identities import asker_of, mismatch, registered
 from ._model import Json, Model
 from ._spec import spec_of
 
@@ -356,11 +355,6 @@ class Store:
         'never_stored'
         """
         found: Json = self._request("explain_objects", namespace=self.namespace, keys=list(keys))
-        if asker := asker_of(found):
-            engine, key = asker
-            for identity in self._core.read_objects([key], False):
-                cause = mismatch(identity, self._core.read_objects(registered(engine), False))
-                found["causes"] = [*filter(None, [cause]), *found["causes"]]
         return found
 
     def delete_object(self, key: str) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 
 from . import _kvasir
 from ._codec import Profile, profile_of
-from ._identities import asker_of, mismatch, registered
 from ._model import Json, context_body, explain_body, made_profile
 from ._reports import Loaded, Loss, Saved
 from ._spec import KV, ModelSpec, spec_of, token_list
@@ -106,11 +105,6 @@ class Store:
     async def explain_objects(self, keys: Sequence[str]) -> Json:
         """As `kvasir.Store.explain_objects`."""
         found: Json = await self._request("explain_objects", namespace=self.namespace, keys=list(keys))
-        if asker := asker_of(found):
-            engine, key = asker
-            for identity in await self._core.read_objects([key], True):
-                cause = mismatch(identity, await self._core.read_objects(registered(engine), True))
-                found["causes"] = [*filter(None, [cause]), *found["causes"]]
         return found
 
     async def delete_object(self, key: str) -> None:

@@ -194,13 +194,13 @@ class KvasirL2(L2AdapterInterface):
         """Names in the service: the identity, and the hash of the chunk's tokens and of all previous ones."""
         names = []
         for (group, salt), row in groupby(keys, _row_of):
-            names += self._pages.names(self._identity_of(group), [key.chunk_hash.hex() for key in row], salt)
+            _, rank, _, local_rank = _ranks_of(group)
+            names += self._pages.names(self._identity_of(group), (rank, local_rank), [key.chunk_hash.hex() for key in row], salt)
         return names
 
     def _identity_of(self, group: _Group) -> Identity:
-        model, kv_rank, object_group = group
-        # As LMCache packs them: number of ranks, this rank, number of ranks on its host, this one of them.
-        ranks, rank, local_ranks, local_rank = kv_rank >> 24, kv_rank >> 16 & 0xFF, kv_rank >> 8 & 0xFF, kv_rank & 0xFF
+        model, _, object_group = group
+        ranks, _, local_ranks, _ = _ranks_of(group)
         fields = (
             ("model", model),
             ("revision", self._settings.revision),
@@ -209,7 +209,7 @@ class KvasirL2(L2AdapterInterface):
             ("ranks of a host", local_ranks),
             ("encoding", "as they are" if self._settings.quality is None else "encoded"),
         )
-        return Identity("lmcache", (rank, local_rank, object_group), fields)
+        return Identity("lmcache", (object_group,), fields)
 
 
 def _observe(of_bytes: bool) -> list[Observation]:
@@ -224,6 +224,12 @@ _meter.create_observable_counter("kvasir_page_bytes", [lambda _: _observe(of_byt
 
 def _group_of(key: ObjectKey) -> _Group:
     return key.model_name, key.kv_rank, key.object_group_id
+
+
+def _ranks_of(group: _Group) -> tuple[int, int, int, int]:
+    """Return the number of ranks, this rank, the number of ranks on its host, and its number among them, as LMCache packs them."""
+    kv_rank = group[1]
+    return kv_rank >> 24, kv_rank >> 16 & 0xFF, kv_rank >> 8 & 0xFF, kv_rank & 0xFF
 
 
 def _layouts_of(keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> list[PageLayout | None]:

@@ -184,7 +184,7 @@ class _Connector(RemoteConnector):
             )
             # Chunks with other tags never match, like those with other salts.
             salt = json.dumps(key.tags) if key.tags else ""
-            names += self._pages.names(Identity("lmcache-in-process", (key.worker_id,), fields), [key.chunk_hash_hex], salt)
+            names += self._pages.names(Identity("lmcache-in-process", (), fields), (key.worker_id,), [key.chunk_hash_hex], salt)
         return names
 
 

@@ -226,7 +226,7 @@ class KvasirHiCache(HiCacheStorage):
     def _names_of(self, pool: str, keys: Sequence[str]) -> list[str]:
         """Names in the service: the identity, and SGLang's hash of the page and all previous ones."""
         config, host_pool = self._config, self.registered_pools.get(pool)
-        place: list[str | int] = [str(pool), config.pp_rank, config.attn_cp_rank, config.dcp_rank]
+        rank = [config.attn_cp_rank, config.dcp_rank]
         fields: dict[str, str | int] = {"model": config.model_name or "", "revision": self._settings.revision}
         fields |= {name: str(getattr(host_pool, name, "")) for name in _LAYOUT}
         if fields["dtype"] == _BITS:
@@ -240,11 +240,11 @@ class KvasirHiCache(HiCacheStorage):
             # The number of head groups changes the order of a page's bytes, but not their number.
             fields["head_group_num"] = str(getattr(host_pool, "head_group_num", ""))
         if not config.is_mla_model or pool in _OF_RANKS:
-            place.append(config.tp_rank)
+            rank.append(config.tp_rank)
             fields["tp_size"] = config.tp_size
         elif config.dcp_size > 1:
             fields["tp_size"] = config.tp_size
-        return self._pages.names(Identity("sglang", tuple(place), tuple(fields.items())), keys)
+        return self._pages.names(Identity("sglang", (str(pool), config.pp_rank), tuple(fields.items())), rank, keys)
 
 
 def _kv_dtype_of(host_pool: Any) -> str:

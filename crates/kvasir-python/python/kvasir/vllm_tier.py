@@ -124,7 +124,7 @@ class KvasirTier(SecondaryTierManager):
         fields["kv_cache_layout"] = config.kv_cache_layout or ""
         fields["encoding"] = "as they are" if settings.quality is None else "encoded"
         named = ((name, value if isinstance(value, (str, int)) else json.dumps(value)) for name, value in sorted(fields.items()))
-        self._identity = Identity("vllm", (mapper.rank,), tuple(named))
+        self._identity, self._rank = Identity("vllm", (), tuple(named)), mapper.rank
         self._layout = None if settings.quality is None else _layout_of(config.model, self.block_size_bytes)
         # Keep no view: vLLM unmaps the memory once all tiers are shut down.
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(primary_kv_view))
@@ -239,7 +239,7 @@ class KvasirTier(SecondaryTierManager):
 
     def _names_of(self, keys: Collection[OffloadKey]) -> list[str]:
         """Names in the service: the identity, and vLLM's hash of the tokens with the group's number."""
-        return self._pages.names(self._identity, [key.hex() for key in keys])
+        return self._pages.names(self._identity, (self._rank,), [key.hex() for key in keys])
 
 
 def _layout_of(model: OffloadingModelConfig, chunk_bytes: int) -> PageLayout | None:
