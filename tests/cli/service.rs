@@ -1,8 +1,8 @@
 //! Commands that talk to a service: serve, config, context put, lookup, get, admin rebuild-index, admin … --direct.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use crate::{Bench, dump, empty_bench, exit, json, prose, serve};
+use crate::{Bench, KVASIR, Served, dump, empty_bench, exit, json, prose, serve};
 
 #[test]
 fn a_context_is_stored_found_and_fetched() {
@@ -116,10 +116,10 @@ fn a_profile_is_trained_on_what_is_stored() {
     assert_eq!(tried["published"], false, "{tried}");
     // The service's random salt decides which chunks are held out. Of few texts, a sample now and then does not generalise to
     // them: then another one does.
-    let made =
-        [256, 30, 28].into_iter().map(|chunks| retrain(&format!("--bandwidth 1mbit --chunks {chunks}")));
-    let made = made.inspect(|made| println!("{made}")).find(|made| made["published"] == true);
-    let made = made.expect("a profile that pays");
+    let of = |chunks: u16| (chunks, retrain(&format!("--bandwidth 1mbit --chunks {chunks}")));
+    let made = [256, 30, 28].into_iter().map(of);
+    let made = made.inspect(|(_, made)| println!("{made}")).find(|(_, made)| made["published"] == true);
+    let (chunks, made) = made.expect("a profile that pays");
     let bytes = |of: &str| made[of]["bytes"].as_f64().expect("bytes");
     assert!(bytes("trained") < 0.9 * bytes("in_force"), "{made}");
     let status = json(&bench.ok(&format!("profile status --url {url} --model-id {model} --json")));
@@ -141,6 +141,28 @@ fn a_profile_is_trained_on_what_is_stored() {
     bench
         .run(&format!("profile retrain --url {url} --model-id {}", "0".repeat(64)))
         .fails(exit::DATA, &["not registered"]);
+    drop(service);
+    a_profile_without_room_is_reported(&bench, &format!("--model-id {model}"), chunks);
+}
+
+/// A sample whose profile was published before, at a service whose tenant is full.
+fn a_profile_without_room_is_reported(bench: &Bench, model: &str, chunks: u16) {
+    let token = json(&bench.ok("token --tenant default --role admin --json"));
+    let text = |key: &str| token[key].as_str().expect("text");
+    let tenants = format!("{}\n[tenant.default]\nstored_bytes = 1\n", text("entry"));
+    std::fs::write(bench.path("tenants.toml"), tenants).expect("written");
+    std::fs::write(bench.path("admin.token"), text("token")).expect("written");
+    let service = Served::start_with(bench, Path::new(KVASIR), "--auth.tenants_file tenants.toml");
+    let there = format!("--url {} --token-file admin.token {model}", service.url);
+    bench
+        .run(&format!("profile retrain {there} --bandwidth 1mbit --chunks {chunks}"))
+        .fails(exit::DATA, &["storage_quota"]);
+    let status = json(&bench.ok(&format!("profile status {there} --json")));
+    let last = &status["trainings"][0];
+    assert_eq!(last["outcome"], "failed", "{status}");
+    assert!(last["trained"].is_string() && last["trained_bits"].is_number(), "{status}");
+    let why = last["reason"].as_str().expect("a reason");
+    assert!(why.starts_with("the profile could not be stored: ") && why.contains("storage_quota"), "{why}");
 }
 
 /// The store and the cache of a bench's service, for commands that open them.

@@ -103,3 +103,31 @@ def test_models_whose_cache_is_another_or_elsewhere_are_refused(import_over):
         cache(hf_device_map={"model.layers.0": 0, "model.layers.1": 1})
     for others in (lora | {"adapter": "helper@1"}, {"peft_config": {}}, {"hf_device_map": {"model": 0, "lm_head": 0}}, {}):
         cache(**others)
+
+
+def test_loads_of_transformers_may_fall_to_the_soft_quality(import_over):
+    module, asked = import_transformers(import_over), []
+
+    class Session:
+        matched = 16
+
+        def load(self, into, **options):
+            asked.append(options)
+            return SimpleNamespace(prefix_tokens=16, bytes=0)
+
+    store = SimpleNamespace(model=lambda *_, **__: SimpleNamespace(session=lambda _: Session()))
+    model = SimpleNamespace(config=Config(**TOY), dtype="torch.bfloat16", device="cpu")
+
+    def cache(**settings):
+        made = module.KvasirCache(store, model, weights="org/toy", revision="1", **settings)
+        made._paddings, made._planes = lambda *_: [0], lambda *_: []
+        return made
+
+    ids = Tensor([[1] * 17])
+    ids.shape = (1, 17)
+    for settings in ({"quality": "transparent", "soft_quality": "small", "deadline": 0.5}, {"quality": "small"}, {}):
+        cache(**settings).load(ids)
+        assert asked.pop()["soft_quality"] == settings.get("soft_quality")
+    for quality, soft in [("transparent", "transparent"), ("small", "balanced"), ("transparent", "tiny"), (None, "small")]:
+        with pytest.raises(kvasir.InputError, match=f"soft_quality is '{soft}'"):
+            cache(quality=quality, soft_quality=soft)

@@ -408,3 +408,40 @@ def test_loads_that_waited_until_they_were_late_are_not_begun(import_over):
     free.set()
     worker._pool.shutdown(wait=True)
     assert len(begun) == 17 and begun[-1] == "late"
+
+
+def test_loads_of_vllm_may_fall_to_the_soft_quality(import_over):
+    asked = []
+
+    class Session:
+        matched = 16
+
+        def load(self, rows, **options):
+            asked.append(options)
+            return SimpleNamespace(bytes=0, losses=[], prefix_tokens=0)
+
+    blocks = SimpleNamespace(empty=lambda _: SimpleNamespace(layers=[]), begin_of=lambda token: token, can_load_in_part=True)
+    plan = SimpleNamespace(session=Session(), prompt=None, start=0, end=16)
+    module = import_worker(import_over)
+    for soft in ("small", None):
+        worker = module.Worker(SimpleNamespace(save_queue_mb=1, soft_quality=soft), None, None)
+        worker._service, worker._blocks, worker._ranks = object(), blocks, SimpleNamespace(part=None)
+        worker._lossy = SimpleNamespace(note=lambda *_: None)
+        assert worker._fetched(plan, time.monotonic() + 30) == (None, 0)
+    assert [options["soft_quality"] for options in asked] == ["small", None]
+    assert all(0 < options["deadline"] <= 30 for options in asked)
+
+
+def test_a_soft_quality_that_is_not_below_the_quality_stops_the_start(import_over):
+    settings = import_vllm(import_over, "_settings").Settings
+    for given in ({"soft_quality": "balanced"}, {"quality": "balanced", "soft_quality": "small"}, {}):
+        read = settings.of({"url": "http://x", **given})
+        assert read.soft_quality == given.get("soft_quality")
+    for given in (
+        {"soft_quality": "transparent"},
+        {"soft_quality": "exact"},
+        {"soft_quality": "tiny"},
+        {"quality": "small", "soft_quality": "balanced"},
+    ):
+        with pytest.raises(kvasir.InputError, match="soft_quality is"):
+            settings.of({"url": "http://x", **given})

@@ -19,7 +19,7 @@ pub enum TrainingOutcome {
     Refused,
     /// The sample was too small to train on.
     TooFewTokens,
-    /// No profile could be trained, for example within the limit of its size.
+    /// No profile could be trained, for example within the limit of its size, or it could not be compared or stored.
     Failed,
 }
 

@@ -60,6 +60,11 @@ impl CliError {
         Self::new(Exit::Unavailable, error, "")
     }
 
+    /// What went wrong, without the advice.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
     /// The process's exit code.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.exit as u8)

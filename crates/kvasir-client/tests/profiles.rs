@@ -3,11 +3,13 @@
 
 mod common;
 
+use std::time::Duration;
+
 use common::{Fault, Server, find, kv, load, range, save, save_kv, spec, start, tokens};
 use kvasir_client::{
     Builder, Deadline, Error, Kvasir,
     report::{ChunkOutcome, SaveOutcome, SaveRefusal},
-    tuning::LoadOptions,
+    tuning::{LoadOptions, RecomputeModel},
 };
 use kvasir_codec::{KvBuffer, STARTER_RECIPE};
 use kvasir_train::{BasisRecipe, Recipe, TrainingContext, train_transparent};
@@ -144,6 +146,31 @@ async fn a_soft_floor_lets_one_load_go_below_the_quality() {
     // Without a named quality every level is allowed already.
     let adaptive = find(&builder(&server).connect().await.unwrap(), &text).await;
     assert!(matches!(adaptive.load([], coarsest(Some(Quality::Small))).err(), Some(Error::Config { .. })));
+}
+
+/// With time, a load over a soft floor is as good as one without.
+#[tokio::test]
+async fn progressive_falls_to_the_soft_floor_only_where_there_is_no_time() {
+    let server = start().await;
+    let text = tokens(600, 11);
+    save(&builder(&server).connect().await.unwrap(), &text).await;
+    let kvasir = builder(&server).quality(Quality::Transparent).connect().await.unwrap();
+    kvasir.preload_profiles().await.unwrap();
+    let session = find(&kvasir, &text).await;
+    let levels_within = async |time: Duration, soft_floor: Option<Quality>| {
+        // Computing is out of the question.
+        let recompute = Some(RecomputeModel::from_seconds(100.0, 1.0, 0.0));
+        let (deadline, suffix_time) = (Deadline::within(time), Some(Duration::ZERO));
+        let options = LoadOptions { soft_floor, recompute, suffix_time, last_token: true, ..deadline.into() };
+        let (loaded, _) = load(&session, options).await;
+        let report = loaded.report().unwrap();
+        assert_eq!((loaded.loaded_tokens(), report.policy), (600, "progressive"));
+        report.chunks.iter().map(|chunk| chunk.level).collect::<Vec<_>>()
+    };
+    for (soft, coarsest) in [(None, 2), (Some(Quality::Balanced), 1), (Some(Quality::Small), 0)] {
+        assert_eq!(levels_within(Duration::ZERO, soft).await, [Some(Level(coarsest)); 3], "{soft:?}");
+        assert_eq!(levels_within(Duration::from_secs(30), soft).await, [Some(Level(2)); 3], "{soft:?}");
+    }
 }
 
 #[tokio::test]
@@ -301,7 +328,7 @@ async fn a_profile_is_kept_until_a_newer_one_is_in_force() {
     let made = kvasir.profile().unwrap().hash();
     let five_minutes_later = async || {
         tokio::time::pause();
-        tokio::time::advance(std::time::Duration::from_secs(301)).await;
+        tokio::time::advance(Duration::from_secs(301)).await;
         tokio::time::resume();
     };
     five_minutes_later().await;

@@ -11,7 +11,9 @@ from .errors import InputError
 
 T = TypeVar("T")
 
-_QUALITIES = ("exact", "transparent", "balanced", "small")
+QUALITIES = ("exact", "transparent", "balanced", "small")
+"""Names of qualities, best first."""
+
 _KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (int, float)}
 
 
@@ -35,9 +37,14 @@ def read_settings(cls: type[T], given: Mapping[str, Any], where: str) -> T:
             refuse(where, f"{name} is {value!r}", f"give a value of type {known[name].type}")
         if isinstance(value, (int, float)) and value <= 0:
             refuse(where, f"{name} is {value}", "give a number above 0")
-        if name == "quality" and value is not None and value not in _QUALITIES:
-            refuse(where, f"quality is {value!r}", f"give one of {', '.join(_QUALITIES)}")
+        if name == "quality" and value is not None and value not in QUALITIES:
+            refuse(where, f"quality is {value!r}", f"give one of {', '.join(QUALITIES)}")
     return cls(**{"token": os.environ.get("KVASIR_TOKEN"), "zone": os.environ.get("KVASIR_ZONE"), **given})
+
+
+def is_below(soft_quality: str, quality: str | None) -> bool:
+    """Whether `Session.load` takes a soft quality under a model's quality: settings are checked before the first load."""
+    return quality in QUALITIES and soft_quality in QUALITIES[QUALITIES.index(quality) + 1 :]
 
 
 def refuse(where: str, what: str, remedy: str) -> NoReturn:

@@ -22,6 +22,7 @@ import transformers
 from transformers import DynamicCache
 
 from ._session import Save, Session
+from ._settings import is_below
 from ._spec import ModelSpec
 from ._store import ProfileLike, Store
 from .errors import InputError, KvasirError
@@ -94,6 +95,8 @@ class KvasirCache:
         Tokens that the model computes per second, as for `Store.model`.
     quality : str, optional
         Lowest quality that loads bring, as for `Store.model`.
+    soft_quality : str, optional
+        A quality below `quality` that a load may fall to where `deadline` leaves no time for more, or `level` says so.
     deadline : float, optional
         Time limit of a load in seconds; the quality adapts to it.
     level : int, optional
@@ -103,7 +106,8 @@ class KvasirCache:
     ------
     InputError
         ``unknown_layers`` for an encoder-decoder, a model on several devices, or layers whose cache does not consist of keys and
-        values; ``invalid_config`` for a model with a LoRA without `adapter`.
+        values; ``invalid_config`` for a model with a LoRA without `adapter`; ``invalid_setting`` for a `soft_quality` that is not
+        below `quality`.
     """
 
     def __init__(
@@ -119,6 +123,7 @@ class KvasirCache:
         chunk_tokens: int | None = None,
         prefill_tokens_per_s: float | None = None,
         quality: str | None = None,
+        soft_quality: str | None = None,
         deadline: float | None = None,
         level: int | None = None,
     ) -> None:
@@ -127,6 +132,9 @@ class KvasirCache:
         # Each layer's cache must be on its layer's device.
         if len(set(map(str, (getattr(model, "hf_device_map", None) or {}).values()))) > 1:
             raise InputError("the model is on several devices", "unknown_layers", "load it on one device")
+        if soft_quality is not None and not is_below(soft_quality, quality):
+            what = f"soft_quality is {soft_quality!r}, and quality is {quality!r}"
+            raise InputError(what, "invalid_setting", "give a soft_quality that is below quality, or none")
         spec = spec_of_model(model, weights=weights, revision=revision, adapter=adapter)
         self._model = store.model(
             spec, profile, chunk_tokens=chunk_tokens, prefill_tokens_per_s=prefill_tokens_per_s, quality=quality
@@ -134,7 +142,7 @@ class KvasirCache:
         self._spec = spec
         self._pad = getattr(tokenizer, "pad_token_id", None)
         self._dtype, self._device = model.dtype, model.device
-        self._deadline, self._level = deadline, level
+        self._deadline, self._level, self._soft_quality = deadline, level, soft_quality
         self._sessions: list[Session] = []
         self.last = LastLoad([], 0, 0, 0.0)
         """The result of the last load."""
@@ -162,7 +170,7 @@ class KvasirCache:
         usable, received = [], 0
         for row, (pad, end, session) in enumerate(zip(pads, ends, sessions, strict=True)):
             into = [(k[row, :, pad:end], v[row, :, pad:end]) for k, v in planes]
-            loaded = session.load(into, deadline=self._deadline, level=self._level)
+            loaded = session.load(into, deadline=self._deadline, level=self._level, soft_quality=self._soft_quality)
             usable.append(pad + min(session.matched, loaded.prefix_tokens))
             received += loaded.bytes
         positions = min(*usable, input_ids.shape[1] - 1)

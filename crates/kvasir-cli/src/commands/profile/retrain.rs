@@ -123,7 +123,7 @@ pub(crate) fn run(arguments: &RetrainArguments) -> CliResult {
     let tokens: usize = sample.iter().map(|kv| kv.tokens.len()).sum();
     step.done(&format!("{} chunks, {tokens} tokens", sample.len()));
     let mut record = TrainingRecord {
-        outcome: TrainingOutcome::TooFewTokens,
+        outcome: TrainingOutcome::Failed,
         reason: String::new(),
         sampled_chunks: sample.len() as u64,
         sampled_tokens: tokens as u64,
@@ -133,14 +133,35 @@ pub(crate) fn run(arguments: &RetrainArguments) -> CliResult {
         in_force_bits: None,
         trained_bits: None,
     };
-    let report = |record: TrainingRecord| {
-        if !arguments.dry_run {
-            send_report(&runtime, &kvasir, record);
-        }
-    };
-    if tokens < TOKENS_MIN {
+    let ended = train_and_publish(arguments, &runtime, &kvasir, &in_force, sample, &mut record);
+    if let Err(error) = &ended {
+        record.reason += error.message();
+    }
+    if !arguments.dry_run {
+        send_report(&runtime, &kvasir, record);
+    }
+    let comparison = ended?;
+    if arguments.json {
+        return print_json(&comparison);
+    }
+    note(&format!("a profile of {}, {}", bytes(comparison.profile_bytes as u64), comparison.why));
+    print(&table(&comparison))
+}
+
+/// Trains on a part of the sample, compares on the rest, and publishes what pays. `record` says how far it came; if
+/// it ends early, its reason is what the error is to be appended to.
+fn train_and_publish(
+    arguments: &RetrainArguments,
+    runtime: &Runtime,
+    kvasir: &Kvasir,
+    in_force: &Arc<Profile>,
+    sample: Vec<StoredKv>,
+    record: &mut TrainingRecord,
+) -> CliResult<Comparison> {
+    let tokens = record.sampled_tokens;
+    if tokens < TOKENS_MIN as u64 {
+        record.outcome = TrainingOutcome::TooFewTokens;
         let message = format!("the sample has {tokens} tokens; at least {TOKENS_MIN} are needed");
-        report(TrainingRecord { reason: message.clone(), ..record });
         let advice =
             "Store more of the model's caches in quality transparent, or sample more chunks with --chunks.";
         return Err(CliError::new(Exit::Nothing, message, advice));
@@ -154,38 +175,32 @@ pub(crate) fn run(arguments: &RetrainArguments) -> CliResult {
     let spec = kvasir.spec();
     let step = Step::start("training");
     let mut tell = |what: &str, part| step.at(what, part);
-    let trained = train_transparent(spec, &contexts, &recipe(spec, arguments.parameters), &mut tell);
-    let trained = match trained {
-        Ok(trained) => trained,
-        Err(error) => {
-            let (outcome, reason) = (TrainingOutcome::Failed, error.to_string());
-            report(TrainingRecord { outcome, reason, ..record });
-            return Err(CliError::new(Exit::Data, error, ""));
-        }
-    };
+    let trained = train_transparent(spec, &contexts, &recipe(spec, arguments.parameters), &mut tell)
+        .map_err(|error| CliError::new(Exit::Data, error, ""))?;
     step.done("");
     let step = Step::start("comparing");
     let trained_bytes = trained.to_bytes();
     let trained = Arc::new(trained);
-    let (before, after) = compare(spec, [&in_force, &trained], &judging, arguments.bandwidth)?;
+    record.trained = Some(trained.hash());
+    record.reason = "the profile could not be compared: ".to_owned();
+    let (before, after) = compare(spec, [in_force, &trained], &judging, arguments.bandwidth)?;
     step.done(&format!("{} chunks", judging.len()));
+    let elements = spec.elements_per_token();
+    let bits = |cost: Cost| (cost.tokens > 0).then(|| cost.bits_per_element(elements) as f32);
+    record.held_out_chunks = judging.len() as u64;
+    (record.in_force_bits, record.trained_bits) = (bits(before), bits(after));
     let refusal = refusal(before, after);
     let published = refusal.is_none() && !arguments.dry_run;
     if published {
+        record.reason = "the profile could not be stored: ".to_owned();
         let model_id = kvasir.model_id();
         let put = kvasir.rest().put_profile(&model_id, trained_bytes.clone());
         runtime.block_on(put).map_err(client_error)?;
     }
-    let elements = spec.elements_per_token();
-    let bits = |cost: Cost| (cost.tokens > 0).then(|| cost.bits_per_element(elements) as f32);
-    record.trained = Some(trained.hash());
-    record.held_out_chunks = judging.len() as u64;
-    (record.in_force_bits, record.trained_bits) = (bits(before), bits(after));
     (record.outcome, record.reason) = match &refusal {
         Some(why) => (TrainingOutcome::Refused, why.clone()),
         None => (TrainingOutcome::Published, "it needs fewer bytes, and loads take no longer".to_owned()),
     };
-    report(record);
     let why = match (&refusal, published) {
         (Some(why), _) => format!("not published: {why}"),
         (None, true) => {
@@ -193,7 +208,7 @@ pub(crate) fn run(arguments: &RetrainArguments) -> CliResult {
         }
         (None, false) => "not published: this was a dry run".to_owned(),
     };
-    let comparison = Comparison {
+    Ok(Comparison {
         model_id: kvasir.model_id(),
         trained_tokens: contexts.iter().map(|context| context.tokens.len()).sum(),
         judging_chunks: judging.len(),
@@ -204,16 +219,13 @@ pub(crate) fn run(arguments: &RetrainArguments) -> CliResult {
         profile_hash: trained.hash().to_string(),
         published,
         why,
-    };
-    if arguments.json {
-        return print_json(&comparison);
-    }
-    note(&format!("a profile of {}, {}", bytes(comparison.profile_bytes as u64), comparison.why));
-    print(&table(&comparison))
+    })
 }
 
 /// Reports how the training ended. A service that does not take the report changes nothing about the result.
 fn send_report(runtime: &Runtime, kvasir: &Kvasir, mut record: TrainingRecord) {
+    // One line: errors may quote answers of others.
+    record.reason = record.reason.replace(char::is_control, " ");
     let end = record.reason.floor_char_boundary(TRAINING_REASON_BYTES_MAX);
     record.reason.truncate(end);
     if let Err(error) = runtime.block_on(kvasir.rest().report_training(&kvasir.model_id(), &record)) {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .._settings import read_settings, refuse
+from .._settings import is_below, read_settings, refuse
 
 _CHUNK_STEP = 256
 _CHUNK_MAX = 16_384
@@ -27,6 +27,8 @@ class Settings:
         Caches of different namespaces never match.
     quality : str
         Lowest quality to load: ``exact``, ``transparent``, ``balanced`` or ``small``.
+    soft_quality : str or None
+        A quality below `quality` that a load may fall to where its deadline leaves no time for more.
     profile : str or None
         The profile to encode caches with: a file, or an id in the store. Default: the profile in force at the service; if there
         is none, one made from the first cache saved.
@@ -49,6 +51,7 @@ class Settings:
     token: str | None = None
     namespace: str = "default"
     quality: str = "transparent"
+    soft_quality: str | None = None
     profile: str | None = None
     weights: str | None = None
     revision: str | None = None
@@ -68,6 +71,9 @@ class Settings:
             ``invalid_setting`` naming the key.
         """
         settings = read_settings(cls, given, _WHERE)
+        soft, quality = settings.soft_quality, settings.quality
+        if soft is not None and not is_below(soft, quality):
+            refuse(_WHERE, f"soft_quality is {soft!r}", f"give one that is below quality, which is {quality!r}, or none")
         chunk = settings.chunk_tokens
         if not (0 < chunk <= _CHUNK_MAX) or chunk % _CHUNK_STEP:
             refuse(_WHERE, f"chunk_tokens is {chunk}", f"give a multiple of {_CHUNK_STEP} up to {_CHUNK_MAX}")

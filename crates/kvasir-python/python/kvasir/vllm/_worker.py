@@ -148,8 +148,8 @@ class Worker:
             return None, 0
         # From token 0 on; the tokens that vLLM already has stay empty.
         rows = self._blocks.empty(session.matched)
-        left = max(due_at - time.monotonic(), 0.001)
-        loaded = session.load(rows.layers, deadline=left, present=plan.start, rank=self._ranks.part)
+        left, soft = max(due_at - time.monotonic(), 0.001), self._settings.soft_quality
+        loaded = session.load(rows.layers, deadline=left, present=plan.start, rank=self._ranks.part, soft_quality=soft)
         self.metrics.count("load_bytes", loaded.bytes)
         self._lossy.note(plan.prompt, [(tokens, loss) for tokens, loss in loaded.losses if tokens.start < plan.end])
         end = self._blocks.begin_of(min(loaded.prefix_tokens, plan.end))
