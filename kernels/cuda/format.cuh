@@ -147,6 +147,8 @@ struct DecodeParams {
   uint64_t counter;
   uint64_t values;
   uint64_t steps;
+  uint64_t factors;
+  uint64_t matrices;
   PageParams pages;
   uint32_t task_count;
   uint32_t stage_tables;
@@ -173,6 +175,11 @@ struct ScatterTask {
   uint32_t group;
   int32_t anchor_ratio;
   uint32_t steps;
+  uint32_t rank;
+  uint32_t factors;
+  uint32_t factor_rows;
+  uint32_t matrix;
+  uint32_t shifts;
 };
 
 struct ExactTask {

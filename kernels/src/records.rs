@@ -230,6 +230,10 @@ device_records! { RECORDS:
         pub values: u64,
         /// `Step[]`.
         pub steps: u64,
+        /// Factors of tokens, `i8`; for `kv_scatter`, as the next.
+        pub factors: u64,
+        /// Matrices and shifts of token predictors.
+        pub matrices: u64,
         /// Where rows go.
         pub pages: PageParams,
         /// Tasks.
@@ -278,6 +282,16 @@ device_records! { RECORDS:
         pub anchor_ratio: i32,
         /// Index of the scope's first step.
         pub steps: u32,
+        /// Coefficients of the scope.
+        pub rank: u32,
+        /// Factors of a token, both tables together; 0 without a token predictor.
+        pub factors: u32,
+        /// Index of the span's first factor: `[token][factor]`.
+        pub factor_rows: u32,
+        /// Index of the scope's `[factor][coefficient]`.
+        pub matrix: u32,
+        /// Index of the scope's shifts.
+        pub shifts: u32,
     }
 
     /// One (scope, span) whose first tokens are stored exactly.

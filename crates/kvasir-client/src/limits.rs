@@ -28,6 +28,8 @@ pub const CONTROL_BYTES_MAX: usize = 16 << 20;
 pub const PROFILE_BYTES_MAX: usize = 7 << 30;
 /// Most bytes of a chunk object that is read whole.
 pub const OBJECT_BYTES_MAX: usize = 1 << 30;
+/// Most bytes of an engine's identity: a few dozen fields with their values.
+pub const IDENTITY_BYTES_MAX: usize = 64 << 10;
 /// Sampled chunks read concurrently.
 pub const SAMPLE_CONCURRENCY: usize = 4;
 /// Tokens decoded of a sampled chunk, so that contexts count equally, however long their chunks are.
@@ -43,8 +45,11 @@ pub const STORE_CONCURRENCY: usize = 2;
 pub const PAGES_BYTES_MAX: usize = 32 << 20;
 /// Chunks decoded concurrently.
 pub const DECODE_CONCURRENCY: usize = 2;
-/// Parts of chunks that a device may fail to decode before the CPU decodes the rest of the load for it: each costs the time
-/// until the fault.
+/// Tokens that a device decodes at once, of the same layers of several chunks: one chunk keeps few of a GPU's multiprocessors
+/// busy, while scratch memory grows with the tokens. A longer chunk is decoded alone.
+pub const DEVICE_TOKENS_MAX: usize = 4096;
+/// How often a device may fail to decode what it is given before the CPU decodes the rest of the load for it: each costs the
+/// time until the fault.
 pub const DEVICE_FAULTS_MAX: u32 = 3;
 /// Arrivals queued for the load's task; a batch is at most a few hundred KB.
 pub const ARRIVALS_QUEUE: usize = 256;

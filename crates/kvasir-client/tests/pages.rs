@@ -221,6 +221,7 @@ enum DeviceMistake {
     Nothing,
     IgnoresTheLevel,
     IgnoresTheFirstSlot,
+    DecodesTheFirstPart,
     TakesStalePages,
     RefusesEverything,
 }
@@ -245,19 +246,29 @@ impl PageStore for Decoding {
 }
 
 impl DeviceDecoder for Decoding {
-    fn decode(&self, part: &DevicePart<'_>) -> Result<bool, String> {
-        let (mut level, mut first_slot) = (part.level(), part.first_slot());
-        match self.mistake {
-            DeviceMistake::RefusesEverything => return Err("it is full".into()),
-            DeviceMistake::IgnoresTheLevel => level = Level(0),
-            DeviceMistake::IgnoresTheFirstSlot => first_slot = 0,
-            DeviceMistake::Nothing | DeviceMistake::TakesStalePages => {}
+    fn decode(&self, parts: &[DevicePart<'_>]) -> Result<bool, String> {
+        let mut is_stale = false;
+        for part in parts {
+            let (mut level, mut first_slot) = (part.level(), part.first_slot());
+            match self.mistake {
+                DeviceMistake::RefusesEverything => return Err("it is full".into()),
+                DeviceMistake::IgnoresTheLevel => level = Level(0),
+                DeviceMistake::IgnoresTheFirstSlot => first_slot = 0,
+                DeviceMistake::Nothing
+                | DeviceMistake::DecodesTheFirstPart
+                | DeviceMistake::TakesStalePages => {}
+            }
+            let decoder = CpuDecoder::new(Arc::clone(&self.spec), Arc::clone(part.profile())).unwrap();
+            let scopes: Vec<_> = part.scopes().iter().map(|scope| (*scope, level)).collect();
+            let mut rows = DecodedRows { of: self, part, first_slot, is_stale: false };
+            let (head, prefix) = (part.head(), part.object_prefix());
+            decoder.decode_scopes(head, prefix, &scopes, part.tokens(), &mut rows).unwrap();
+            is_stale |= rows.is_stale;
+            if self.mistake == DeviceMistake::DecodesTheFirstPart {
+                break;
+            }
         }
-        let decoder = CpuDecoder::new(Arc::clone(&self.spec), Arc::clone(part.profile())).unwrap();
-        let scopes: Vec<_> = part.scopes().iter().map(|scope| (*scope, level)).collect();
-        let mut rows = DecodedRows { of: self, part, first_slot, is_stale: false };
-        decoder.decode_scopes(part.head(), part.object_prefix(), &scopes, part.tokens(), &mut rows).unwrap();
-        Ok(!rows.is_stale || self.mistake == DeviceMistake::TakesStalePages)
+        Ok(!is_stale || self.mistake == DeviceMistake::TakesStalePages)
     }
 }
 
@@ -319,7 +330,8 @@ fn a_device_is_checked_against_the_cpu() {
     assert_eq!(check(DeviceMistake::Nothing), Ok(()));
     for (mistake, sentence) in [
         (DeviceMistake::IgnoresTheLevel, "after tokens 37..290: the device's row of layer"),
-        (DeviceMistake::IgnoresTheFirstSlot, "after tokens 37..290: the device's row of layer"),
+        (DeviceMistake::IgnoresTheFirstSlot, "after tokens 0..300: the device's row of layer"),
+        (DeviceMistake::DecodesTheFirstPart, "after tokens 0..300: the device's row of layer"),
         (DeviceMistake::TakesStalePages, "a device was asked to decode into pages that were reassigned"),
         (DeviceMistake::RefusesEverything, "the device did not decode a sound chunk: it is full"),
     ] {

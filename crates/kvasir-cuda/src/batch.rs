@@ -119,9 +119,20 @@ impl DecodeBatch {
                 let groups = tokens.div_ceil(group);
                 let values = self.main_to_scratch(cpu, &site, tokens - groups)?;
                 let anchors = self.anchors_to_scratch(cpu, &site, plan.1, groups)?;
-                self.scatter_tasks(&site, values, Some((anchors, group as u32, ratio)))
+                let group = group as u32;
+                let predictor = ScatterTask { anchors, group, anchor_ratio: ratio, ..ScatterTask::default() };
+                self.scatter_tasks(&site, values, predictor)
             }
-            PredictorView::Mean | PredictorView::Token { .. } => self.direct_tasks(cpu, &site),
+            PredictorView::Token { .. } => {
+                let values = self.main_to_scratch(cpu, &site, tokens)?;
+                let factor_rows = index_u32(self.factors.len())?;
+                let factors = push_factors(&mut self.factors, &view.predictor, text.0, text.1, &span.tokens);
+                let [matrix, shifts] = offsets.matrix;
+                let predictor =
+                    ScatterTask { factors, factor_rows, matrix, shifts, ..ScatterTask::default() };
+                self.scatter_tasks(&site, values, predictor)
+            }
+            PredictorView::Mean => self.direct_tasks(cpu, &site),
         }
     }
 
@@ -202,7 +213,7 @@ impl DecodeBatch {
         }
         let values = self.scratch(site, site.tokens)?;
         self.decode_tasks(&lowered, site, site.offsets.codings[0], values)?;
-        self.scatter_tasks(site, values, None)
+        self.scatter_tasks(site, values, ScatterTask::default())
     }
 
     /// Queues the decode of the main band to scratch, and returns its position.
@@ -303,15 +314,15 @@ impl DecodeBatch {
         Ok(passes)
     }
 
+    /// `predictor` has the fields that are its own.
     fn scatter_tasks(
         &mut self,
         site: &DecodeSite<'_>,
         values: u32,
-        anchors: Option<(u32, u32, i32)>,
+        predictor: ScatterTask,
     ) -> Result<(), CudaError> {
-        let level = site.span.level.index();
-        let steps = site.offsets.steps + (level * site.offsets.main.rank) as u32;
-        let (anchors, group, anchor_ratio) = anchors.unwrap_or((0, 0, 1));
+        let (level, rank) = (site.span.level.index(), site.offsets.main.rank);
+        let steps = site.offsets.steps + (level * rank) as u32;
         for (index, member) in site.view.members.iter().enumerate() {
             let width = if member.rope.is_some() { member.dim } else { TASK_COEFFICIENTS_MAX };
             for first in (0..member.dim).step_by(width) {
@@ -324,10 +335,9 @@ impl DecodeBatch {
                     count: count as u32,
                     tokens: site.tokens as u32,
                     values,
-                    anchors,
-                    group,
-                    anchor_ratio,
                     steps,
+                    rank: rank as u32,
+                    ..predictor
                 });
             }
         }

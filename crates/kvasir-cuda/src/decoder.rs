@@ -194,6 +194,8 @@ impl<D: Device> KernelDecoder<D> {
             tables: self.resident.tables.address(),
             values: buffers.values.address(),
             steps: self.resident.steps.address(),
+            factors: buffers.factors.address(),
+            matrices: self.resident.matrices.address(),
             pages: buffers.paging.params(
                 &self.resident.elements,
                 &self.resident.frequencies,

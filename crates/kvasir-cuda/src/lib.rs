@@ -4,6 +4,8 @@
 mod batch;
 mod buffers;
 mod compile;
+#[cfg(feature = "client")]
+mod decode_slots;
 mod decoder;
 mod dense;
 mod device;

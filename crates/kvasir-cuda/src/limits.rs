@@ -18,3 +18,7 @@ pub(crate) const READ_BYTES_MAX: usize = 8 << 20;
 /// were encoded with.
 #[cfg(feature = "client")]
 pub(crate) const RESIDENT_PROFILES_MAX: usize = 4;
+/// Decodes into the pages of a rank that run at a time; others wait. Each takes memory of the device for its bytes and its
+/// coefficients, while kernels run one after the other anyway: one decodes, and what the next ones need travels.
+#[cfg(feature = "client")]
+pub(crate) const DECODES_MAX: usize = 4;

@@ -14,7 +14,7 @@ use kvasir_types::{KvDtype, ModelSpec, Plane, ProfileHash};
 
 use crate::{
     ChunkRequest, CudaDevice, CudaError, Device, KernelDecoder, PagedKv, PlaneLayout,
-    limits::RESIDENT_PROFILES_MAX, page_claims::PageClaims, page_rows::PlaneRows,
+    decode_slots::DecodeSlots, limits::RESIDENT_PROFILES_MAX, page_claims::PageClaims, page_rows::PlaneRows,
 };
 
 const OTHER_MODEL: &str = "the pages hold the KV of another model";
@@ -31,8 +31,8 @@ pub type CudaPages = DevicePages<CudaDevice>;
 /// Saves read out of tables ([`Session::save_pages`](kvasir_client::Session::save_pages)): rows are copied to the host beside
 /// the device's kernels, and encoded there.
 ///
-/// On the device it keeps the four profiles that were used last; what one decode takes is freed behind it. Pinned memory is the
-/// device's, shared by everything on it.
+/// On the device it keeps the four profiles that were used last. What a decode takes is freed behind it, and at most four run at
+/// a time, of at most 4,096 tokens or one chunk each. Pinned memory is the device's, shared by everything on it.
 #[derive(Debug)]
 pub struct DevicePages<D: Device> {
     device: Arc<D>,
@@ -40,6 +40,7 @@ pub struct DevicePages<D: Device> {
     shard: Shard,
     pages: PagedKv,
     claims: PageClaims,
+    slots: DecodeSlots,
     /// The last used one is the last.
     decoders: Mutex<Vec<(ProfileHash, SharedDecoder<D>)>>,
     warned: Once,
@@ -100,6 +101,7 @@ impl<D: Device> DevicePages<D> {
             shard,
             pages,
             claims,
+            slots: DecodeSlots::default(),
             decoders: Mutex::default(),
             warned: Once::new(),
         }))
@@ -158,22 +160,31 @@ const fn dtype_of(dtype: KvDtype) -> Option<Dtype> {
 }
 
 impl<D: Device> DeviceDecoder for DevicePages<D> {
-    fn decode(&self, part: &DevicePart<'_>) -> Result<bool, String> {
-        self.check_cut(part.shard(), part.page_tokens())?;
-        let first_slot = u32::try_from(part.first_slot()).map_err(|_| "a page has too many tokens")?;
-        let decoder = self.decoder(part.head().header.profile_hash, part.profile())?;
-        let Some(_claim) = self.claims.claim(part.pages()) else { return Ok(false) };
-        let blocks: Vec<i32> = part.pages().iter().map(|page| page.index.cast_signed()).collect();
-        let request = ChunkRequest {
-            head: part.head(),
-            object_prefix: part.object_prefix(),
-            scopes: part.scopes().iter().map(|scope| (*scope, part.level())).collect(),
-            tokens: part.tokens(),
-            blocks: &blocks,
-            first_slot,
-        };
-        // SAFETY: the memory is as `new` was promised, and the claim keeps the pages ours until the rows are in place.
-        unsafe { decoder.decode_into(&[request], &self.pages) }.map_err(|error| error.to_string())?;
+    fn decode(&self, parts: &[DevicePart<'_>]) -> Result<bool, String> {
+        let Some(first) = parts.first() else { return Ok(true) };
+        let decoder = self.decoder(first.head().header.profile_hash, first.profile())?;
+        // Before pages are claimed, so that whoever reassigns them waits for no other decode.
+        let _slot = self.slots.take();
+        let (mut claims, mut blocks) = (Vec::new(), Vec::new());
+        for part in parts {
+            self.check_cut(part.shard(), part.page_tokens())?;
+            let Some(claim) = self.claims.claim(part.pages()) else { return Ok(false) };
+            claims.push(claim);
+            blocks.push(part.pages().iter().map(|page| page.index.cast_signed()).collect::<Vec<i32>>());
+        }
+        let mut requests = Vec::new();
+        for (part, blocks) in parts.iter().zip(&blocks) {
+            requests.push(ChunkRequest {
+                head: part.head(),
+                object_prefix: part.object_prefix(),
+                scopes: part.scopes().iter().map(|scope| (*scope, part.level())).collect(),
+                tokens: part.tokens(),
+                blocks,
+                first_slot: u32::try_from(part.first_slot()).map_err(|_| "a page has too many tokens")?,
+            });
+        }
+        // SAFETY: the memory is as `new` was promised, and the claims keep the pages ours until the rows are in place.
+        unsafe { decoder.decode_into(&requests, &self.pages) }.map_err(|error| error.to_string())?;
         Ok(true)
     }
 }

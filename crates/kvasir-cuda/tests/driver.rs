@@ -172,6 +172,53 @@ fn bytes_are_read_beside_the_kernels() {
     assert!(behind.is_ready().expect("no fault"));
 }
 
+/// Whatever call the driver refuses, once: an error or the right bytes, nothing used after it was freed, and what comes next is
+/// right again.
+#[test]
+fn every_call_of_the_driver_may_be_refused() {
+    let Some((device, folder)) = device("every_call_of_the_driver_may_be_refused") else { return };
+    if device.name().expect("has one") != "Kvasir emulator" {
+        return; // a GPU refuses nothing on demand
+    }
+    let open = |ordinal: usize| CudaDevice::new(ordinal, folder.path().join("kernels"));
+    let (setup, device) = (&setups()[2], Arc::new(device));
+    let decoder =
+        KernelDecoder::new(Arc::clone(&device), Arc::clone(&setup.spec), Arc::clone(&setup.profile))
+            .expect("fits")
+            .expect("works");
+    let text = Noise::new(3).tokens(40);
+    let object = setup.encode(&text, 0, &cache(&setup.spec, &text, 6));
+    let head = Head::parse(&object).expect("whole");
+    let memory = device.allocate("cache", 64).expect("there is room");
+    let content: Vec<u8> = (0..64).collect();
+    let work = || -> Result<(KvBuffer, Vec<u8>), String> {
+        let (mut rows, mut found) = (KvBuffer::new(&setup.spec, 40), vec![0; 64]);
+        decoder.decode(&head, &object, Level(1), 0..40, &mut rows).map_err(|error| error.to_string())?;
+        let places = [(memory.address(), 0..64)];
+        // SAFETY: all of the memory.
+        unsafe { device.write(&content, &places) }.map_err(|error| error.to_string())?;
+        // SAFETY: as above.
+        unsafe { device.read(&mut found, &places) }.map_err(|error| error.to_string())?;
+        Ok((rows, found))
+    };
+    let right = work().expect("nothing is refused").0;
+    let is_right = |done: &(KvBuffer, Vec<u8>)| done.0.as_slice() == right.as_slice() && done.1 == content;
+    let mut errors = 0;
+    for n in 0.. {
+        // The fake driver's way to be told.
+        assert!(open(1_000 + n).is_err());
+        let done = work();
+        let was_refused = open(999).is_ok();
+        errors += usize::from(done.is_err());
+        assert!(done.as_ref().map_or(was_refused, is_right), "call {n}: {:?}", done.err());
+        if !was_refused {
+            break;
+        }
+        assert!(work().is_ok_and(|done| is_right(&done)), "after call {n}");
+    }
+    assert!(errors > 20, "{errors}");
+}
+
 /// The names that others use are of the real device.
 #[test]
 fn the_aliases_are_the_codecs_traits() {

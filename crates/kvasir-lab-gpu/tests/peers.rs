@@ -1,7 +1,8 @@
 //! The peers' kernels decode what their encoders wrote: a benchmark against a wrong decoder would say nothing. Through the driver,
-//! or, where there is none, again in a process on the fake driver, which ends it where a kernel writes outside of its memory.
+//! or, where there is none or it finds no GPU, again in a process on the fake driver, which ends it where a kernel writes outside
+//! of its memory.
 
-use kvasir_cuda::{CudaDevice, Device, DeviceError, DeviceMemory, DeviceReadback, ExternalKernel, Work};
+use kvasir_cuda::{CudaDevice, Device, DeviceMemory, DeviceReadback, ExternalKernel, Work};
 use kvasir_kernels::{Record, record_bytes};
 use kvasir_lab_gpu::{
     FAKE_DRIVER,
@@ -15,15 +16,16 @@ mod noise;
 use noise::Noise;
 
 /// The device; `None` after the test ran in a process with the fake driver.
+#[allow(clippy::print_stderr, reason = "why it is no GPU; --nocapture shows it")]
 fn device(test: &str) -> Option<(CudaDevice, tempfile::TempDir)> {
     let folder = tempfile::tempdir().expect("a folder");
     match CudaDevice::new(0, folder.path().join("kernels")) {
         Ok(device) => Some((device, folder)),
-        Err(DeviceError::NoDriver) => {
+        Err(reason) => {
+            eprintln!("{test}: not run on a GPU ({reason}), but on the fake driver");
             kvasir_kernels_emulator::test_again(test, FAKE_DRIVER);
             None
         }
-        Err(other) => panic!("{other}"),
     }
 }
 

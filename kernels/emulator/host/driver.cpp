@@ -41,7 +41,9 @@ struct Kernel {
 const Kernel kKernels[] = {KV_KERNELS(KERNEL) KV_EXTRA_KERNELS(KERNEL)};
 #undef KERNEL
 
-constexpr int kInvalid = 1, kNotReady = 600, kNotFound = 500;
+constexpr int kInvalid = 1, kOutOfMemory = 2, kNoDevice = 101, kNotReady = 600, kNotFound = 500;
+// Tests of faults: opening GPU kFaults + n has call n from then on refused, once. GPU kFaults - 1 is there when that was done.
+constexpr int kFaults = 1000;
 constexpr size_t kGuard = 256;
 std::recursive_mutex lock;
 std::map<uint64_t, size_t> memory;  // address to bytes
@@ -49,6 +51,14 @@ void* context = reinterpret_cast<void*>(0x10);
 thread_local void* current = nullptr;
 
 #define GUARD std::lock_guard<std::recursive_mutex> guard(lock)
+
+int calls_until_fault = -1;
+
+bool is_refused() { return calls_until_fault >= 0 && calls_until_fault-- == 0; }
+
+#define MAY_FAIL \
+  GUARD;         \
+  if (is_refused()) return kOutOfMemory
 
 [[noreturn]] void fail(const char* what) {
   std::fprintf(stderr, "fake driver: %s\n", what);
@@ -105,7 +115,12 @@ extern "C" {
 
 int cuInit(uint32_t) { return 0; }
 int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
-int cuDeviceGet(int* device, int ordinal) { return *device = 0, ordinal == 0 ? 0 : 101; }
+int cuDeviceGet(int* device, int ordinal) {
+  GUARD;
+  if (ordinal >= kFaults) calls_until_fault = ordinal - kFaults;
+  const bool is_there = ordinal == 0 || (ordinal == kFaults - 1 && calls_until_fault < 0);
+  return *device = 0, is_there ? 0 : kNoDevice;
+}
 int cuDeviceGetCount(int* count) { return *count = 1, 0; }
 int cuDeviceGetName(char* name, int length, int) { return std::snprintf(name, size_t(length), "Kvasir emulator"), 0; }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
@@ -132,15 +147,18 @@ int cuStreamSynchronize(DriverStream* stream) {
   advance(stream, stream->queued);
   return 0;
 }
-int cuEventCreate(Event** out, uint32_t) { return *out = new Event, 0; }
+int cuEventCreate(Event** out, uint32_t) {
+  MAY_FAIL;
+  return *out = new Event, 0;
+}
 int cuEventDestroy_v2(Event* event) { return delete event, 0; }
 int cuEventRecord(Event* event, DriverStream* stream) {
-  GUARD;
+  MAY_FAIL;
   *event = Event{stream, stream->queued};
   return 0;
 }
 int cuEventSynchronize(Event* event) {
-  GUARD;
+  MAY_FAIL;
   if (event->stream != nullptr) advance(event->stream, event->at);
   return 0;
 }
@@ -154,7 +172,7 @@ int cuEventQuery(Event* event) {
 int cuEventElapsedTime(float* out, Event*, Event*) { return *out = 1.0f, 0; }
 int cuEventElapsedTime_v2(float* out, Event*, Event*) { return *out = 1.0f, 0; }
 int cuStreamWaitEvent(DriverStream* stream, Event* event, uint32_t) {
-  GUARD;
+  MAY_FAIL;
   if (stream->copies && !stream->kernels && event->stream != nullptr && event->stream->kernels)
     fail("copies wait for kernels: nothing overlaps");
   const Event at = *event;
@@ -164,7 +182,7 @@ int cuStreamWaitEvent(DriverStream* stream, Event* event, uint32_t) {
 }
 
 int cuMemAllocAsync(uint64_t* out, size_t bytes, DriverStream*) {
-  GUARD;
+  MAY_FAIL;
   return *out = allocate(bytes), 0;
 }
 int cuMemFreeAsync(uint64_t address, DriverStream* stream) {
@@ -176,21 +194,24 @@ int cuMemFree_v2(uint64_t address) {
   GUARD;
   return release(address), 0;
 }
-int cuMemHostAlloc(void** out, size_t bytes, uint32_t) { return *out = std::malloc(bytes), 0; }
+int cuMemHostAlloc(void** out, size_t bytes, uint32_t) {
+  MAY_FAIL;
+  return *out = std::malloc(bytes), 0;
+}
 int cuMemFreeHost(void* block) { return std::free(block), 0; }
 int cuMemsetD8Async(uint64_t address, uint8_t value, size_t bytes, DriverStream* stream) {
-  GUARD;
+  MAY_FAIL;
   if (!inside(address, bytes)) return kInvalid;
   return put(stream, [=] { std::memset(reinterpret_cast<void*>(address), value, bytes); });
 }
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, DriverStream* stream) {
-  GUARD;
+  MAY_FAIL;
   if (!inside(to, bytes)) return kInvalid;
   stream->copies = true;
   return put(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });
 }
 int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, DriverStream* stream) {
-  GUARD;
+  MAY_FAIL;
   if (!inside(from, bytes)) return kInvalid;
   return put(stream, [=] { std::memcpy(to, reinterpret_cast<void*>(from), bytes); });
 }
@@ -208,11 +229,14 @@ int cuModuleGetFunction(const Kernel** out, void*, const char* name) {
     if (std::strcmp(kernel.name, name) == 0) return *out = &kernel, 0;
   return kNotFound;
 }
-int cuFuncSetAttribute(const Kernel*, int, int) { return 0; }
+int cuFuncSetAttribute(const Kernel*, int, int) {
+  MAY_FAIL;
+  return 0;
+}
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* out, const Kernel*, int, size_t) { return *out = 1, 0; }
 int cuLaunchKernel(const Kernel* kernel, uint32_t grid, uint32_t, uint32_t, uint32_t threads, uint32_t, uint32_t,
                    uint32_t shared, DriverStream* stream, void** params, void**) {
-  GUARD;
+  MAY_FAIL;
   if (shared > 227 * 1024 || grid == 0) return kInvalid;
   stream->kernels = true;
   const auto* bytes = static_cast<const uint8_t*>(params[0]);

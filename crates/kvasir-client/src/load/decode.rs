@@ -1,4 +1,4 @@
-//! Decode units: some layers of some tokens of a verified chunk, for one rank.
+//! Decode units: some layers of some tokens of a verified chunk, for one rank. A device decodes several at once.
 
 use std::{
     ops::Range,
@@ -15,8 +15,8 @@ use tokio::time::Instant;
 
 use super::{LoadError, assembly::VerifiedChunk, token_ranges::context_range};
 use crate::{
-    limits::DEVICE_FAULTS_MAX,
-    pages::{BlockTable, DevicePart, WriteGate},
+    limits::{DEVICE_FAULTS_MAX, DEVICE_TOKENS_MAX},
+    pages::{BlockTable, DeviceDecoder, DevicePart, WriteGate},
 };
 
 /// Context shared by all decode units of a load.
@@ -25,7 +25,7 @@ pub(super) struct DecodeContext {
     /// The decoding thread writes rows here directly; one table per rank.
     pub(super) tables: Vec<BlockTable>,
     pub(super) gate: Arc<WriteGate>,
-    /// For each table, parts that its device did not decode so far.
+    /// For each table, how often its device did not decode what it was given.
     device_faults: Vec<AtomicU32>,
 }
 
@@ -38,6 +38,29 @@ impl DecodeContext {
     /// Whether a device decodes for one of the tables.
     pub(super) fn is_on_device(&self) -> bool {
         self.tables.iter().any(|table| table.device().is_some())
+    }
+
+    /// The device that is given a unit; `None` without one, or if the CPU has to decode.
+    fn device_of(&self, unit: &DecodeUnit) -> Option<&dyn DeviceDecoder> {
+        let device = self.tables[unit.rank].device()?;
+        let profile = unit.decoder.shared_profile()?;
+        // Devices decode no lossless level, which is no fault of theirs.
+        let is_given = unit.group.is_some()
+            && unit.level.index() < profile.lossy_levels()
+            && self.device_faults[unit.rank].load(Ordering::Relaxed) < DEVICE_FAULTS_MAX;
+        is_given.then_some(device)
+    }
+
+    /// Whether a device takes `next` together with `units`: other tokens of the same layers, for the same rank, by the
+    /// same profile.
+    pub(super) fn joins(&self, units: &[DecodeUnit], next: &DecodeUnit) -> bool {
+        let Some(first) = units.first() else { return false };
+        let kind = |unit: &DecodeUnit| (unit.rank, unit.layers.clone(), unit.head.header.profile_hash);
+        let tokens: usize = units.iter().map(|unit| unit.tokens.len()).sum();
+        kind(first) == kind(next)
+            && tokens + next.tokens.len() <= DEVICE_TOKENS_MAX
+            && self.device_of(first).is_some()
+            && self.device_of(next).is_some()
     }
 }
 
@@ -93,58 +116,27 @@ pub(super) struct DecodeOutcome {
 
 impl DecodeUnit {
     /// Decoding order: early layers of all chunks before later layers of any, so that an engine can start on
-    /// the suffix; then by tokens.
+    /// the suffix; then by ranks, so that what a device takes together is in a row; then by tokens.
     pub(super) fn key(&self) -> (usize, usize, usize, usize) {
-        (self.layers.start, self.chunk, self.tokens.start, self.rank)
+        (self.layers.start, self.rank, self.chunk, self.tokens.start)
     }
 
-    /// Decodes on a blocking thread.
-    pub(super) async fn run(self, context: Arc<DecodeContext>) -> DecodeOutcome {
-        let scope = UnitScope {
+    fn scope(&self) -> UnitScope {
+        UnitScope {
             chunk: self.chunk,
             rank: self.rank,
             layers: self.layers.clone(),
             tokens: context_range(self.first_token, &self.tokens),
             level: self.level,
-        };
-        let decode = move || {
-            let started = Instant::now();
-            let (by, result) = self.decode(&context);
-            (started.elapsed(), Instant::now(), by, result)
-        };
-        let (took, at, by, result) = tokio::task::spawn_blocking(decode).await.unwrap_or_else(|panic| {
-            (Duration::ZERO, Instant::now(), DecodedBy::Cpu, Err(LoadError::Read(panic.into())))
-        });
-        DecodeOutcome { scope, took, at, by, result }
-    }
-
-    fn decode(&self, context: &DecodeContext) -> (DecodedBy, Result<usize, LoadError>) {
-        match self.decode_on_device(context) {
-            None => (DecodedBy::Cpu, self.decode_on_cpu(context)),
-            Some(Ok(0)) => (DecodedBy::Device, Ok(0)),
-            Some(Ok(stale_rows)) => (DecodedBy::Nobody, Ok(stale_rows)),
-            Some(Err(reason)) => {
-                context.device_faults[self.rank].fetch_add(1, Ordering::Relaxed);
-                // If the object is at fault, the CPU finds it too.
-                (DecodedBy::CpuInstead(reason), self.decode_on_cpu(context))
-            }
         }
     }
 
-    /// `None` without a device, or if the CPU has to decode.
-    fn decode_on_device(&self, context: &DecodeContext) -> Option<Result<usize, String>> {
-        let table = &context.tables[self.rank];
-        let (device, group, profile) =
-            (table.device()?, self.group.as_ref()?, self.decoder.shared_profile()?);
-        // Devices decode no lossless level, which is no fault of theirs.
-        if self.level.index() >= profile.lossy_levels()
-            || context.device_faults[self.rank].load(Ordering::Relaxed) >= DEVICE_FAULTS_MAX
-        {
-            return None;
-        }
+    /// What a device is given; `None` if none decodes it.
+    fn part<'a>(&'a self, table: &'a BlockTable) -> Option<DevicePart<'a>> {
+        let (group, profile) = (self.group.as_ref()?, self.decoder.shared_profile()?);
         let first = self.first_token as usize;
         let (pages, first_slot) = table.pages_of(&(first + self.tokens.start..first + self.tokens.end))?;
-        let part = DevicePart {
+        Some(DevicePart {
             table,
             profile,
             head: &self.head,
@@ -154,12 +146,7 @@ impl DecodeUnit {
             tokens: self.tokens.clone(),
             pages,
             first_slot,
-        };
-        // The gate stays open until the device is done: after the load was dropped it writes nothing.
-        let decoded = context.gate.hold_open(|| device.decode(&part));
-        // Of stale pages, one row of each token is counted: how many they are in all does not matter.
-        let stale_rows = |written: bool| if written { 0 } else { self.tokens.len() };
-        Some(decoded.unwrap_or(Ok(false)).map(stale_rows))
+        })
     }
 
     fn decode_on_cpu(&self, context: &DecodeContext) -> Result<usize, LoadError> {
@@ -172,6 +159,63 @@ impl DecodeUnit {
         .map_err(|error| LoadError::Object(error.to_string()))?;
         Ok(sink.stale_rows)
     }
+}
+
+/// Who decoded a unit, and the number of its rows that were not written.
+type Decoded = (DecodedBy, Result<usize, LoadError>);
+
+/// Decodes units on a blocking thread: one, or several that [join](DecodeContext::joins) each other.
+pub(super) async fn run(units: Vec<DecodeUnit>, context: Arc<DecodeContext>) -> Vec<DecodeOutcome> {
+    let scopes: Vec<UnitScope> = units.iter().map(DecodeUnit::scope).collect();
+    let work = move || {
+        let started = Instant::now();
+        let decoded = decode(&units, &context);
+        (started.elapsed(), Instant::now(), decoded)
+    };
+    let (took, at, decoded) = tokio::task::spawn_blocking(work).await.unwrap_or_else(|panic| {
+        let what = format!("what was decoded together with it failed: {panic}");
+        let others = std::iter::repeat_with(|| LoadError::Object(what.clone()));
+        let errors = std::iter::once(LoadError::Read(panic.into())).chain(others);
+        let decoded = scopes.iter().zip(errors).map(|(_, error)| (DecodedBy::Cpu, Err(error)));
+        (Duration::ZERO, Instant::now(), decoded.collect())
+    });
+    let tokens: u64 = scopes.iter().map(|scope| scope.tokens.len()).sum();
+    let outcome = |(scope, (by, result)): (UnitScope, Decoded)| {
+        let took = took.mul_f64(scope.tokens.len() as f64 / tokens.max(1) as f64);
+        DecodeOutcome { scope, took, at, by, result }
+    };
+    scopes.into_iter().zip(decoded).map(outcome).collect()
+}
+
+fn decode(units: &[DecodeUnit], context: &DecodeContext) -> Vec<Decoded> {
+    let reason = match decode_on_device(units, context) {
+        Some(Ok(true)) => return units.iter().map(|_| (DecodedBy::Device, Ok(0))).collect(),
+        // One row of each token is counted: how many they are in all does not matter.
+        Some(Ok(false)) => {
+            return units.iter().map(|unit| (DecodedBy::Nobody, Ok(unit.tokens.len()))).collect();
+        }
+        Some(Err(reason)) => Some(reason),
+        None => None,
+    };
+    // If an object is at fault, the CPU finds it too.
+    let on_cpu = |unit: &DecodeUnit| {
+        (reason.clone().map_or(DecodedBy::Cpu, DecodedBy::CpuInstead), unit.decode_on_cpu(context))
+    };
+    units.iter().map(on_cpu).collect()
+}
+
+/// Whether the pages are still the load's, or why the device did not decode. `None` if the CPU has to.
+fn decode_on_device(units: &[DecodeUnit], context: &DecodeContext) -> Option<Result<bool, String>> {
+    let first = units.first()?;
+    let device = context.device_of(first)?;
+    let table = &context.tables[first.rank];
+    let parts: Vec<DevicePart<'_>> = units.iter().map(|unit| unit.part(table)).collect::<Option<_>>()?;
+    // The gate stays open until the device is done: after the load was dropped it writes nothing.
+    let decoded = context.gate.hold_open(|| device.decode(&parts)).unwrap_or(Ok(false));
+    if decoded.is_err() {
+        context.device_faults[first.rank].fetch_add(1, Ordering::Relaxed);
+    }
+    Some(decoded)
 }
 
 /// The decode units of a verified chunk, one for every run of tokens, group of layers, and rank that holds

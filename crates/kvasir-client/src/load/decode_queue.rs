@@ -2,7 +2,7 @@
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap},
+    collections::{BTreeMap, BinaryHeap, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 
 use super::{
     assembly::VerifiedChunk,
-    decode::{DecodeContext, DecodeOutcome, DecodeUnit, decode_units},
+    decode::{self, DecodeContext, DecodeOutcome, DecodeUnit, decode_units},
     token_ranges::{context_range, insert_range},
 };
 use crate::limits::DECODE_CONCURRENCY;
@@ -26,7 +26,9 @@ pub(super) struct DecodeQueue {
     /// In the order of [`DecodeUnit::key`].
     waiting: BinaryHeap<Reverse<QueuedUnit>>,
     /// At most [`DECODE_CONCURRENCY`]. Dropped with the load.
-    running: JoinSet<DecodeOutcome>,
+    running: JoinSet<Vec<DecodeOutcome>>,
+    /// Units that ended together, those that were not returned yet.
+    ended: VecDeque<DecodeOutcome>,
     /// Chunks with waiting or running units.
     chunks: BTreeMap<usize, ChunkDecode>,
 }
@@ -43,8 +45,14 @@ pub(super) struct ChunkDecode {
 
 impl DecodeQueue {
     pub(super) fn new(context: DecodeContext, decoders: Vec<Arc<dyn ChunkDecoder>>) -> Self {
-        let (waiting, running, chunks) = (BinaryHeap::new(), JoinSet::new(), BTreeMap::new());
-        Self { context: Arc::new(context), decoders, waiting, running, chunks }
+        Self {
+            context: Arc::new(context),
+            decoders,
+            waiting: BinaryHeap::new(),
+            running: JoinSet::new(),
+            ended: VecDeque::new(),
+            chunks: BTreeMap::new(),
+        }
     }
 
     /// Queues a chunk whose first token is the context's `first_token`. Returns the tokens that cannot be
@@ -79,11 +87,14 @@ impl DecodeQueue {
     /// Cancel-safe; waits forever if nothing is queued.
     pub(super) async fn next(&mut self) -> (DecodeOutcome, Option<ChunkDecode>) {
         loop {
+            if let Some(outcome) = self.ended.pop_front() {
+                let done = self.count(&outcome);
+                return (outcome, done);
+            }
             match self.running.join_next().await {
-                Some(Ok(outcome)) => {
+                Some(Ok(outcomes)) => {
+                    self.ended.extend(outcomes);
                     self.start();
-                    let done = self.count(&outcome);
-                    return (outcome, done);
                 }
                 Some(Err(_)) => {} // the runtime ends
                 None => std::future::pending().await,
@@ -95,7 +106,14 @@ impl DecodeQueue {
         while self.running.len() < DECODE_CONCURRENCY
             && let Some(Reverse(QueuedUnit(unit))) = self.waiting.pop()
         {
-            self.running.spawn(unit.run(Arc::clone(&self.context)));
+            let mut units = vec![unit];
+            while let Some(Reverse(QueuedUnit(next))) = self.waiting.peek()
+                && self.context.joins(&units, next)
+                && let Some(Reverse(QueuedUnit(next))) = self.waiting.pop()
+            {
+                units.push(next);
+            }
+            self.running.spawn(decode::run(units, Arc::clone(&self.context)));
         }
     }
 
@@ -136,13 +154,19 @@ impl Ord for QueuedUnit {
 
 #[cfg(test)]
 mod tests {
-    use std::ops::Range;
+    use std::{ops::Range, sync::Mutex};
 
-    use kvasir_codec::{DecodeError, KvSink, container::Head};
+    use kvasir_codec::{CpuDecoder, DecodeError, KvBuffer, KvSink, container::Head, starter};
     use kvasir_types::{KvDtype, KvLayout, LayerKv, Level, ModelSpec, Pairing, Reuse, Rope, SPAN_TOKENS};
 
-    use super::{super::sample::SampleChunk, *};
-    use crate::pages::HostPages;
+    use super::{
+        super::{decode::DecodedBy, sample::SampleChunk},
+        *,
+    };
+    use crate::{
+        limits::DEVICE_TOKENS_MAX,
+        pages::{BlockTable, DeviceDecoder, DevicePart, HostPages, PageRef, PageRows, PageStore},
+    };
 
     /// Decodes nothing; fails if a run begins at one of these tokens.
     struct FailingAt(Vec<usize>);
@@ -161,10 +185,10 @@ mod tests {
         }
     }
 
-    /// A queue for chunks whose runs fail at these tokens.
-    fn queue(failing: &[&[usize]]) -> DecodeQueue {
+    /// One layer, which decodes alone.
+    fn spec() -> ModelSpec {
         let layer = LayerKv { layout: KvLayout::Gqa { kv_heads: 1, head_dim: 8 }, rope: Some(0) };
-        let spec = ModelSpec {
+        ModelSpec {
             weights: "toy".into(),
             revision: "1".into(),
             adapter: None,
@@ -173,7 +197,12 @@ mod tests {
             layers: vec![layer],
             thinning: None,
             reuse: Reuse::Prefix,
-        };
+        }
+    }
+
+    /// A queue for chunks whose runs fail at these tokens.
+    fn queue(failing: &[&[usize]]) -> DecodeQueue {
+        let spec = spec();
         let tables = vec![HostPages::new(&spec, 16, 16).unwrap().table()];
         let context = DecodeContext::new(Arc::new(spec), tables, Arc::default());
         let decoder = |at: &&[usize]| Arc::new(FailingAt(at.to_vec())) as Arc<dyn ChunkDecoder>;
@@ -228,5 +257,80 @@ mod tests {
             queue.next().await;
         }
         assert!(queue.running.is_empty() && queue.waiting.is_empty() && queue.chunks.is_empty());
+    }
+
+    /// A device that notes the pages of the parts that it is given together, one page a part, and decodes nothing.
+    struct Noting {
+        given: Mutex<Vec<Vec<u32>>>,
+        answer: fn() -> Result<bool, String>,
+    }
+
+    impl PageStore for Noting {
+        fn write(&self, _: PageRef, _: &PageRows<'_>) -> bool {
+            false
+        }
+
+        fn device(&self) -> Option<&dyn DeviceDecoder> {
+            Some(self)
+        }
+    }
+
+    impl DeviceDecoder for Noting {
+        fn decode(&self, parts: &[DevicePart<'_>]) -> Result<bool, String> {
+            let page = |part: &DevicePart<'_>| part.pages()[0].index;
+            self.given.lock().unwrap().push(parts.iter().map(page).collect());
+            (self.answer)()
+        }
+    }
+
+    /// A queue of `chunks` chunks of two spans for a device, and the device.
+    fn device_queue(chunks: usize, answer: fn() -> Result<bool, String>) -> (DecodeQueue, Arc<Noting>) {
+        let (spec, mut kv) = (Arc::new(spec()), KvBuffer::new(&spec(), 200));
+        let values = kv.as_mut_slice().iter_mut().enumerate();
+        values.for_each(|(index, value)| *value = ((index * 7919) % 1000) as f32 / 500.0 - 1.0);
+        let profile = starter(&spec, &(0..200).collect::<Vec<u32>>(), 0, &kv).unwrap();
+        let decoder = Arc::new(CpuDecoder::new(Arc::clone(&spec), Arc::new(profile)).unwrap());
+        assert_eq!(decoder.layer_groups().len(), 1);
+        let device = Arc::new(Noting { given: Mutex::default(), answer });
+        let pages: Vec<_> = (0..2 * chunks as u32).map(|index| PageRef { index, generation: 0 }).collect();
+        let table = BlockTable::new(Arc::clone(&device) as _, pages, SPAN_TOKENS).unwrap();
+        let context = DecodeContext::new(spec, vec![table], Arc::default());
+        let decoders = (0..chunks).map(|_| Arc::clone(&decoder) as Arc<dyn ChunkDecoder>).collect();
+        (DecodeQueue::new(context, decoders), device)
+    }
+
+    /// A chunk that comes while the device is free is not kept waiting for others. Those that had to wait go together, in
+    /// bounded numbers.
+    #[tokio::test]
+    async fn what_waits_for_a_device_is_given_to_it_together() {
+        let most = DEVICE_TOKENS_MAX / SPAN_TOKENS;
+        let chunks = 3 + most / 2;
+        let (mut queue, device) = device_queue(chunks, || Ok(true));
+        for chunk in 0..chunks {
+            queue.push(chunk, span(2 * chunk as u64).start, &verified(&[Some(0), Some(1)])).unwrap();
+        }
+        let mut ends = Vec::new();
+        for _ in 0..2 * chunks {
+            let (outcome, end) = queue.next().await;
+            assert_eq!((outcome.by, outcome.result.unwrap()), (DecodedBy::Device, 0));
+            ends.extend(end);
+        }
+        assert!(ends.len() == chunks && ends.iter().all(|end| end.undecodable.is_empty()));
+        assert!(!queue.is_decoding() && queue.ended.is_empty());
+        let mut given = std::mem::take(&mut *device.given.lock().unwrap());
+        given.sort();
+        let end = 4 + most as u32;
+        let together = [0..2, 2..4, 4..end, end..end + 2];
+        assert_eq!(given, together.map(|pages| pages.collect::<Vec<u32>>()));
+    }
+
+    #[tokio::test]
+    async fn a_device_that_panics_ends_all_that_it_was_given() {
+        let (mut queue, _device) = device_queue(1, || panic!("as a device may"));
+        queue.push(0, 0, &verified(&[Some(0), Some(1)])).unwrap();
+        let (first, second) = (queue.next().await, queue.next().await);
+        assert!(first.0.result.is_err() && first.1.is_none() && second.0.result.is_err());
+        let undecodable = second.1.unwrap().undecodable;
+        assert_eq!(undecodable, [TokenRange { start: 0, end: span(2).start }]);
     }
 }

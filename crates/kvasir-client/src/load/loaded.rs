@@ -8,8 +8,8 @@ use super::{DriverEvent, LayerReady, LoadReport, Running, token_ranges::remove_r
 
 /// A running load. It proceeds without being polled. Dropping it cancels it: its requests are abandoned at
 /// once, and after `drop` returns nothing writes to the tables, even if their pages already belong to the
-/// next request. Every await point is cancel-safe. Into pages on a device `drop` waits for the parts that are being decoded
-/// there, at most two.
+/// next request. Every await point is cancel-safe. Into pages on a device `drop` waits for what is being decoded there for
+/// this load, at most two launches, and for their turn.
 #[derive(Debug)]
 #[must_use = "dropping a load cancels it"]
 pub struct Load {

@@ -10,17 +10,18 @@ use super::{BlockTable, PageRef, Shard};
 /// A device that decodes chunks into the pages of its [`PageStore`](super::PageStore), which returns it from
 /// [`device`](super::PageStore::device). `kvasir-cuda` has one for NVIDIA GPUs.
 pub trait DeviceDecoder: Send + Sync {
-    /// Decodes a part of a chunk into pages and returns when its rows are in place. Several threads decode at the same
-    /// time, and each waits for its own part only.
+    /// Decodes parts of chunks into pages and returns when their rows are in place: of one table and one profile, with the
+    /// same scopes, so that one launch does them all. Several threads decode at the same time, and each waits for its own
+    /// parts only.
     ///
     /// If one of the pages has another generation by now, or does not exist, writes nothing and returns false. Pages
     /// must not be reassigned between that check and the last write.
     ///
     /// # Errors
     /// Why the device did not decode, as a sentence for the load's report. Some of the rows may have been written by
-    /// then, and none is written after the return: the load decodes this part on the CPU and writes it to the same
+    /// then, and none is written after the return: the load decodes these parts on the CPU and writes them to the same
     /// pages.
-    fn decode(&self, part: &DevicePart<'_>) -> Result<bool, String>;
+    fn decode(&self, parts: &[DevicePart<'_>]) -> Result<bool, String>;
 }
 
 /// A part of a verified chunk: some scopes of its profile at one level, for some of its tokens.

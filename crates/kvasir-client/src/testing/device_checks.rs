@@ -54,23 +54,28 @@ impl Chunk {
         Ok(Self { profile, decoder, head, object })
     }
 
-    /// Has the device of a table decode some tokens, part by part as a load does.
+    /// Has the device of a table decode some tokens as a load does: two parts at once, one group of layers after the other.
     fn decode(&self, table: &BlockTable, level: Level, tokens: &Range<usize>) -> Result<bool, String> {
         let device = table.device().ok_or("there is none any more")?;
-        let (pages, first_slot) = table.pages_of(tokens).ok_or("the table is too short")?;
+        let middle = usize::midpoint(tokens.start, tokens.end);
         for group in self.decoder.layer_groups() {
-            let part = DevicePart {
-                table,
-                profile: &self.profile,
-                head: &self.head,
-                object_prefix: &self.object,
-                scopes: group.scopes.iter().map(|reach| reach.scope).collect(),
-                level,
-                tokens: tokens.clone(),
-                pages,
-                first_slot,
+            let part = |tokens: Range<usize>| {
+                let (pages, first_slot) = table.pages_of(&tokens)?;
+                Some(DevicePart {
+                    table,
+                    profile: &self.profile,
+                    head: &self.head,
+                    object_prefix: &self.object,
+                    scopes: group.scopes.iter().map(|reach| reach.scope).collect(),
+                    level,
+                    tokens,
+                    pages,
+                    first_slot,
+                })
             };
-            if !device.decode(&part)? {
+            let halves = [tokens.start..middle, middle..tokens.end];
+            let parts: Option<Vec<_>> = halves.into_iter().map(part).collect();
+            if !device.decode(&parts.ok_or("the table is too short")?)? {
                 return Ok(false);
             }
         }

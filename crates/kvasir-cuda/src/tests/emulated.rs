@@ -1,6 +1,7 @@
 //! A device that is the CPU: memory with canaries, kernels run by the emulator.
 
 use std::{
+    collections::BTreeMap,
     ops::Range,
     sync::{
         Arc, Mutex,
@@ -20,6 +21,16 @@ const CANARY: u8 = 0xc7;
 /// Readable zeros behind a buffer's own bytes.
 const SLACK_BYTES: usize = 64;
 
+/// Memories of a label: how many were made, how many there are, and how many there were at most.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(super) struct MemoryCount {
+    pub(super) made: usize,
+    pub(super) now: usize,
+    pub(super) most: usize,
+}
+
+type MemoryCounts = Arc<Mutex<BTreeMap<&'static str, MemoryCount>>>;
+
 #[derive(Debug, Default)]
 pub(super) struct EmulatedDevice {
     launches: Mutex<Vec<Kernel>>,
@@ -34,11 +45,13 @@ pub(super) struct EmulatedDevice {
     held_read: Mutex<Option<(Sender<()>, Receiver<()>)>>,
     /// Launches before the last point of the queue that somebody waited for.
     waited: Arc<AtomicUsize>,
+    memories: MemoryCounts,
 }
 
 #[derive(Debug)]
 pub(super) struct EmulatedMemory {
     label: &'static str,
+    counts: MemoryCounts,
     // u64 for alignment.
     words: Mutex<Vec<u64>>,
     address: u64,
@@ -117,10 +130,15 @@ impl EmulatedDevice {
     pub(super) fn waited(&self) -> usize {
         self.waited.load(Ordering::Relaxed)
     }
+
+    /// Its memories of a label.
+    pub(super) fn memories(&self, label: &'static str) -> MemoryCount {
+        self.memories.lock().expect("not poisoned").get(label).copied().unwrap_or_default()
+    }
 }
 
 impl EmulatedMemory {
-    fn new(label: &'static str, bytes: &[u8]) -> Self {
+    fn new(label: &'static str, bytes: &[u8], counts: &MemoryCounts) -> Self {
         let padded = (bytes.len() + SLACK_BYTES).next_multiple_of(8);
         let mut all = vec![CANARY; CANARY_BYTES];
         all.extend_from_slice(bytes);
@@ -128,7 +146,13 @@ impl EmulatedMemory {
         all.resize(2 * CANARY_BYTES + padded, CANARY);
         let words: Vec<u64> = all.as_chunks().0.iter().map(|b| u64::from_ne_bytes(*b)).collect();
         let address = words.as_ptr() as u64 + CANARY_BYTES as u64;
-        Self { label, words: Mutex::new(words), address, bytes: bytes.len() }
+        {
+            let mut counts = counts.lock().expect("not poisoned");
+            let count = counts.entry(label).or_default();
+            (count.made, count.now) = (count.made + 1, count.now + 1);
+            count.most = count.most.max(count.now);
+        }
+        Self { label, counts: Arc::clone(counts), words: Mutex::new(words), address, bytes: bytes.len() }
     }
 
     fn all(&self) -> Vec<u8> {
@@ -154,6 +178,8 @@ impl Drop for EmulatedMemory {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             self.check();
+            let mut counts = self.counts.lock().expect("not poisoned");
+            counts.entry(self.label).or_default().now -= 1;
         }
     }
 }
@@ -175,12 +201,12 @@ impl Device for EmulatedDevice {
 
     fn allocate(&self, label: &'static str, bytes: usize) -> Result<EmulatedMemory, DeviceError> {
         self.call("allocate memory")?;
-        Ok(EmulatedMemory::new(label, &vec![0; bytes]))
+        Ok(EmulatedMemory::new(label, &vec![0; bytes], &self.memories))
     }
 
     fn upload(&self, label: &'static str, bytes: &[u8]) -> Result<EmulatedMemory, DeviceError> {
         self.call("copy to the device")?;
-        Ok(EmulatedMemory::new(label, bytes))
+        Ok(EmulatedMemory::new(label, bytes, &self.memories))
     }
 
     fn read_back(

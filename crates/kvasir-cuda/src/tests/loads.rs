@@ -12,16 +12,19 @@ use kvasir_client::{
     testing::{Server, TestedPages, check_page_store},
     tuning::LoadOptions,
 };
-use kvasir_codec::KvBuffer;
 use kvasir_kernels::Dtype;
 use kvasir_types::{KvDtype, KvLayout, Level, ModelSpec, Plane};
 
 use super::{
-    common::{Noise, Setup, cache, mixed_spec, setups},
+    chunks::{bf16_cache, exact_setup},
+    common::{Noise, Setup, mixed_spec, setups},
     emulated::EmulatedDevice,
     engine_cache::{Cache, Layout, POISON},
 };
-use crate::{CudaError, DevicePages};
+use crate::{
+    CudaError, Device, DeviceMemory, DevicePages,
+    limits::{DECODES_MAX, RESIDENT_PROFILES_MAX},
+};
 
 /// A rank's pages, in an engine's layout.
 pub(super) struct Pages {
@@ -55,6 +58,18 @@ impl Pages {
 
     pub(super) fn table(&self) -> BlockTable {
         self.store.table(&self.indices()).expect("they exist")
+    }
+
+    pub(super) fn content(&self) -> Vec<u8> {
+        self.cache.content(&self.device)
+    }
+
+    /// Overwrites the cache from its first byte on.
+    pub(super) fn fill(&self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.cache.bytes);
+        // SAFETY: inside the cache.
+        unsafe { self.device.write(bytes, &[(self.cache.memory.address(), 0..bytes.len())]) }
+            .expect("writes");
     }
 
     /// The bytes of a row; layer and head are the model's. `None` if another rank holds it.
@@ -159,7 +174,7 @@ pub(super) async fn stored(setup: &Setup) -> (Server, Kvasir, Vec<u32>) {
     let server = Server::start().await.expect("a port");
     let kvasir = connect(&server, setup, "device").await;
     let text = Noise::new(8).tokens(LOADED);
-    let kv: KvBuffer = cache(&setup.spec, &text, 5);
+    let kv = bf16_cache(&setup.spec, &text, 5);
     let session = kvasir.session(&text[..]).without_lookup().await;
     session.save_now(&kv, text.len(), |_| ()).await.expect("saves");
     (server, kvasir, text)
@@ -191,6 +206,24 @@ async fn a_load_decodes_on_the_device_what_the_cpu_would() {
                 pages.holds(&host, text.len(), &format!("profile {index}, {layout:?}, level {level}"));
             }
         }
+    }
+}
+
+/// The CPU decodes an exact level into the device's pages, which is no fault of the device. It decodes those beneath.
+#[tokio::test]
+async fn the_cpu_decodes_an_exact_level() {
+    let setup = exact_setup();
+    let (_server, kvasir, text) = stored(&setup).await;
+    for level in 0..setup.profile.level_count() {
+        let host = HostPages::new(&setup.spec, 16, text.len()).expect("fits");
+        let _ = load(&kvasir, &text, vec![host.table()], level as u8).await;
+        let pages = Pages::new(&setup.spec, (Layout::Hnd, 32, Dtype::Bf16), Shard::ALL, None);
+        let loaded = load(&kvasir, &text, vec![pages.table()], level as u8).await;
+        let used = &loaded.report().expect("it loaded").device;
+        let is_lossy = level < setup.profile.lossy_levels();
+        assert_eq!((used.parts > 0, used.refused_parts), (is_lossy, 0), "level {level}: {used:?}");
+        assert_eq!(loaded.loaded_tokens(), LOADED as u64);
+        pages.holds(&host, text.len(), &format!("level {level}"));
     }
 }
 
@@ -250,7 +283,7 @@ async fn a_basis_decodes_to_within_a_rounding() {
     }
 }
 
-/// Whatever call the driver refuses, once: the CPU decodes that part, the load says so, and the pages hold the same.
+/// Whatever call the driver refuses, once: the CPU decodes what it was for, the load says so, and the pages hold the same.
 #[tokio::test]
 async fn a_device_that_refuses_any_call_costs_time_and_nothing_else() {
     let setup = &setups()[0];
@@ -271,6 +304,8 @@ async fn a_device_that_refuses_any_call_costs_time_and_nothing_else() {
         let used = &loaded.report().expect("it loaded").device;
         assert_eq!(used.refused_parts > 0, used.first_reason.is_some());
         refused += used.refused_parts;
+        // Parts that were decoded together made fewer calls.
+        pages.device.refuse(usize::MAX / 2);
         pages.holds(&host, text.len(), &format!("call {n} is refused"));
     }
     assert!(refused > 10, "{refused} of {calls}");
@@ -308,6 +343,88 @@ async fn reassigned_pages_are_not_written() {
     assert!(loaded.report().expect("it was tried").stale_rows > 0);
     let content = pages.cache.content(&pages.device);
     assert!(content.iter().all(|byte| *byte == POISON), "a page of another request was written");
+}
+
+/// Left after any number of turns of its task: the pages are somebody else's at once, and stay as they are left.
+#[tokio::test]
+async fn a_load_may_be_dropped_at_any_point() {
+    let setup = &setups()[0];
+    let (_server, kvasir, text) = stored(setup).await;
+    let host = HostPages::new(&setup.spec, 16, text.len()).expect("fits");
+    let _ = load(&kvasir, &text, vec![host.table()], 1).await;
+    let pages = Pages::new(&setup.spec, (Layout::Flash, 32, Dtype::Bf16), Shard::ALL, None);
+    let poison = vec![POISON; pages.cache.bytes];
+    let (mut turns, mut dropped, mut has_ended) = (0u32, 0, false);
+    while !has_ended {
+        let session = kvasir.session(&text[..]).await;
+        assert!(pages.content() == poison, "written after a load was dropped");
+        let options = LoadOptions::at_level(Level(1));
+        let mut load = session.load([pages.table()], options).expect("begins");
+        for _ in 0..turns {
+            tokio::task::yield_now().await;
+            let next = tokio::select! {
+                biased;
+                next = load.next_layers() => Some(next),
+                () = std::future::ready(()) => None,
+            };
+            has_ended |= matches!(next, Some(None));
+        }
+        drop(load);
+        // Would wait forever for a claim that a decode left behind.
+        pages.store.reassign(&pages.indices());
+        pages.fill(&poison);
+        (turns, dropped) = (turns + 1 + turns / 4, dropped + 1);
+    }
+    assert!(dropped > 5, "{dropped}");
+    let loaded = load(&kvasir, &text, vec![pages.table()], 1).await;
+    let used = &loaded.report().expect("it loaded").device;
+    assert!(loaded.loaded_tokens() == LOADED as u64 && used.refused_parts == 0, "{used:?}");
+    pages.holds(&host, text.len(), "after all that were dropped");
+}
+
+/// The profiles that were used last stay on the device. The one that was not used for longest makes room.
+#[tokio::test]
+async fn few_profiles_stay_on_a_device() {
+    let mut services = Vec::new();
+    for setup in setups() {
+        services.push(stored(setup).await);
+    }
+    assert_eq!(services.len(), RESIDENT_PROFILES_MAX + 1);
+    let pages = Pages::new(&setups()[0].spec, (Layout::Flash, 32, Dtype::Bf16), Shard::ALL, None);
+    for (profile, made, now) in
+        [(0, 1, 1), (1, 2, 2), (2, 3, 3), (3, 4, 4), (0, 4, 4), (4, 5, 4), (0, 5, 4), (1, 6, 4)]
+    {
+        let (_, kvasir, text) = &services[profile];
+        let loaded = load(kvasir, text, vec![pages.table()], 1).await;
+        let used = &loaded.report().expect("it loaded").device;
+        assert!(used.parts > 0 && used.refused_parts == 0, "profile {profile}: {used:?}");
+        let tables = pages.device.memories("tables");
+        assert_eq!((tables.made, tables.now), (made, now), "profile {profile}");
+    }
+}
+
+/// However many loads go on: what their decodes take of the device's memory is bounded.
+#[tokio::test]
+async fn few_decodes_run_at_a_time() {
+    let setup = &setups()[0];
+    let (_server, kvasir, text) = stored(setup).await;
+    let pages = Pages::new(&setup.spec, (Layout::Flash, 128, Dtype::Bf16), Shard::ALL, None);
+    let indices = pages.indices();
+    // Of 24 pages, six for each load.
+    let begin = |of: &[u32]| load(&kvasir, &text, vec![pages.store.table(of).expect("they exist")], 1);
+    let (a, b, c, d) = tokio::join!(
+        begin(&indices[..6]),
+        begin(&indices[6..12]),
+        begin(&indices[12..18]),
+        begin(&indices[18..])
+    );
+    for loaded in [a, b, c, d] {
+        let used = &loaded.report().expect("it loaded").device;
+        assert!(used.parts > 0 && used.refused_parts == 0, "{used:?}");
+        assert_eq!(loaded.loaded_tokens(), LOADED as u64);
+    }
+    let statuses = pages.device.memories("statuses");
+    assert!((1..=DECODES_MAX).contains(&statuses.most) && statuses.now == 0, "{statuses:?}");
 }
 
 /// Reassigning waits for the decode that writes the page, and for no other page's.

@@ -116,6 +116,45 @@ async fn a_device_that_refuses_a_copy_fails_the_save_and_nothing_else() {
     }
 }
 
+/// Given up after any number of turns of its task: the pages are somebody else's at once, and what was stored is whole.
+#[tokio::test]
+async fn a_save_may_be_dropped_at_any_point() {
+    let setup = &setups()[0];
+    let (server, kvasir, text) = stored(setup).await;
+    let pages = Pages::new(&setup.spec, (Layout::Flash, 32, Dtype::Bf16), Shard::ALL, None);
+    let _ = load(&kvasir, &text, vec![pages.table()], 1).await;
+    let rows = pages.content();
+    let clean = connect(&server, setup, "clean").await;
+    let _ = save_pages(&clean, &text, vec![pages.table()]).await;
+    let (objects, other) = (server.digests().len(), connect(&server, setup, "dropped").await);
+    let (mut turns, mut given) = (0u32, 0);
+    while other.saves().saved == 0 {
+        let session = other.session(&text[..]).without_lookup().await;
+        let ticket = session.save_pages([pages.table()], text.len()).expect("they hold everything");
+        for _ in 0..turns {
+            tokio::task::yield_now().await;
+        }
+        drop(ticket);
+        // Would wait forever for a claim that a copy left behind.
+        pages.store.reassign(&pages.indices());
+        pages.fill(&vec![0x3c; rows.len()]);
+        (turns, given) = (turns + 1 + turns / 4, given + 1);
+        let ended = || {
+            let stats = other.saves();
+            stats.saved + stats.cancelled + stats.failed
+        };
+        while ended() < given {
+            tokio::task::yield_now().await;
+        }
+        pages.fill(&rows);
+    }
+    assert!(given > 5, "{given}");
+    assert_eq!(server.digests().len(), objects + 3, "a chunk was stored with rows of the next request");
+    assert!(
+        brought(&other, setup, &text).await.1.as_slice() == brought(&clean, setup, &text).await.1.as_slice()
+    );
+}
+
 #[tokio::test]
 async fn pages_of_another_request_are_not_saved() {
     let setup = &setups()[0];

@@ -2,16 +2,18 @@
 
 use std::{error::Error, fs, path::Path, sync::Arc};
 
+use half::bf16;
 use kvasir_codec::{
     ChunkDecoder, ChunkEncoder, ChunkInput, KvBuffer,
     container::Head,
     rans::{PieceDecoder, PiecePlan, TableBank},
 };
 use kvasir_cuda::{CudaDevice, KernelDecoder, KernelEncoder, decode_piece};
-use kvasir_types::{ChainLink, Level, Loss};
+use kvasir_train::{Recipe, train};
+use kvasir_types::{ChainLink, KvDtype, Level, Loss};
 
 use crate::{
-    common::{Noise, Setup, cache, setups},
+    common::{Noise, Setup, cache, contexts, mixed_spec, setups},
     golden::{Golden, parse},
 };
 
@@ -26,6 +28,7 @@ pub(crate) fn run(device: &Arc<CudaDevice>, golden: &Path) -> Result<bool, Box<d
             same &= chunk(device, setup, tokens, first)?;
         }
     }
+    same &= beneath_an_exact_level(device)?;
     println!(
         "differential: {pieces} golden pieces, {} recipes at all levels, encoded and decoded",
         setups().len()
@@ -77,11 +80,43 @@ fn chunk(device: &Arc<CudaDevice>, setup: &Setup, tokens: usize, first: u64) -> 
         println!("FAIL encode {recipe}, {tokens} tokens: the bytes differ");
     }
     // Both decoders decode the GPU's output.
-    let head = Head::parse(&ours)?;
-    for level in 0..profile.level_count() {
-        let mut rows = KvBuffer::new(spec, tokens);
-        decoder.decode(&head, &ours, Level(level as u8), 0..tokens, &mut rows)?;
-        let expected = setup.decode(&ours, level)?;
+    same &= decodes(&decoder, setup, &ours)?;
+    Ok(same)
+}
+
+/// No kernel knows an exact level. Those beneath are predicted from the text, without a basis.
+fn beneath_an_exact_level(device: &Arc<CudaDevice>) -> Result<bool, Box<dyn Error>> {
+    let spec = mixed_spec(KvDtype::Bf16);
+    // An exact level stores values of the cache's type alone.
+    let round = |kv: &mut KvBuffer| {
+        kv.as_mut_slice().iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32());
+    };
+    let mut contexts = contexts(&spec, 6, 400);
+    contexts.iter_mut().for_each(|context| round(&mut context.kv));
+    let profile = train(&spec, &contexts, &Recipe::DirectExact, 0.01, &mut |_, _| ())?;
+    let setup = Setup::of(spec, profile);
+    let decoder =
+        KernelDecoder::new(Arc::clone(device), Arc::clone(&setup.spec), Arc::clone(&setup.profile))??;
+    let text = Noise::new(300).tokens(300);
+    let mut kv = cache(&setup.spec, &text, 5);
+    round(&mut kv);
+    let object = setup.encode(&text, 77_777, &kv);
+    decodes(&decoder, &setup, &object)
+}
+
+/// Compares all lossy levels of a chunk with those that the CPU decodes.
+fn decodes(
+    decoder: &KernelDecoder<Arc<CudaDevice>>,
+    setup: &Setup,
+    object: &[u8],
+) -> Result<bool, Box<dyn Error>> {
+    let (profile, head) = (&setup.profile, Head::parse(object)?);
+    let (tokens, recipe) = (head.header.token_count as usize, &profile.training().recipe);
+    let mut same = true;
+    for level in 0..profile.lossy_levels() {
+        let mut rows = KvBuffer::new(&setup.spec, tokens);
+        decoder.decode(&head, object, Level(level as u8), 0..tokens, &mut rows)?;
+        let expected = setup.decode(object, level)?;
         let scale = expected.as_slice().iter().fold(0f32, |most, v| most.max(v.abs()));
         let most = if profile.is_direct() { 0.0 } else { 4e-6 * scale };
         let near = |(a, b): (&f32, &f32)| (a - b).abs() <= most;
