@@ -13,26 +13,33 @@ const PRIOR_WEIGHT: f64 = 1.0;
 const PRIOR_COMMON: f64 = 36.0;
 /// Assumed spread of times on an unmeasured machine: standard deviation of their logarithm.
 const SPREAD_PRIOR: f64 = 0.3;
-/// Share of the observed spread that remains after each new observation.
+/// Share of the observed error that remains after each new observation.
 const SPREAD_KEEP: f64 = 0.7;
 /// Standard deviations above the expected time that cover 99 of 100 times.
 const RISK_DEVIATIONS: f64 = 2.33;
+/// Largest logarithm of a caution: no deadline allows for more.
+const CAUTION_LOG_MAX: f64 = 7.0;
+/// Prefills of this many tokens and more have errors apart from shorter ones: launches and reading the
+/// weights bound the short ones, arithmetic the long ones.
+const LONG_TOKENS: u64 = 512;
 /// Share of the past that remains after each new observation, so that the fit follows a GPU's load.
 const FORGETTING: f64 = 0.98;
 
 /// How far observed times were from their predictions, weighted towards recent ones.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct CostError {
-    /// Mean square of the logarithm of observed over predicted times.
+    /// Mean of the logarithm of observed over predicted times.
+    bias: f64,
+    /// Mean square of its distance from the bias before.
     spread: f64,
     observed: bool,
 }
 
 impl CostError {
-    const UNMEASURED: Self = Self { spread: SPREAD_PRIOR * SPREAD_PRIOR, observed: false };
+    const UNMEASURED: Self = Self { bias: 0.0, spread: SPREAD_PRIOR * SPREAD_PRIOR, observed: false };
 
     fn caution(&self) -> f64 {
-        (RISK_DEVIATIONS * self.spread.sqrt()).exp()
+        (self.bias + RISK_DEVIATIONS * self.spread.sqrt()).clamp(0.0, CAUTION_LOG_MAX).exp()
     }
 
     /// Learns from a time of `seconds` that was predicted as `before`, and as `after` once the model had learnt it.
@@ -41,7 +48,9 @@ impl CostError {
         let expected = if self.observed { before } else { after };
         self.observed = true;
         let error = (seconds / expected.as_secs_f64().max(1e-9)).ln().clamp(-3.0, 3.0);
-        self.spread = SPREAD_KEEP * self.spread + (1.0 - SPREAD_KEEP) * error * error;
+        let surprise = error - self.bias;
+        self.bias += (1.0 - SPREAD_KEEP) * surprise;
+        self.spread = SPREAD_KEEP * self.spread + (1.0 - SPREAD_KEEP) * surprise * surprise;
     }
 }
 
@@ -51,12 +60,17 @@ impl CostError {
 /// The prior comes from FLOPs ([`RecomputeModel::from_flops`]) or from measured seconds
 /// ([`RecomputeModel::from_seconds`]). Observations scale its three terms by recursive least squares on the
 /// *relative* error (so that short and long prefills count alike), each factor held within `[0.02, 50]`.
+///
+/// Errors are learnt apart for prefills of fewer than 512 tokens and for the others, with their sign: where
+/// the three terms cannot express how short and long ones differ, the fit lies between them, and only the
+/// slower ones need caution.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RecomputeModel {
     prior: [f64; FEATURES],
     factors: [f64; FEATURES],
     covariance: [[f64; FEATURES]; FEATURES],
-    error: CostError,
+    /// Of short prefills, and of long ones.
+    errors: [CostError; 2],
     gpus: u32,
 }
 
@@ -68,7 +82,7 @@ impl RecomputeModel {
             row[i] += 1.0 / PRIOR_WEIGHT;
         }
         let prior = [per_request.max(0.0), per_token.max(1e-12), per_pair.max(0.0)];
-        Self { prior, factors: [1.0; FEATURES], covariance, error: CostError::UNMEASURED, gpus: 1 }
+        Self { prior, factors: [1.0; FEATURES], covariance, errors: [CostError::UNMEASURED; 2], gpus: 1 }
     }
 
     /// From the model and the device: `2 × parameters` FLOPs per token, `4 × layers × hidden` per token pair
@@ -76,12 +90,6 @@ impl RecomputeModel {
     pub fn from_flops(parameters: f64, layers: usize, hidden: usize, flops_per_second: f64) -> Self {
         let pair = 4.0 * layers as f64 * hidden as f64;
         Self::from_seconds(2e-3, 2.0 * parameters / flops_per_second, pair / flops_per_second)
-    }
-
-    /// This model on a device that gives the load only `share` (0–1] of its time.
-    #[must_use]
-    pub fn with_gpu_share(self, share: f64) -> Self {
-        self.with_gpu_speed(share.min(1.0))
     }
 
     /// This model on a device that is `speed` times as fast.
@@ -121,11 +129,18 @@ impl RecomputeModel {
         Duration::try_from_secs_f64(seconds.clamp(0.0, 86_400.0)).unwrap_or_default()
     }
 
-    /// The factor by which a prefill may exceed [`predict`](Self::predict) (at least 1): 99 of 100 stay
-    /// within it, by the spread of the errors so far, weighted towards recent ones; by an assumed spread
-    /// before the first.
-    pub fn caution(&self) -> f64 {
-        self.error.caution()
+    /// The factor by which computing `tokens` may exceed [`predict`](Self::predict) (at least 1): 99 of 100
+    /// prefills stay within it, by the errors of those of fewer than 512 tokens or of the others, weighted
+    /// towards recent ones. Until one of its length is observed, the other length's errors count, and before
+    /// the first prefill an assumed spread.
+    pub fn caution(&self, tokens: TokenRange) -> f64 {
+        self.error(tokens).caution()
+    }
+
+    fn error(&self, tokens: TokenRange) -> CostError {
+        let class = length_class(tokens);
+        let own = self.errors[class];
+        if own.observed { own } else { self.errors[1 - class] }
     }
 
     /// Learns from one prefill that took `took`.
@@ -134,9 +149,10 @@ impl RecomputeModel {
         if tokens.is_empty() || seconds <= 0.0 {
             return;
         }
-        let before = self.predict(tokens);
+        let (before, mut error) = (self.predict(tokens), self.error(tokens));
         self.fit(tokens, seconds);
-        self.error.observe(seconds, before, self.predict(tokens));
+        error.observe(seconds, before, self.predict(tokens));
+        self.errors[length_class(tokens)] = error;
     }
 
     fn fit(&mut self, tokens: TokenRange, seconds: f64) {
@@ -161,7 +177,13 @@ impl RecomputeModel {
     }
 }
 
-/// Time to verify and decode a chunk: per chunk, per token, per compressed byte, corrected by observations.
+/// Index of a prefill's errors.
+fn length_class(tokens: TokenRange) -> usize {
+    usize::from(tokens.len() >= LONG_TOKENS)
+}
+
+/// Time to verify and decode a chunk: per token and per compressed byte, corrected by observations. Its
+/// errors are not kept by length: the chunks of a load have one length, but for the last.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecodeModel {
     per_token: f64,
@@ -202,6 +224,8 @@ impl DecodeModel {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn range(start: u64, end: u64) -> TokenRange {
@@ -248,15 +272,44 @@ mod tests {
     #[test]
     fn caution_follows_the_spread_of_the_errors() {
         let mut model = RecomputeModel::from_seconds(2e-3, 1e-4, 1e-9);
-        let (tokens, unknown) = (range(0, 1536), model.caution());
+        let tokens = range(0, 1536);
+        let unknown = model.caution(tokens);
         assert!((1.5..2.5).contains(&unknown), "{unknown}");
         let even = model.predict(tokens);
         (0..20).for_each(|_| model.observe(tokens, even));
-        assert!((1.0..1.1).contains(&model.caution()), "{}", model.caution());
+        assert!((1.0..1.1).contains(&model.caution(tokens)), "{}", model.caution(tokens));
         for i in 0..20 {
             model.observe(tokens, if i % 2 == 0 { even * 3 } else { even });
         }
-        assert!(model.caution() > unknown, "{}", model.caution());
+        assert!(model.caution(tokens) > unknown, "{}", model.caution(tokens));
+        assert_eq!(model.caution(range(0, 9)), model.caution(tokens), "of short ones nothing else is known");
+    }
+
+    proptest! {
+        /// An engine takes 30 % longer for prefills of one length, which no term of the model expresses.
+        /// Plans keep free what those take, and nothing beyond the prediction for the others.
+        #[test]
+        fn errors_at_one_length_make_no_plan_cautious_at_the_other(
+            slow_long: bool, lengths in prop::collection::vec((16..LONG_TOKENS, LONG_TOKENS..8192), 40..80),
+        ) {
+            let mut model = RecomputeModel::from_seconds(0.0, 1e-4, 0.0);
+            let even = model.clone();
+            let truth = |n: u64| {
+                let slow = (n >= LONG_TOKENS) == slow_long;
+                even.predict(range(0, n)).mul_f64(if slow { 1.3 } else { 1.0 })
+            };
+            for n in lengths.iter().flat_map(|&(short, long)| [short, long]) {
+                model.observe(range(0, n), truth(n));
+            }
+            for (short, long) in lengths {
+                let (slow, other) = if slow_long { (long, short) } else { (short, long) };
+                let caution = |n: u64| model.caution(range(0, n));
+                prop_assert!(caution(other) < 1.02, "{other} tokens: {}", caution(other));
+                let kept = model.predict(range(0, slow)).mul_f64(caution(slow));
+                let kept = kept.as_secs_f64() / truth(slow).as_secs_f64();
+                prop_assert!((0.99..1.1).contains(&kept), "{slow} tokens: {kept}");
+            }
+        }
     }
 
     #[test]

@@ -6,28 +6,16 @@ fn stretch(bytes_per_second: f64) -> TimedBytes {
     TimedBytes { bytes: (bytes_per_second / 10.0) as u64, took: Duration::from_millis(100) }
 }
 
-fn fed(kind: EstimatorKind, rates: &[f64]) -> f64 {
-    let mut estimator = Estimator::new(kind);
-    rates.iter().for_each(|&r| estimator.observe(ThroughputSample::Window(stretch(r))));
-    estimator.rate().unwrap().bytes_per_second()
-}
-
 proptest! {
     #[test]
-    fn estimators_agree_with_their_definitions(rates in prop::collection::vec(1e6f64..1e10, 1..60)) {
+    fn the_mean_is_the_harmonic_one_of_the_last_twenty_samples(
+        rates in prop::collection::vec(1e6f64..1e10, 1..60),
+    ) {
         let last = &rates[rates.len().saturating_sub(20)..];
         let harmonic = last.len() as f64 / last.iter().map(|r| 1.0 / r).sum::<f64>();
-        prop_assert!((fed(EstimatorKind::Harmonic, &rates) / harmonic - 1.0).abs() < 1e-4);
-
-        let keep = 0.5f64.powf(0.1 / 0.5);
-        let ewma = rates[1..].iter().fold(rates[0], |mean, r| keep * mean + (1.0 - keep) * r);
-        prop_assert!((fed(EstimatorKind::Ewma, &rates) / ewma - 1.0).abs() < 1e-4);
-
-        let conservative = fed(EstimatorKind::Conservative, &rates);
-        prop_assert!(conservative <= harmonic * (1.0 + 1e-4));
-        // At most a quarter of the window lies strictly below it, unless the harmonic mean does too.
-        let below = last.iter().filter(|&&r| r * (1.0 + 1e-4) < conservative).count();
-        prop_assert!(below * 4 <= last.len());
+        let mut estimator = Estimator::new(EstimatorKind::Harmonic);
+        rates.iter().for_each(|&r| estimator.observe(ThroughputSample::Window(stretch(r))));
+        prop_assert!((estimator.rate().unwrap().bytes_per_second() / harmonic - 1.0).abs() < 1e-4);
     }
 
     /// Samples older than two seconds of transfer are forgotten, however few they are.

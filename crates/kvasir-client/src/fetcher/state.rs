@@ -199,16 +199,21 @@ impl LoadState {
     }
 
     fn text_backlog(&self, now: Duration) -> Duration {
-        let waiting = self.chunks.iter().zip(&self.plan.chunks);
-        let waiting = waiting.filter(|(c, _)| c.is_computing());
-        let total: Duration = waiting.map(|(_, p)| self.config.recompute.predict(p.tokens)).sum();
+        let model = &self.config.recompute;
+        let computing = || {
+            let pairs = self.chunks.iter().zip(&self.plan.chunks);
+            pairs.filter(|(state, _)| state.is_computing()).map(|(_, plan)| plan.tokens)
+        };
+        let total: Duration = computing().map(|tokens| model.predict(tokens)).sum();
         if self.config.text_mode == TextMode::Deferred {
             return self.deferred + total;
         }
         let running = now.saturating_sub(self.text_started);
         // An overdue prefill may need the time of the slowest in a hundred; beyond that, more than a little.
         let total = if self.overdue(now) > 1.0 {
-            total.mul_f64(self.config.recompute.caution()).max(running.mul_f64(1.0 + OVERDUE_MORE))
+            let slow: Duration =
+                computing().map(|tokens| model.predict(tokens).mul_f64(model.caution(tokens))).sum();
+            slow.max(running.mul_f64(1.0 + OVERDUE_MORE))
         } else {
             total
         };

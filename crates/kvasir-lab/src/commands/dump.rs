@@ -19,7 +19,7 @@ pub(crate) struct DumpArguments {
     /// Leading tokens of the text to use; at most the model's context.
     #[arg(long, value_name = "N", default_value_t = 896)]
     tokens: usize,
-    /// Tokens of the text to skip before.
+    /// Tokens at the start of the text to skip.
     #[arg(long, value_name = "N", default_value_t = 0)]
     skip: usize,
     /// The dump to write.

@@ -33,10 +33,7 @@ pub fn compare_curve(
 ) -> Result<Vec<CurveRow>, TraceError> {
     let (mut profile, mut classes) = (TraceProfile::default(), ClassTable::default());
     trace.for_each(|request| profile.note(request, class_of(request, &mut classes)))?;
-    if profile.block_accesses == 0 {
-        return Err(TraceError::Empty);
-    }
-    profile.finish();
+    let profile = profile.finished()?;
     let mut rows = Vec::new();
     for capacity in capacities {
         let bytes = (profile.unique_blocks as f64 * capacity).round() as u64;

@@ -174,23 +174,20 @@ impl Lane {
     }
 
     fn store(&mut self, request: &Request, class: ClassId, costs: &[f32], next_uses: &[u32]) {
-        let mut access = Access::new(request.at, class).paced(request.pace_seconds);
         let mean = costs.iter().sum::<f32>() / costs.len() as f32;
         let worth = if self.weighs_cost { mean } else { 0.0 };
         let count = request.blocks.len();
         for step in 0..count {
             let index = if self.leaf_first { count - 1 - step } else { step };
             let block = request.blocks[index];
-            let offset = u32::try_from(index).unwrap_or(u32::MAX);
+            let access = access_to(request, class, index).worth(worth);
             match self.cache.online() {
                 Ok(policy) => {
-                    let parent = index.checked_sub(1).map(|before| request.blocks[before]);
-                    access = access.at(offset, parent).worth(worth);
                     if !policy.touch(&block, &access) {
                         policy.insert(block, &access);
                     }
                 }
-                Err(belady) => belady.put(block, next_uses[index], offset),
+                Err(belady) => belady.put(block, next_uses[index], access.offset),
             }
             if !self.leaf_first {
                 self.shrink(request);

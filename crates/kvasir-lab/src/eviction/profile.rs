@@ -4,16 +4,15 @@ use std::collections::HashMap;
 
 use foldhash::fast::RandomState;
 use kvasir_eviction::{ClassId, Moment};
-use serde::Serialize;
 
-use kvasir_replay::trace::Request;
+use kvasir_replay::trace::{Request, TraceError};
 
 /// Bins of a [`TimeHistogram`]: two an octave from 1/16 s; the last takes everything above 18 hours.
 pub(super) const HISTOGRAM_BINS: usize = 42;
 const FIRST_EDGE_SECONDS: f64 = 1.0 / 16.0;
 
 /// Times in bins of half an octave.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct TimeHistogram {
     counts: Vec<u64>,
     sum_seconds: f64,
@@ -41,11 +40,6 @@ impl TimeHistogram {
     /// Observations.
     pub fn samples(&self) -> u64 {
         self.counts.iter().sum()
-    }
-
-    /// Observations per bin.
-    pub fn counts(&self) -> &[u64] {
-        &self.counts
     }
 
     /// Mean time; `None` without observations.
@@ -82,7 +76,7 @@ impl TimeHistogram {
 }
 
 /// One request class of a trace.
-#[derive(Debug, Clone, Default, Serialize)]
+#[derive(Debug, Clone, Default)]
 pub struct ClassProfile {
     /// Requests.
     pub requests: u64,
@@ -162,7 +156,14 @@ impl TraceProfile {
         }
     }
 
-    pub(super) fn finish(&mut self) {
+    /// With the statistics that need the whole trace.
+    ///
+    /// # Errors
+    /// [`TraceError::Empty`] for a trace without blocks.
+    pub(super) fn finished(mut self) -> Result<Self, TraceError> {
+        if self.block_accesses == 0 {
+            return Err(TraceError::Empty);
+        }
         let seen = std::mem::take(&mut self.seen);
         self.unique_blocks = seen.len() as u64;
         let mut reuses: Vec<u32> = Vec::with_capacity(seen.len());
@@ -181,6 +182,7 @@ impl TraceProfile {
             short
         });
         self.blocks_with_90_percent_of_reuses = enough.count() as f64 / seen.len().max(1) as f64;
+        Ok(self)
     }
 }
 

@@ -144,10 +144,7 @@ pub fn quality_weighted_hits(
 ) -> Result<Vec<f64>, TraceError> {
     let (mut profile, mut classes) = (TraceProfile::default(), ClassTable::default());
     trace.for_each(|request| profile.note(request, class_of(request, &mut classes)))?;
-    if profile.block_accesses == 0 {
-        return Err(TraceError::Empty);
-    }
-    profile.finish();
+    let profile = profile.finished()?;
     let bytes = (profile.unique_blocks * levels.total()) as f64;
     let mut caches: Vec<(LevelCache, f64)> = capacities
         .iter()

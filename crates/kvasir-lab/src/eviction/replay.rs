@@ -192,10 +192,7 @@ fn scan(options: &ReplayOptions) -> Result<Scan, TraceError> {
         }
         number += 1;
     })?;
-    if profile.block_accesses == 0 {
-        return Err(TraceError::Empty);
-    }
-    profile.finish();
+    let profile = profile.finished()?;
     let names = (0..classes.len()).map(|index| class_name(&classes, index)).collect();
     Ok((profile, next_uses.finish(), names, skipped))
 }

@@ -209,10 +209,7 @@ pub fn spread(
         let request = template.before(request);
         profile.note(&request, class_of(&request, &mut classes));
     })?;
-    if profile.block_accesses == 0 {
-        return Err(TraceError::Empty);
-    }
-    profile.finish();
+    let profile = profile.finished()?;
     let mut rows = Vec::new();
     for capacity in capacities {
         let blocks = profile.unique_blocks as f64 * capacity;

@@ -130,7 +130,7 @@ impl Engine {
     /// The same with only a share (0–1] of the GPU for this request.
     #[must_use]
     pub fn with_gpu_share(mut self, share: f64) -> Self {
-        self.recompute = self.recompute.with_gpu_share(share);
+        self.recompute = self.recompute.with_gpu_speed(share.min(1.0));
         self.decode_per_token /= share.clamp(1e-3, 1.0);
         self
     }

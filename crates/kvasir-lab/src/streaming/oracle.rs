@@ -38,7 +38,6 @@ pub fn oracle(plan: &FetchPlan, simulation: &SimulationConfig, arrival: Duration
         quality: 1.0,
         bytes: 0,
         levels: Vec::new(),
-        gave_up: false,
     })
 }
 
@@ -101,5 +100,5 @@ fn refine(
     }
     let ttft = finish(plan, simulation, arrival, &levels) + plan.suffix_time;
     let bytes = plan.chunks.iter().zip(&levels).map(|(c, l)| l.map_or(0, |l| c.bytes_at(l))).sum();
-    Outcome { ttft, met: ttft <= plan.slo, quality: quality(plan, &levels), bytes, levels, gave_up: false }
+    Outcome { ttft, met: ttft <= plan.slo, quality: quality(plan, &levels), bytes, levels }
 }

@@ -25,5 +25,5 @@ pub fn published_rule(plan: &FetchPlan, link: &LinkRate) -> Outcome {
         levels.push(level);
     }
     let quality = quality(plan, &levels);
-    Outcome { ttft: now, met: now <= plan.slo, quality, bytes, levels, gave_up: false }
+    Outcome { ttft: now, met: now <= plan.slo, quality, bytes, levels }
 }

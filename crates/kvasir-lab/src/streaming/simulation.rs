@@ -303,13 +303,7 @@ impl ActiveLoad {
         let plan = self.fetcher.plan();
         let ttft = self.finished.unwrap_or(Duration::MAX).saturating_add(plan.suffix_time);
         let levels: Vec<_> = self.fetcher.chunks().iter().map(ChunkFetchState::level).collect();
-        Outcome {
-            ttft,
-            met: ttft <= plan.slo,
-            quality: quality(plan, &levels),
-            bytes: self.wire_bytes,
-            levels,
-            gave_up: self.fetcher.gave_up(),
-        }
+        let quality = quality(plan, &levels);
+        Outcome { ttft, met: ttft <= plan.slo, quality, bytes: self.wire_bytes, levels }
     }
 }

@@ -145,8 +145,6 @@ pub struct Outcome {
     pub bytes: u64,
     /// Level per chunk; `None` for text.
     pub levels: Vec<Option<Level>>,
-    /// Whether the load was given up.
-    pub gave_up: bool,
 }
 
 /// Mean over tokens of 1 − loss.

@@ -4,18 +4,20 @@ use kvasir_types::Level;
 
 use super::{ChunkStatus, Policy, PolicyStep, PolicyView, TextMode, finish_held};
 
+/// Requests in flight: the next one's round trip hides behind the bytes of the one before.
+const DEPTH: usize = 2;
+
 /// Every chunk at the same level, in order, regardless of the network: the behaviour of uniform quantisation.
 #[derive(Debug, Clone, Copy)]
 pub struct Fixed {
     level: Level,
-    depth: usize,
     may_give_up: bool,
 }
 
 impl Fixed {
     /// All chunks at `level` (clamped to what each object has).
     pub const fn new(level: Level) -> Self {
-        Self { level, depth: 2, may_give_up: true }
+        Self { level, may_give_up: true }
     }
 
     /// The baseline of the papers: it never falls back to text.
@@ -37,7 +39,7 @@ impl Policy for Fixed {
         }
         let idle = view.open().find(|(_, state, _)| state.status == ChunkStatus::Idle);
         match idle {
-            Some((chunk, _, plan)) if view.in_flight < self.depth => {
+            Some((chunk, _, plan)) if view.in_flight < DEPTH => {
                 PolicyStep::Fetch { chunk, level: self.level.min(plan.top_level()) }
             }
             _ => PolicyStep::Wait { until: None },

@@ -42,8 +42,9 @@ impl<'a> Forecast<'a> {
 
     /// Expected time to decode a chunk at its present level.
     pub(super) fn decode_time(&self, chunk: usize) -> Duration {
+        let plan = &self.view.plan.chunks[chunk];
         let level = self.held(chunk).unwrap_or(Level::BASE);
-        self.view.decode_time(&self.view.plan.chunks[chunk], level)
+        self.view.decode.predict(plan.tokens.len(), plan.bytes_at(level))
     }
 
     /// The time that 99 of 100 such decodes stay within.
@@ -78,9 +79,9 @@ impl<'a> Forecast<'a> {
         alone * (1 + self.view.neighbours.loads)
     }
 
-    /// Time to compute all open chunks, after the text chunks already decided.
-    pub(super) fn compute_all(&self) -> Duration {
-        self.view.text_backlog + self.view.open().map(|(i, ..)| self.compute_time(i)).sum::<Duration>()
+    /// The factor within which 99 of 100 such computations stay.
+    pub(super) fn compute_caution(&self, chunk: usize) -> f64 {
+        self.view.recompute.caution(self.view.plan.chunks[chunk].tokens)
     }
 
     /// Time on the link from a chunk's base, or its bytes so far, to its finest level.
@@ -110,10 +111,10 @@ impl<'a> Forecast<'a> {
 
     /// Time until the bases of the missing chunks, except the first `skip`, have arrived and the last is
     /// decoded.
-    pub(super) fn bases_time(&self, skip: usize, caution: f64) -> Duration {
+    fn bases_time(&self, skip: usize) -> Duration {
         let rest = self.missing.get(skip..).unwrap_or_default();
         let Some(&last) = rest.last() else { return Duration::ZERO };
-        let link: Duration = rest.iter().map(|&i| self.base_time(i, caution)).sum();
+        let link: Duration = rest.iter().map(|&i| self.base_time(i, 1.0)).sum();
         self.wait() + link + self.decode_time(last)
     }
 
@@ -136,7 +137,7 @@ impl<'a> Forecast<'a> {
             let chunks = self.missing.iter().take(k).filter_map(|&i| self.view.plan.chunks.get(i));
             self.view.text_backlog + chunks.map(|c| self.view.recompute.predict(c.tokens)).sum::<Duration>()
         };
-        let finish = |k: usize| self.bases_time(k, 1.0) + text(k);
+        let finish = |k: usize| self.bases_time(k) + text(k);
         (0..=self.missing.len())
             .find(|&k| finish(k) <= remaining)
             .unwrap_or_else(|| (0..=self.missing.len()).min_by_key(|&k| finish(k)).unwrap_or(0))

@@ -84,11 +84,6 @@ impl PolicyView<'_> {
     pub fn remaining(&self) -> Duration {
         self.plan.deadline().saturating_sub(self.now)
     }
-
-    /// Predicted time to decode `chunk` at `level`.
-    pub fn decode_time(&self, chunk: &PlannedChunk, level: Level) -> Duration {
-        self.decode.predict(chunk.tokens.len(), chunk.bytes_at(level))
-    }
 }
 
 /// A policy's next step.

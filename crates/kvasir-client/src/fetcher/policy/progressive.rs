@@ -145,7 +145,8 @@ impl Progressive {
 
     fn split(&mut self, plan: &Forecast<'_>) -> Split {
         let view = plan.view;
-        let compute_all = plan.compute_all().mul_f64(view.recompute.caution());
+        let bound = |chunk: usize| plan.compute_time(chunk).mul_f64(plan.compute_caution(chunk));
+        let compute_all: Duration = view.open().map(|(i, ..)| bound(i)).sum();
         if compute_all <= plan.left_time() && view.text_backlog.is_zero() {
             // Text loses nothing and fits.
             return Split::given(view.open().map(|(i, ..)| i).collect());

@@ -15,17 +15,23 @@ const EXHAUSTIVE: usize = 8;
 const GATE_PRICE: f64 = 0.05;
 
 /// Factors by which link and GPU are assumed to exceed the expected time.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct Caution {
     link: f64,
-    gpu: f64,
+    /// One for each open chunk.
+    gpu: Vec<f64>,
 }
 
 impl Caution {
-    const NONE: Self = Self { link: 1.0, gpu: 1.0 };
+    fn of(plan: &Forecast<'_>, open: &[usize]) -> Self {
+        let gpu = open.iter().map(|&i| plan.compute_caution(i)).collect();
+        Self { link: plan.view.caution, gpu }
+    }
 
-    fn halved(self) -> Self {
-        Self { link: f64::midpoint(self.link, 1.0), gpu: f64::midpoint(self.gpu, 1.0) }
+    /// A `share` of it.
+    fn heeded(&self, share: f64) -> Self {
+        let part = |factor: f64| factor * share + (1.0 - share);
+        Self { link: part(self.link), gpu: self.gpu.iter().map(|&factor| part(factor)).collect() }
     }
 }
 
@@ -54,16 +60,16 @@ impl Split {
         let candidates = candidates(plan, &open);
         let split = |caution: Caution| {
             let open = &open;
-            candidates.iter().map(move |texts| Self::of(plan, open, texts, caution, gpu_price))
+            candidates.iter().map(move |texts| Self::of(plan, open, texts, &caution, gpu_price))
         };
-        let full = Caution { link: plan.view.caution, gpu: plan.view.recompute.caution() };
-        for caution in [full, full.halved(), Caution::NONE] {
-            let in_time = split(caution).filter(|s| s.time <= left);
+        let full = Caution::of(plan, &open);
+        for share in [1.0, 0.5, 0.0] {
+            let in_time = split(full.heeded(share)).filter(|s| s.time <= left);
             if let Some(best) = in_time.min_by(|a, b| a.cost.total_cmp(&b.cost)) {
                 return best;
             }
         }
-        split(Caution::NONE).min_by_key(|s| s.time).unwrap_or_default()
+        split(full.heeded(0.0)).min_by_key(|s| s.time).unwrap_or_default()
     }
 
     /// Whether the GPU computes a chunk whose base would be late even with the link to itself.
@@ -73,7 +79,7 @@ impl Split {
 
     /// GPU and link in parallel: a text chunk waits for every chunk before it, and those come first on the
     /// link.
-    fn of(plan: &Forecast<'_>, open: &[usize], texts: &[usize], caution: Caution, gpu_price: f64) -> Self {
+    fn of(plan: &Forecast<'_>, open: &[usize], texts: &[usize], caution: &Caution, gpu_price: f64) -> Self {
         let last_text = texts.last().copied();
         let (mut link, mut gpu, mut computing) = (plan.wait(), plan.view.text_backlog, Duration::ZERO);
         let mut last_link = None;
@@ -81,14 +87,14 @@ impl Split {
         let (mut base_loss, mut frozen_loss, mut base_only, mut refined) = (0.0, 0.0, 0.0, 0.0);
         let mut refine_time = Duration::ZERO;
         let mut next_text = texts.iter().copied().peekable();
-        for &i in open {
+        for (&i, &gpu_caution) in open.iter().zip(&caution.gpu) {
             let chunk = &plan.view.plan.chunks[i];
             let weight = chunk.tokens.len() as f64;
             base_loss += chunk.loss_at(Level::BASE) * weight;
             if next_text.peek() == Some(&i) {
                 next_text.next();
                 let compute = plan.compute_time(i);
-                gpu = gpu.max(link) + compute.mul_f64(caution.gpu);
+                gpu = gpu.max(link) + compute.mul_f64(gpu_caution);
                 computing += compute;
                 continue;
             }

@@ -35,16 +35,16 @@ pub(crate) struct AblationArguments {
     /// Texts to train on, in addition to the model's own.
     #[arg(long, value_name = "FILE")]
     train_text: Vec<PathBuf>,
-    /// Most contexts taken from those texts.
+    /// Maximum number of contexts to take from those texts.
     #[arg(long, value_name = "N", default_value_t = CONTEXTS_MAX)]
     contexts: usize,
     /// Contexts that the model writes itself to train on.
     #[arg(long, value_name = "N", default_value_t = 32)]
     own_texts: usize,
-    /// Seed of those.
+    /// Seed of those contexts.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Windows to measure on: each has 768 tokens through the codec and 256 that judge.
+    /// Windows to measure on: 768 tokens of each go through the codec, the next 256 measure the quality.
     #[arg(long, value_name = "N", default_value_t = 16)]
     windows: usize,
     /// Only features whose name contains this text; the base always runs.

@@ -13,7 +13,7 @@ use kvasir_cli::{
 /// Arguments of `kvasir-lab bench codec`.
 #[derive(Debug, Args)]
 pub(crate) struct CodecArguments {
-    /// Rounds; a row is the best of them.
+    /// Rounds; the best one is reported.
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u16).range(1..=1000))]
     rounds: u16,
     /// Print the result as one JSON document.

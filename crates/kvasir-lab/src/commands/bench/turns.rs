@@ -36,10 +36,10 @@ pub(crate) struct TurnArguments {
     /// Profile; without it the one that ships with kvasir-tiny.
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
-    /// Conversations, one a window of the model's context.
+    /// Conversations; each is one window of the model's context.
     #[arg(long, value_name = "N", default_value_t = 8)]
     windows: usize,
-    /// Turns.
+    /// Turns of each conversation.
     #[arg(long, value_name = "N", default_value_t = 10)]
     turns: usize,
     /// Levels at which to load, separated by commas [default: 1 and the finest].

@@ -5,9 +5,11 @@ use kvasir_cli::{
     error::CliResult,
     output::{columns, print},
 };
+use kvasir_eviction::PolicyKind;
+use kvasir_replay::trace::BadLine;
 
 use super::{
-    ReplayedTrace,
+    RecordedTrace,
     evict::{capacity, percent, share, trace_error},
 };
 use crate::eviction::compare_curve;
@@ -16,7 +18,10 @@ use crate::eviction::compare_curve;
 #[derive(Debug, Args)]
 pub(crate) struct CurveArguments {
     #[command(flatten)]
-    replayed: ReplayedTrace,
+    recorded: RecordedTrace,
+    /// The policy: adaptive or lru.
+    #[arg(long, default_value_t = PolicyKind::DEFAULT)]
+    policy: PolicyKind,
     /// Capacities in per cent of the trace's unique blocks, separated by commas.
     #[arg(long, default_value = "2%,5%,10%", value_delimiter = ',', value_parser = capacity)]
     capacity: Vec<f64>,
@@ -24,9 +29,9 @@ pub(crate) struct CurveArguments {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &CurveArguments) -> CliResult {
-    let CurveArguments { replayed, capacity } = arguments;
-    let rows = compare_curve(&replayed.source(), replayed.policy, capacity);
-    let rows = rows.map_err(|error| trace_error(&replayed.trace, error))?;
+    let CurveArguments { recorded, policy, capacity } = arguments;
+    let rows = compare_curve(&recorded.source(BadLine::Fail), *policy, capacity);
+    let rows = rows.map_err(|error| trace_error(&recorded.trace, error))?;
     let head = ["capacity", "times", "found %", "estimated %", "error"].map(str::to_owned).to_vec();
     let rows = rows.iter().map(|row| {
         let error = format!("{:+.2}", (row.estimated - row.found) * 100.0);

@@ -1,27 +1,24 @@
 //! `kvasir-lab sim evict-quality`: refinements evicted first, against whole objects.
 
-use std::path::PathBuf;
-
 use clap::Args;
 use kvasir_cli::{
     error::CliResult,
     output::{columns, print},
 };
 use kvasir_eviction::PolicyKind;
-use kvasir_replay::trace::{BadLine, TraceFormat};
+use kvasir_replay::trace::BadLine;
 
-use super::evict::{capacity, percent, share, trace_error};
-use crate::eviction::{EvictedUnit, LevelQualities, TraceSource, quality_weighted_hits};
+use super::{
+    RecordedTrace,
+    evict::{capacity, percent, share, trace_error},
+};
+use crate::eviction::{EvictedUnit, LevelQualities, quality_weighted_hits};
 
 /// Arguments of `kvasir-lab sim evict-quality`.
 #[derive(Debug, Args)]
 pub(crate) struct QualityArguments {
-    /// Trace file, one JSON row per line (unpack compressed ones first).
-    #[arg(long, value_name = "FILE")]
-    trace: PathBuf,
-    /// Its format: mooncake or bailian.
-    #[arg(long)]
-    format: TraceFormat,
+    #[command(flatten)]
+    recorded: RecordedTrace,
     /// Capacities in per cent of the bytes of the trace's unique blocks, separated by commas.
     #[arg(long, default_value = "1%,2%,5%,10%,20%,50%", value_delimiter = ',', value_parser = capacity)]
     capacity: Vec<f64>,
@@ -29,15 +26,15 @@ pub(crate) struct QualityArguments {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &QualityArguments) -> CliResult {
-    let QualityArguments { trace, format, capacity } = arguments;
-    let source = TraceSource::File { path: trace.clone(), format: *format, bad_line: BadLine::Fail };
+    let QualityArguments { recorded, capacity } = arguments;
+    let source = recorded.source(BadLine::Fail);
     let levels = LevelQualities::shipped();
     let head = ["policy", "evicts"].map(str::to_owned).into_iter().chain(capacity.iter().copied().map(share));
     let mut table = vec![head.collect::<Vec<String>>()];
     for kind in PolicyKind::ALL {
         for unit in EvictedUnit::ALL {
             let hits = quality_weighted_hits(&source, kind, unit, &levels, capacity);
-            let hits = hits.map_err(|error| trace_error(trace, error))?;
+            let hits = hits.map_err(|error| trace_error(&recorded.trace, error))?;
             let names = [kind.name().to_owned(), unit.name().to_owned()];
             table.push(names.into_iter().chain(hits.into_iter().map(percent)).collect());
         }

@@ -11,28 +11,24 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use kvasir_cli::error::CliResult;
-use kvasir_eviction::PolicyKind;
 use kvasir_replay::trace::{BadLine, TraceFormat};
 
 use crate::eviction::TraceSource;
 
-/// A recorded trace and the policy under which it is replayed.
+/// A recorded trace.
 #[derive(Debug, Args)]
-struct ReplayedTrace {
+struct RecordedTrace {
     /// Trace file, one JSON row per line (unpack compressed ones first).
     #[arg(long, value_name = "FILE")]
     trace: PathBuf,
     /// Its format: mooncake or bailian.
     #[arg(long)]
     format: TraceFormat,
-    /// The policy: adaptive or lru.
-    #[arg(long, default_value_t = PolicyKind::DEFAULT)]
-    policy: PolicyKind,
 }
 
-impl ReplayedTrace {
-    fn source(&self) -> TraceSource {
-        TraceSource::File { path: self.trace.clone(), format: self.format, bad_line: BadLine::Fail }
+impl RecordedTrace {
+    fn source(&self, bad_line: BadLine) -> TraceSource {
+        TraceSource::File { path: self.trace.clone(), format: self.format, bad_line }
     }
 }
 

@@ -31,10 +31,10 @@ pub(crate) struct RoutesArguments {
     /// Numbers of replicas, separated by commas.
     #[arg(long, default_value = "1,2,4,8", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1000))]
     replicas: Vec<u16>,
-    /// Conversations, in per cent, that begin with one system prompt which the trace does not have.
+    /// Per cent of the conversations that get one common system prompt put before them.
     #[arg(long, default_value = "0%", value_parser = capacity)]
     template_share: f64,
-    /// Blocks of that prompt.
+    /// Blocks of that system prompt.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     template_blocks: u64,
 }

@@ -5,7 +5,11 @@ use rand_chacha::ChaCha8Rng;
 
 use kvasir_replay::link::BandwidthSeries;
 
+use super::SERIES_MEAN_GBPS;
 use crate::streaming::LinkRate;
+
+/// Sets of switching links, and the seconds between two switches.
+const SWITCHING: [(&str, f64); 2] = [("switch-200ms", 0.2), ("switch-1s", 1.0)];
 
 /// Source of the links.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,6 +43,15 @@ impl Bandwidth {
         range().map(|(low, high)| Self::Random(low, high)).ok_or_else(|| BadRange { text: text.to_owned() })
     }
 
+    /// Links that fall to a tenth of their rate and come back, as between Wi-Fi and a cellular network: every
+    /// 200 ms in one set, every second in the other. Each load begins anywhere between two switches.
+    pub fn switching() -> Self {
+        let series = SWITCHING.iter().filter_map(|(set, seconds)| {
+            BandwidthSeries::steps(set, "a tenth", *seconds, &[1_000.0, 100.0]).ok()
+        });
+        Self::Series(series.collect(), Some(SERIES_MEAN_GBPS))
+    }
+
     pub(super) fn sets(&self) -> Vec<String> {
         match self {
             Self::Random(low, high) => vec![format!("random:{low}-{high}")],
@@ -64,6 +77,40 @@ impl Bandwidth {
                 let series = mean.map_or(series.clone(), |mbps| series.scaled_to_mean(mbps));
                 LinkRate::Series(series.starting_at(offset))
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use rand::SeedableRng;
+
+    use super::*;
+
+    #[test]
+    fn switching_links_have_the_means_and_the_switches_that_they_state() {
+        let links = Bandwidth::switching();
+        let Bandwidth::Series(series, means) = &links else { panic!("they are series") };
+        assert_eq!(*means, Some(SERIES_MEAN_GBPS));
+        assert_eq!(links.sets(), ["switch-1s", "switch-200ms"]);
+        for (one, step) in series.iter().zip([200, 1_000]) {
+            assert!((one.mean_mbps() - 550.0).abs() < 1e-6, "{}", one.mean_mbps());
+            for (number, mbps) in (0..6).zip([1_000.0, 100.0].into_iter().cycle()) {
+                for ms in [number * step + 1, (number + 1) * step - 1] {
+                    let found = one.mbps_at(Duration::from_millis(ms));
+                    assert!((found - mbps).abs() < 1e-6, "{} at {ms} ms: {found}", one.name());
+                }
+            }
+        }
+        let mut rng = ChaCha8Rng::seed_from_u64(1);
+        for _ in 0..20 {
+            let LinkRate::Series(drawn) = links.draw("switch-1s", &mut rng) else { panic!("it is a series") };
+            assert!((199.0..10_001.0).contains(&drawn.mean_mbps()), "{}", drawn.mean_mbps());
+            let rates: Vec<f64> = (0..=1_000).map(|ms| drawn.mbps_at(Duration::from_millis(ms))).collect();
+            let switches = rates.windows(2).filter(|pair| (pair[0] / pair[1] - 1.0).abs() > 0.5).count();
+            assert_eq!(switches, 1, "every load of a second has one");
         }
     }
 }

@@ -65,7 +65,7 @@ impl StreamStudy {
         if self.concurrent > 1 {
             let share = 1.0 / self.concurrent as f64;
             simulation.link = simulation.link.scaled(share);
-            simulation.recompute = simulation.recompute.with_gpu_share(share);
+            simulation.recompute = simulation.recompute.with_gpu_speed(share);
         }
         let requests = case.lengths.iter().zip(&case.arrivals);
         requests.map(|(&tokens, &at)| oracle(&self.plan(ladder, tokens, slo), &simulation, at)).collect()

@@ -44,7 +44,7 @@ pub(crate) struct BudgetArguments {
     /// Text to train the profiles of thinned caches on; without it, other windows of the first text.
     #[arg(long, value_name = "FILE", requires = "text")]
     train_text: Option<PathBuf>,
-    /// Windows that are judged.
+    /// Windows to measure the quality on.
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..))]
     windows: u16,
     /// Windows that profiles of thinned caches are trained on.

@@ -38,13 +38,13 @@ pub(crate) struct TtftArguments {
     /// Model whose ratio of prefill time to KV size is imitated (`kvasir plan --list`).
     #[arg(long, value_name = "NAME", default_value = "mistral-7b")]
     like: String,
-    /// GPU that it runs on.
+    /// GPU of the imitated deployment.
     #[arg(long, value_name = "NAME", default_value = "a40")]
     gpu: String,
     /// Tokens of a context.
     #[arg(long, value_name = "N", default_value_t = 768)]
     tokens: usize,
-    /// Links of the stated deployment, in Gb/s.
+    /// Bandwidths of the imitated deployment's links, in Gb/s.
     #[arg(long, value_name = "GBPS", value_delimiter = ',', default_values_t = [0.05, 0.1, 0.2, 0.5, 1.0, 3.0, 10.0])]
     bandwidth: Vec<f64>,
     /// Concurrent requests over the link of --concurrent-bandwidth.
@@ -53,7 +53,7 @@ pub(crate) struct TtftArguments {
     /// Link of the concurrent requests, in Gb/s.
     #[arg(long, value_name = "GBPS", default_value_t = 3.0)]
     concurrent_bandwidth: f64,
-    /// Time to first token that adaptive loads aim at, in milliseconds of the stated deployment.
+    /// Time to first token that adaptive loads aim at, in milliseconds of the imitated deployment.
     #[arg(long, value_name = "MS", default_value_t = 100.0)]
     slo_ms: f64,
     /// Times that each setting is measured.

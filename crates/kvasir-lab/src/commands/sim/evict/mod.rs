@@ -4,11 +4,12 @@ mod page;
 
 use std::path::{Path, PathBuf};
 
+use super::RecordedTrace;
 use crate::eviction::{
-    ComparedPolicy, EvictReport, ParseComparedPolicyError, RecomputeModel, ReplayOptions, TraceSource, replay,
+    ComparedPolicy, EvictReport, ParseComparedPolicyError, RecomputeModel, ReplayOptions, replay,
 };
 use clap::Args;
-use kvasir_replay::trace::{BadLine, TraceError, TraceFormat};
+use kvasir_replay::trace::{BadLine, TraceError};
 
 use kvasir_cli::{
     error::{CliError, CliResult, Exit, write_file},
@@ -18,12 +19,8 @@ use kvasir_cli::{
 /// Arguments of `kvasir-lab sim evict`.
 #[derive(Debug, Args)]
 pub(crate) struct EvictArguments {
-    /// Trace file, one JSON row per line (unpack compressed ones first).
-    #[arg(long, value_name = "FILE")]
-    trace: PathBuf,
-    /// Its format: mooncake or bailian.
-    #[arg(long)]
-    format: TraceFormat,
+    #[command(flatten)]
+    recorded: RecordedTrace,
     /// Policies, separated by commas: all, belady, or names as in the result.
     #[arg(long, default_value = "all", value_delimiter = ',', value_parser = policy)]
     policy: Vec<PolicyChoice>,
@@ -86,12 +83,10 @@ fn warm_share(text: &str) -> Result<f64, String> {
 /// Runs the command.
 pub(crate) fn run(arguments: &EvictArguments) -> CliResult {
     let (policies, belady) = policies(&arguments.policy);
+    let bad_line = if arguments.skip_bad_lines { BadLine::Skip } else { BadLine::Fail };
+    let trace = &arguments.recorded.trace;
     let options = ReplayOptions {
-        trace: TraceSource::File {
-            path: arguments.trace.clone(),
-            format: arguments.format,
-            bad_line: if arguments.skip_bad_lines { BadLine::Skip } else { BadLine::Fail },
-        },
+        trace: arguments.recorded.source(bad_line),
         policies,
         belady,
         capacities: arguments.capacity.clone(),
@@ -99,10 +94,10 @@ pub(crate) fn run(arguments: &EvictArguments) -> CliResult {
         recompute: RecomputeModel::default(),
         threads: usize::from(arguments.threads),
     };
-    let outcome = replay(&options).map_err(|error| trace_error(&arguments.trace, error))?;
+    let outcome = replay(&options).map_err(|error| trace_error(trace, error))?;
     let report = EvictReport::new(&outcome);
     if let Some(path) = &arguments.html {
-        let name = arguments.trace.file_name().unwrap_or_default().to_string_lossy();
+        let name = trace.file_name().unwrap_or_default().to_string_lossy();
         write_file(path, page::render(&report, &name).as_bytes())?;
     }
     match (arguments.json, arguments.markdown) {
@@ -232,6 +227,7 @@ fn text(report: &EvictReport) -> String {
 #[cfg(test)]
 mod tests {
     use kvasir_eviction::PolicyKind;
+    use kvasir_replay::trace::TraceFormat;
 
     use super::*;
 
@@ -261,11 +257,8 @@ mod tests {
             std::io::Write::write_all(&mut file, row.as_bytes()).unwrap();
         }
         let options = ReplayOptions {
-            trace: TraceSource::File {
-                path: file.path().to_owned(),
-                format: TraceFormat::Mooncake,
-                bad_line: BadLine::Fail,
-            },
+            trace: RecordedTrace { trace: file.path().to_owned(), format: TraceFormat::Mooncake }
+                .source(BadLine::Fail),
             policies: ComparedPolicy::ALL.to_vec(),
             belady: true,
             capacities: vec![0.1, 0.5],

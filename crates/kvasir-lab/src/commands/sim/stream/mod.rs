@@ -23,7 +23,8 @@ use kvasir_cli::{
 #[derive(Debug, Args)]
 pub(crate) struct StreamArguments {
     /// Links: random:LO-HI (Gb/s, drawn for each chunk's transfer: the paper's setting), a file of bandwidth series
-    /// (JSON lines; each is scaled to a mean of 0.2–10 Gb/s), or `builtin` for the series that the project ships.
+    /// (JSON lines; each is scaled to a mean of 0.2–10 Gb/s), `builtin` for the series that the project ships, or
+    /// `switching` for links that fall to a tenth and come back, every 200 ms and every second.
     #[arg(long, value_name = "FILE|random:LO-HI", default_value = "random:0.1-10", value_parser = links)]
     bandwidth: Links,
     /// Contexts for each set of links.
@@ -56,7 +57,8 @@ pub(crate) struct StreamArguments {
     /// Spread of true prefill and decode times: standard deviation of their logarithm.
     #[arg(long, value_name = "SIGMA", default_value_t = 0.0, value_parser = spread)]
     gpu_jitter: f64,
-    /// Prefills and decodes that the client saw before each load: 0 is a client's first load, which only believes.
+    /// Prefills and decodes that the client measured before each load. 0: a client's first load, which has only the
+    /// assumed speeds.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1_000))]
     prefills: u32,
     /// Round trip: from a request to its first byte, in milliseconds.
@@ -136,12 +138,14 @@ fn scale(text: &str) -> Result<(f64, f64), String> {
 enum Links {
     Random(Bandwidth),
     Builtin,
+    Switching,
     File(PathBuf),
 }
 
 fn links(text: &str) -> Result<Links, String> {
     match text {
         "builtin" => Ok(Links::Builtin),
+        "switching" => Ok(Links::Switching),
         text if text.starts_with("random:") => {
             Bandwidth::parse_random(text).map(Links::Random).map_err(|error| error.to_string())
         }
@@ -152,6 +156,7 @@ fn links(text: &str) -> Result<Links, String> {
 fn bandwidth(links: &Links) -> Result<Bandwidth, CliError> {
     let series = match links {
         Links::Random(random) => return Ok(random.clone()),
+        Links::Switching => return Ok(Bandwidth::switching()),
         Links::Builtin => BandwidthSeries::all_builtin(),
         Links::File(file) => BandwidthSeries::read_file(file).map_err(|error| match error {
             SeriesError::Read { .. } => CliError::new(Exit::NoInput, error, "Check the path."),
@@ -166,6 +171,7 @@ impl fmt::Display for Links {
         match self {
             Self::Random(Bandwidth::Random(low, high)) => write!(f, "random:{low}-{high}"),
             Self::File(path) => write!(f, "{}", path.display()),
+            Self::Switching => f.write_str("switching"),
             Self::Random(Bandwidth::Series(..)) | Self::Builtin => f.write_str("builtin"),
         }
     }
@@ -331,7 +337,8 @@ mod tests {
         assert!(scale("2-1").is_err() && scale("0.2-10") == Ok((0.2, 10.0)));
         assert!(policies("nonesuch").is_err() && engine("h200").is_err() && sharing("layers").is_err());
         let read = |text| bandwidth(&links(text).unwrap());
-        assert!(read("builtin").is_ok() && read("random:1-2").is_ok() && read("/no/such/file").is_err());
+        assert!(["builtin", "switching", "random:1-2"].into_iter().all(|text| read(text).is_ok()));
+        assert!(read("/no/such/file").is_err());
         assert!(links("random:2-1").is_err());
     }
 
