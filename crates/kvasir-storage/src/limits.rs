@@ -108,8 +108,10 @@ pub const JOURNAL_BATCH_BYTES_MAX: u64 = 16 << 20;
 /// Damaged batches of removals, and tenants whose removals could not be read for want of their key, that are remembered, so that
 /// the index is emptied once for each.
 pub const JOURNAL_UNREADABLE_MAX: usize = 4_096;
-/// Batches read ahead while one is being applied.
-pub const JOURNAL_BATCHES_AHEAD: usize = 4;
+/// Batches of a log that are read at once, whoever wrote them: at 150 ms a request, one of each of a hundred
+/// replicas in about a second. A lookup that reads the journal first waits for them. They hold at most 256 MiB, and
+/// about 80 MB if they are full batches of our own.
+pub const JOURNAL_BATCHES_AHEAD: usize = 16;
 /// Batches in a page of a listing.
 pub const JOURNAL_PAGE: usize = 1_000;
 /// Pages of one listing of all journals: a few MB of names.

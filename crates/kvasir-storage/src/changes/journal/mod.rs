@@ -248,10 +248,16 @@ impl Changes {
         let fresh = self.fresh_batches(reading).await?;
         // All of these batches are durable by now, and so are the tombstones of their removals.
         let heard = self.reads.index().next_removal();
-        for ((log, replica), numbers) in fresh {
-            let batches = stream::iter(numbers).map(|n| self.read_batch(log, &replica, n));
+        // One log after the other, and first the one that the collector shortens last: no entry of a stored chunk
+        // is read after its removal was deleted unread.
+        for log in JournalLog::ALL {
+            let of_log = fresh.iter().filter(|((of, _), _)| *of == log);
+            let batches: Vec<(Name, u64)> = of_log
+                .flat_map(|((_, replica), numbers)| numbers.iter().map(move |n| (replica.clone(), *n)))
+                .collect();
+            let batches = stream::iter(batches).map(|(replica, n)| self.read_batch(log, replica, n));
             let mut batches = batches.buffered(limits::JOURNAL_BATCHES_AHEAD);
-            while let Some((n, batch)) = batches.try_next().await? {
+            while let Some((replica, n, batch)) = batches.try_next().await? {
                 match batch {
                     ReadBatch::Opened(batch) => {
                         if log == JournalLog::Removed && self.journal.unreadable.lock().note_opened(&batch) {
@@ -282,7 +288,7 @@ impl Changes {
                 self.journal.log(log).note_seen(&replica, n);
                 // A replica that starts reads the counts again: otherwise it would have to count for itself.
                 if log != JournalLog::Counted {
-                    index.set_log_position(&(log, replica.clone(), n));
+                    index.set_log_position(&(log, replica, n));
                 }
             }
         }
@@ -298,16 +304,16 @@ impl Changes {
         self.reads.index().index().set_missed_until(until);
     }
 
-    /// Reads a batch, with its number.
+    /// Reads a batch, with its writer and number.
     async fn read_batch(
         &self,
         log: JournalLog,
-        replica: &Name,
+        replica: Name,
         n: u64,
-    ) -> Result<(u64, ReadBatch), StoreError> {
+    ) -> Result<(Name, u64, ReadBatch), StoreError> {
         let path = self.bucket.path(&Key::Journal { log, replica: replica.clone(), n });
         let Some(found) = self.bucket.open_object(&path, GetOptions::default(), READING).await? else {
-            return Ok((n, ReadBatch::Gone));
+            return Ok((replica, n, ReadBatch::Gone));
         };
         let bytes = found.meta.size;
         let batch = if bytes <= limits::JOURNAL_BATCH_BYTES_MAX {
@@ -319,10 +325,10 @@ impl Changes {
         let Some(batch) = batch else {
             tracing::warn!(%path, bytes, "a journal batch that is damaged or too large is skipped");
             self.journal.skipped.fetch_add(1, Ordering::Relaxed);
-            return Ok((n, ReadBatch::Damaged));
+            return Ok((replica, n, ReadBatch::Damaged));
         };
         self.journal.skipped.fetch_add(batch.skipped, Ordering::Relaxed);
-        Ok((n, ReadBatch::Opened(batch)))
+        Ok((replica, n, ReadBatch::Opened(batch)))
     }
 
     /// Applies a batch to index and ledger. Does not wait: a reader that is dropped midway reads the batch

@@ -38,12 +38,12 @@ use kvasir_store::{
     layout::{ChunkKey, JournalLog, Key},
 };
 use kvasir_types::{ModelId, Name, ObjectDigest};
-use object_store::ObjectMeta;
+use object_store::{ObjectMeta, path::Path};
 use tokio::time::Instant;
 
 use self::{
-    capacity::CapacityPlan, contexts::Contexts, epoch::Epoch, intents::Decided, sweep::DueTombstone,
-    tenant_budget::TenantActionBudget,
+    capacity::CapacityPlan, concurrent::concurrently, contexts::Contexts, epoch::Epoch, intents::Decided,
+    sweep::DueTombstone, tenant_budget::TenantActionBudget,
 };
 use super::{
     Lifecycle, ProgressAnswer,
@@ -336,7 +336,8 @@ impl Lifecycle {
     }
 
     async fn compact_journal(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
-        // Removals are deleted last: a reader of an entry about a stored chunk must still find its later removal.
+        // Removals are deleted last, once all other deletions have succeeded: a reader of an entry about a stored
+        // chunk must still find its later removal.
         let logs = [
             (JournalLog::Stored, pass.policy.journal_retention),
             (JournalLog::Counted, pass.policy.journal_retention),
@@ -345,17 +346,37 @@ impl Lifecycle {
         for (log, retention) in logs {
             let folder = self.bucket.layout().log_prefix(log);
             let mut listing = self.bucket.list(&folder, "listing the journal for the collector");
+            let mut old = Vec::new();
             while let Some((key, meta)) = listing.try_next().await? {
-                if matches!(key, Key::Journal { .. }) && pass.now.age(&meta) >= retention {
-                    pass.report.batches_deleted += 1;
-                    if !pass.policy.dry_run {
-                        pass.pace().await;
-                        self.bucket.delete(&meta.location).await?;
-                        self.bucket.reached(Transition::BatchDeleted);
-                    }
+                if !matches!(key, Key::Journal { .. }) || pass.now.age(&meta) < retention {
+                    continue;
+                }
+                old.push(meta.location);
+                if old.len() >= limits::GC_BATCH_OBJECTS {
+                    self.delete_batches(pass, std::mem::take(&mut old)).await?;
                 }
             }
+            self.delete_batches(pass, old).await?;
         }
+        Ok(())
+    }
+
+    /// Deletes old batches of one log, in any order: for readers each is independent of the others, and numbers
+    /// may be missing.
+    async fn delete_batches(&self, pass: &mut GcPass<'_>, old: Vec<Path>) -> Result<(), StoreError> {
+        pass.report.batches_deleted += old.len() as u64;
+        if pass.policy.dry_run {
+            return Ok(());
+        }
+        let shared = &*pass;
+        let (_, deleted) = concurrently(old, |path| self.delete_batch(shared, path)).await;
+        deleted
+    }
+
+    async fn delete_batch(&self, pass: &GcPass<'_>, path: Path) -> Result<(), StoreError> {
+        pass.pace().await;
+        self.bucket.delete(&path).await?;
+        self.bucket.reached(Transition::BatchDeleted);
         Ok(())
     }
 }

@@ -1,5 +1,7 @@
 //! The collector at work: paused between deciding and deleting, twice at once, and each thing it collects.
 
+mod journal;
+
 use std::{
     fmt,
     sync::{
@@ -354,8 +356,8 @@ fn slow(truth: &Arc<InMemory>, refused: Option<Path>) -> (HookedStore, Arc<[Atom
     let hook: Hook = Arc::new(move |request: Hooked, path: Path| {
         let (counted, refused) = (Arc::clone(&counted), refused.clone());
         async move {
-            // The end of a request, whose beginning was counted.
-            if request == Hooked::Written {
+            // The end of a request: of a write, whose beginning was counted, or of a listing.
+            if matches!(request, Hooked::Written | Hooked::Listed) {
                 return Ok(());
             }
             let [now, most] = &*counted;
