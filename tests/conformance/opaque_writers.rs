@@ -104,25 +104,34 @@ async fn a_writer_that_cannot_compare_gives_way() {
     is_the_first(&backend).await;
 }
 
-/// So does one that waits long before it writes: its object was visible for a moment.
+/// So does one whose store answers slowly before it writes: its object was visible for a moment.
 #[tokio::test(start_paused = true)]
 async fn a_slow_writer_gives_way() {
     let backend = Backend::memory();
     let first = backend.replica().await;
-    let has_waited = AtomicBool::new(false);
-    let waiting: Hook = Arc::new(move |_, path| {
-        let waits = is_object(&path) && !has_waited.swap(true, Ordering::Relaxed);
-        async move {
-            if waits {
-                tokio::time::advance(limits::OPAQUE_RETRACT_MAX).await;
+    let has_waited = Arc::new(AtomicBool::new(false));
+    let waiting: Hook = {
+        let (first, has_waited) = (Arc::clone(&first), Arc::clone(&has_waited));
+        Arc::new(move |what, path| {
+            // The first look for the key's objects.
+            let waits = what == Hooked::Listed
+                && path.parts().any(|part| part.as_ref() == "c")
+                && !has_waited.swap(true, Ordering::Relaxed);
+            let first = Arc::clone(&first);
+            async move {
+                if waits {
+                    assert!(put(&first, "k", &payload(1, 100)).await.expect("stores"));
+                    tokio::time::advance(limits::OPAQUE_RETRACT_MAX).await;
+                }
+                Ok(())
             }
-            Ok(())
-        }
-        .boxed()
-    });
-    let other = backend.hooked_replica(meeting(&first, waiting)).await;
+            .boxed()
+        })
+    };
+    let other = backend.hooked_replica(waiting).await;
+    assert!(!has_waited.load(Ordering::Relaxed), "no start lists objects");
     let refused = put(&other, "k", &payload(2, 100)).await;
-    assert!(exists(&refused), "{refused:?}");
+    assert!(has_waited.load(Ordering::Relaxed) && exists(&refused), "{refused:?}");
     is_the_first(&backend).await;
 }
 
@@ -221,6 +230,21 @@ async fn what_a_writer_left_behind_is_not_served() {
     }
     assert!(put(&cold, "k", &payload(3, 100)).await.expect("stores"));
     assert!(get(&backend.replica().await, "k", ByteRange::Whole).await.expect("reads") == payload(3, 100));
+}
+
+/// A name that only its writer uses is not asked for before it is written.
+#[tokio::test]
+async fn a_writer_that_meets_no_other_reads_no_object() {
+    let backend = Backend::memory();
+    let read = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&read);
+    let counting: Hook = Arc::new(move |what, path| {
+        count.fetch_add(usize::from(what == Hooked::Reading && is_object(&path)), Ordering::Relaxed);
+        async { Ok(()) }.boxed()
+    });
+    let writer = backend.hooked_replica(counting).await;
+    assert!(put(&writer, "k", &payload(1, 100)).await.expect("stores"));
+    assert_eq!(read.load(Ordering::Relaxed), 0);
 }
 
 /// A replica without a row of the key's object asks the store before it writes, and writes nothing.

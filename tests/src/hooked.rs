@@ -1,10 +1,14 @@
-//! A store that notifies a test of the start and end of each write, and of the start of each read and deletion. A test
-//! puts actions between two requests of the service into the hook.
+//! A store that notifies a test of the start and end of each write, the start of each read and deletion, and the end of
+//! each listing. A test puts actions between two requests of the service into the hook.
 
 use std::{fmt, sync::Arc};
 
 use async_trait::async_trait;
-use futures::{StreamExt, TryStreamExt, future::BoxFuture, stream::BoxStream};
+use futures::{
+    StreamExt, TryStreamExt,
+    future::{BoxFuture, ready},
+    stream::{self, BoxStream},
+};
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, path::Path,
@@ -21,6 +25,8 @@ pub enum Hooked {
     Reading,
     /// A deletion that begins; the hook's error is its answer.
     Deleting,
+    /// A listing that has ended, with its prefix; the hook's error follows what was listed.
+    Listed,
 }
 
 /// The test's action at that moment.
@@ -84,7 +90,9 @@ impl ObjectStore for HookedStore {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.inner.list(prefix)
+        let (hook, listed) = (Arc::clone(&self.hook), prefix.cloned().unwrap_or_default());
+        let told = stream::once(async move { hook(Hooked::Listed, listed).await });
+        self.inner.list(prefix).chain(told.try_filter_map(|()| ready(Ok(None)))).boxed()
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {

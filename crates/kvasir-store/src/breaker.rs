@@ -1,5 +1,5 @@
 //! The circuit breaker: when a store fails every request, requests are rejected for a while, then one probe
-//! at a time is allowed until the store responds again. Callers fail at once instead of waiting for a
+//! for each pause is allowed until the store responds again. Callers fail at once instead of waiting for a
 //! deadline.
 
 use std::{sync::Arc, time::Duration};
@@ -14,10 +14,9 @@ use crate::limits;
 enum BreakerState {
     /// All requests; `faults` consecutive ones have failed.
     Closed { faults: u32 },
-    /// None before `until`.
+    /// None before `until`, then a probe. Others may be in flight: one that hangs, as over a connection that is silently
+    /// dead, must not delay the next one for longer than a pause.
     Open { until: Instant, pause: Duration },
-    /// One request, which is in flight.
-    HalfOpen { pause: Duration },
 }
 
 /// A change that others may want to know about.
@@ -39,19 +38,16 @@ impl Breaker {
     /// Admits a request, or returns how long to wait.
     pub(crate) fn admit(self: &Arc<Self>) -> Result<BreakerPermit, Duration> {
         let mut state = self.0.lock();
-        match *state {
-            BreakerState::Closed { .. } => {}
-            BreakerState::Open { until, pause } => {
-                let now = Instant::now();
-                if now < until {
-                    return Err(until - now);
-                }
-                *state = BreakerState::HalfOpen { pause };
-                return Ok(BreakerPermit { breaker: Arc::clone(self), probes: true, settled: false });
+        let mut probes = false;
+        if let BreakerState::Open { until, pause } = *state {
+            let now = Instant::now();
+            if now < until {
+                return Err(until - now);
             }
-            BreakerState::HalfOpen { pause } => return Err(pause),
+            Self::open(&mut state, pause);
+            probes = true;
         }
-        Ok(BreakerPermit { breaker: Arc::clone(self), probes: false, settled: false })
+        Ok(BreakerPermit { breaker: Arc::clone(self), probes, settled: false })
     }
 
     fn open(state: &mut BreakerState, pause: Duration) {
@@ -86,15 +82,15 @@ impl BreakerPermit {
                 Some(BreakerChange::Opened)
             }
             // A request admitted before it opened brings no news, unless the store responded.
-            (BreakerState::Open { .. } | BreakerState::HalfOpen { .. }, true) => {
+            (BreakerState::Open { .. }, true) => {
                 *state = BreakerState::Closed { faults: 0 };
                 Some(BreakerChange::Closed)
             }
-            (BreakerState::HalfOpen { pause }, false) if self.probes => {
+            (BreakerState::Open { pause, .. }, false) if self.probes => {
                 Breaker::open(&mut state, (pause * 2).min(limits::BREAKER_PAUSE_MAX));
                 None
             }
-            (BreakerState::Open { .. } | BreakerState::HalfOpen { .. }, false) => None,
+            (BreakerState::Open { .. }, false) => None,
         }
     }
 }
@@ -103,9 +99,8 @@ impl Drop for BreakerPermit {
     fn drop(&mut self) {
         if self.probes && !self.settled {
             // Its caller disconnected. The next request probes.
-            let mut state = self.breaker.0.lock();
-            if let BreakerState::HalfOpen { pause } = *state {
-                *state = BreakerState::Open { until: Instant::now(), pause };
+            if let BreakerState::Open { until, .. } = &mut *self.breaker.0.lock() {
+                *until = Instant::now();
             }
         }
     }
@@ -134,8 +129,8 @@ mod tests {
         let breaker = opened();
         assert!(breaker.admit().is_err());
         tokio::time::advance(limits::BREAKER_PAUSE_MIN).await;
-        let probe = breaker.admit().expect("half open");
-        assert!(breaker.admit().is_err(), "one at a time");
+        let probe = breaker.admit().expect("a probe");
+        assert!(breaker.admit().is_err(), "one for each pause");
         assert_eq!(probe.settle(true), Some(BreakerChange::Closed));
         assert!(breaker.admit().is_ok());
     }
@@ -146,13 +141,24 @@ mod tests {
         let mut pause = limits::BREAKER_PAUSE_MIN;
         for _ in 0..12 {
             tokio::time::advance(pause).await;
-            assert_eq!(breaker.admit().expect("half open").settle(false), None);
+            assert_eq!(breaker.admit().expect("a probe").settle(false), None);
             pause = (pause * 2).min(limits::BREAKER_PAUSE_MAX);
             assert_eq!(breaker.admit().expect_err("open"), pause);
         }
         tokio::time::advance(limits::BREAKER_PAUSE_MAX).await;
-        drop(breaker.admit().expect("half open"));
+        drop(breaker.admit().expect("a probe"));
         assert!(breaker.admit().is_ok(), "the next one probes at once");
+        // Neither does one that hangs, nor one that fails later than the next begins.
+        let (breaker, mut hanging) = (opened(), Vec::new());
+        for _ in 0..3 {
+            tokio::time::advance(limits::BREAKER_PAUSE_MIN).await;
+            hanging.push(breaker.admit().expect("a probe"));
+        }
+        let answered = hanging.pop().expect("one");
+        assert_eq!(hanging.pop().expect("one").settle(false), None);
+        assert_eq!(answered.settle(true), Some(BreakerChange::Closed));
+        assert_eq!(hanging.pop().expect("one").settle(false), None);
+        assert!(breaker.admit().is_ok());
         // A response to a request from before it opened closes it as well.
         let breaker = Breaker::new();
         let early = breaker.admit().expect("closed");

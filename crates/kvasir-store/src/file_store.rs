@@ -1,6 +1,7 @@
 //! A directory as a store. Long payloads bypass the page cache: they are written once, frequently read parts
 //! are in the hot tier, and a page of memory for each page of the payload would cost several times as much as
-//! the write.
+//! the write. Each write syncs what its durability needs and no more: `object_store` would sync a new folder
+//! twice.
 
 use std::{
     ffi::OsString,
@@ -10,7 +11,7 @@ use std::{
     os::unix::fs::{FileExt, OpenOptionsExt},
     path::{Path as FilePath, PathBuf},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -29,7 +30,7 @@ use crate::limits;
 /// Alignment of addresses, offsets and lengths of unbuffered writes: the longest sector in use.
 const SECTOR_BYTES: usize = 4096;
 
-/// `object_store`'s directory, with its own writes for long payloads.
+/// `object_store`'s directory, with its own writes.
 #[derive(Debug)]
 pub(crate) struct FileStore {
     files: LocalFileSystem,
@@ -52,7 +53,7 @@ impl fmt::Display for FileStore {
 impl ObjectStore for FileStore {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
         let is_plain = opts.attributes.is_empty() && !matches!(opts.mode, PutMode::Update(_));
-        if !is_plain || payload.content_length() < limits::STORE_UNBUFFERED_WRITE_BYTES_MIN {
+        if !is_plain {
             return self.files.put_opts(location, payload, opts).await;
         }
         let place = self.files.path_to_filesystem(location)?;
@@ -145,8 +146,9 @@ struct StagedFile {
     place: PathBuf,
     staging: PathBuf,
     file: File,
-    /// The same file, bypassing the page cache, if the file system supports it. The writer holds the buffer.
-    unbuffered: Option<(File, Mutex<AlignedBuffer>)>,
+    /// The same file, bypassing the page cache, if the file system supports it: opened for the first long write.
+    /// The writer holds the buffer.
+    unbuffered: OnceLock<Option<(File, Mutex<AlignedBuffer>)>>,
     /// Whether it was renamed: from then on its staging name may be another writer's.
     is_renamed: AtomicBool,
 }
@@ -175,9 +177,16 @@ impl StagedFile {
             Err(io::ErrorKind::AlreadyExists.into())
         })();
         let (staging, file) = created.map_err(|error| failed("creating", &place, &error))?;
-        let unbuffered = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(&staging).ok();
-        let unbuffered = unbuffered.map(|file| (file, Mutex::default()));
+        let unbuffered = OnceLock::new();
         Ok(Self { place, staging, file, unbuffered, is_renamed: AtomicBool::new(false) })
+    }
+
+    fn unbuffered(&self) -> Option<&(File, Mutex<AlignedBuffer>)> {
+        let open = || {
+            let file = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(&self.staging);
+            Some((file.ok()?, Mutex::default()))
+        };
+        self.unbuffered.get_or_init(open).as_ref()
     }
 
     /// Writes a payload from offset `at` on.
@@ -188,7 +197,8 @@ impl StagedFile {
     fn try_write(&self, mut at: u64, payload: &PutPayload) -> io::Result<()> {
         let is_short = payload.content_length() < limits::STORE_UNBUFFERED_WRITE_BYTES_MIN;
         let is_buffered = is_short || !at.is_multiple_of(SECTOR_BYTES as u64);
-        let Some((unbuffered, buffer)) = self.unbuffered.as_ref().filter(|_| !is_buffered) else {
+        let unbuffered = if is_buffered { None } else { self.unbuffered() };
+        let Some((unbuffered, buffer)) = unbuffered else {
             for part in payload {
                 self.file.write_all_at(part, at)?;
                 at += part.len() as u64;
@@ -302,12 +312,13 @@ impl AlignedBuffer {
     }
 }
 
-/// Creates the folders above a file, durably.
+/// Creates the folders above a file, durably. What is in the innermost one is for the file's writer to make
+/// durable.
 fn create_folders(place: &FilePath) -> io::Result<()> {
     let folders = place.ancestors().skip(1);
     let missing = folders.take_while(|folder| !folder.exists()).count();
     place.parent().map_or(Ok(()), std::fs::create_dir_all)?;
-    place.ancestors().skip(1).take(missing + 1).try_for_each(|folder| sync_folder(Some(folder)))
+    place.ancestors().skip(2).take(missing).try_for_each(|folder| sync_folder(Some(folder)))
 }
 
 fn sync_folder(folder: Option<&FilePath>) -> io::Result<()> {

@@ -129,7 +129,7 @@ impl RequestExecutor {
     where
         F: Future<Output = Result<T>>,
     {
-        let mut retries = Retries::new(self);
+        let (mut retries, mut failed) = (Retries::new(self), None);
         let last = retries.begun + self.retry_timeout + self.request_timeout;
         loop {
             let result = match self.enter(side).await {
@@ -147,12 +147,15 @@ impl RequestExecutor {
                     }
                     result
                 }
-                // No request was sent: fail at once.
-                Err(error) => return CallResult { result: Err(error), attempts: retries.made },
+                // No request was sent: fail at once. What the last one failed with says more.
+                Err(error) => {
+                    return CallResult { result: Err(failed.unwrap_or(error)), attempts: retries.made };
+                }
             };
             if !retries.next().await {
                 return CallResult { result, attempts: retries.made + 1 };
             }
+            failed = result.err();
         }
     }
 

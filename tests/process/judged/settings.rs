@@ -78,7 +78,7 @@ impl Settings {
         ];
         if self.has_trouble {
             // Impatient, so that a request that stalls does not take the rest of the history.
-            flags.extend(["--store.request_timeout=700ms".to_owned(), "--store.retry_timeout=5s".to_owned()]);
+            flags.extend(["--store.request_timeout=2s".to_owned(), "--store.retry_timeout=5s".to_owned()]);
         }
         flags
     }

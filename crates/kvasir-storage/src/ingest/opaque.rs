@@ -259,7 +259,8 @@ impl Ingest {
         payload: Option<[u8; 32]>,
     ) -> Result<Standing, ObjectError> {
         let path = self.bucket.path(&Key::Chunk(mine.clone()));
-        upload.spool.send(self.bucket.objects(), &path, false).await?;
+        // A writer's names are its own.
+        upload.spool.send_new(self.bucket.objects(), &path).await?;
         self.bucket.reached(Transition::ObjectWritten);
         self.settle(mine, payload).await
     }

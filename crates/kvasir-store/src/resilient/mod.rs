@@ -138,9 +138,10 @@ struct Listing<T> {
 impl<T: ObjectStore> Listing<T> {
     async fn next(&mut self) -> Result<Option<ObjectMeta>> {
         let executor = Arc::clone(&self.executor);
-        let mut retries = None;
+        let (mut retries, mut failed) = (None, None);
         loop {
-            let (permit, breaker_permit) = executor.enter(RequestSide::Read).await?;
+            let entered = executor.enter(RequestSide::Read).await;
+            let (permit, breaker_permit) = entered.map_err(|error| failed.take().unwrap_or(error))?;
             let stream = self.stream.get_or_insert_with(|| match &self.last {
                 Some(last) => self.inner.list_with_offset(self.prefix.as_ref(), last),
                 None => self.inner.list(self.prefix.as_ref()),
@@ -159,6 +160,7 @@ impl<T: ObjectStore> Listing<T> {
             if !retries.get_or_insert_with(|| Retries::new(&executor)).next().await {
                 return item;
             }
+            failed = item.err();
             self.stream = None;
         }
     }

@@ -249,6 +249,25 @@ async fn a_store_that_is_away_is_left_alone_and_taken_back() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_request_that_is_not_sent_again_says_how_it_failed() {
+    // With three attempts each, the first one of the sixth request opens the breaker.
+    let (script, store, counts) = store(|config| config.retries_max = 2);
+    let path = Path::from("x");
+    for act in [Act::Fail, Act::BreakOffAt(0)] {
+        script.then(&vec![act; limits::BREAKER_FAULTS as usize]);
+        for request in 1..=6 {
+            let refused = counts.of(StoreEvent::RefusedByBreaker);
+            let error = match act {
+                Act::Fail => store.put(&path, "x".into()).await.expect_err("away"),
+                _ => store.list(None).try_next().await.expect_err("away"),
+            };
+            assert_eq!(error.to_string(), broken().to_string());
+            assert_eq!(counts.of(StoreEvent::RefusedByBreaker) > refused, request == 6);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_cannot_be_served_soon_is_refused() {
     let (script, store, counts) = store(|config| {
         config.requests_max = 1;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use kvasir_api::Role;
+use kvasir_store::Secret;
 use kvasir_types::Name;
 use parking_lot::Mutex;
 use s3s::{
@@ -51,8 +52,15 @@ pub(super) struct Call {
     pub(super) permit: Option<RequestPermit>,
     /// Whether its signature was right, so that the access check came to it.
     pub(super) is_checked: bool,
-    /// The access key, and its principal.
-    access_key: Option<(String, Principal)>,
+    access_key: Option<SigningKey>,
+}
+
+/// The access key that signed a call.
+#[derive(Debug, Clone)]
+struct SigningKey {
+    id: String,
+    secret: Secret,
+    principal: Principal,
 }
 
 impl CallRecord {
@@ -61,8 +69,9 @@ impl CallRecord {
         let (state, record) = (state.clone(), self.clone());
         CredentialWatch::new(move || {
             let held = record.0.lock().access_key.clone();
-            let is_in_force =
-                held.is_none_or(|(id, who)| state.authenticator().is_access_key_in_force(&id, &who));
+            let is_in_force = held.is_none_or(|SigningKey { id, secret, principal }| {
+                state.authenticator().is_access_key_in_force(&id, &secret, &principal)
+            });
             if !is_in_force {
                 state.metrics().auth_refused("ended");
             }
@@ -160,10 +169,13 @@ impl S3Access for AccessCheck {
             let (needed, held) = (required.as_str(), principal.role.as_str());
             return Err(s3_error!(AccessDenied, "{name} needs the role {needed}; the access key has {held}"));
         }
-        let signed_by = request.credentials().map(|signed| signed.access_key.clone());
+        let access_key = request.credentials().map(|signed| SigningKey {
+            id: signed.access_key.clone(),
+            secret: signed.secret_key.expose().to_owned().into(),
+            principal: principal.clone(),
+        });
         let extensions = request.extensions_mut();
         if let Some(CallRecord(call)) = extensions.get() {
-            let access_key = signed_by.map(|access_key| (access_key, principal.clone()));
             let tenant = Some(principal.tenant.clone());
             *call.lock() = Call { operation: Some(label), tenant, permit, access_key, is_checked: true };
         }

@@ -9,7 +9,7 @@ use super::{
     held_body::HeldBody,
     objects,
     operations::{Operations, key, namespace, principal},
-    uploads::Upload,
+    uploads::{Declared, Upload},
 };
 use crate::{limits, quota_reservation};
 
@@ -39,8 +39,10 @@ impl Operations {
         let number = number(part_number)?;
         let storage = self.state().storage().map_err(S3Failure::from)?;
         let held = request.extensions.get::<HeldBody>().cloned().unwrap_or_default();
-        let mut upload =
-            Upload::new(self.state(), body, bytes, held, &request.headers, request.trailing_headers)?;
+        let is_signed = request.credentials.is_some();
+        let declared =
+            Declared { bytes, headers: &request.headers, trailers: request.trailing_headers, is_signed };
+        let mut upload = Upload::new(self.state(), body, held, declared)?;
         let stored = async {
             let reservation = quota_reservation::reserve(self.state(), &principal, bytes).await?;
             let tenant = principal.tenant.clone();

@@ -14,7 +14,7 @@ use super::{
     errors::S3Failure,
     held_body::HeldBody,
     operations::{Operations, key, namespace, principal},
-    uploads::Upload,
+    uploads::{Declared, Upload},
 };
 use crate::{
     audit::{AuditedRequest, OpenAudit},
@@ -74,8 +74,10 @@ impl Operations {
         let put = listed_put(&principal, &bucket, &key, bytes)?;
         let storage = self.state().storage().map_err(S3Failure::from)?;
         let held = request.extensions.get::<HeldBody>().cloned().unwrap_or_default();
-        let mut upload =
-            Upload::new(self.state(), body, bytes, held, &request.headers, request.trailing_headers)?;
+        let is_signed = request.credentials.is_some();
+        let declared =
+            Declared { bytes, headers: &request.headers, trailers: request.trailing_headers, is_signed };
+        let mut upload = Upload::new(self.state(), body, held, declared)?;
         let stored = async {
             let reservation = quota_reservation::reserve(self.state(), &principal, bytes).await?;
             let put = PutObject { reservation, ..put.clone() };

@@ -4,6 +4,7 @@ use std::{pin::Pin, sync::Arc};
 
 use axum::{body::Bytes, http::HeaderMap};
 use base64::{Engine, engine::general_purpose::STANDARD};
+use data_encoding::HEXLOWER;
 use futures::{Stream, StreamExt, stream};
 use parking_lot::Mutex;
 use s3s::{
@@ -14,7 +15,20 @@ use s3s::{
 };
 
 use super::held_body::HeldBody;
-use crate::{handlers::v1::body, state::AppState};
+use crate::{handlers::v1::body, metrics::Metrics, state::AppState};
+
+/// What a request says of its body.
+pub(super) struct Declared<'a> {
+    /// Its length.
+    pub(super) bytes: u64,
+    /// The request's headers.
+    pub(super) headers: &'a HeaderMap,
+    /// The trailers of a body of aws-chunks.
+    pub(super) trailers: Option<TrailingHeaders>,
+    /// Whether `s3s` has checked a signature, which is one of version 4: others are refused before it. Then it
+    /// compares the body with the digest in `x-amz-content-sha256`, if that has one.
+    pub(super) is_signed: bool,
+}
 
 /// A body that is verified at its end: if its length or a checksum differs from what was declared, it ends with an error.
 pub(super) struct Upload {
@@ -25,56 +39,36 @@ pub(super) struct Upload {
 }
 
 impl Upload {
-    /// A body of which `declared` bytes were announced. A longer one is passed on, for its reader to end.
+    /// A body of which `declared` was announced. A longer one is passed on, for its reader to end.
     ///
     /// # Errors
     /// `InvalidRequest` for a checksum that is not computed here.
     pub(super) fn new(
         state: &AppState,
         body: Option<StreamingBlob>,
-        declared: u64,
         held: HeldBody,
-        headers: &HeaderMap,
-        trailers: Option<TrailingHeaders>,
+        declared: Declared<'_>,
     ) -> S3Result<Self> {
-        let sums = Sums::announced(headers)?;
-        let (difference, metrics) = (Arc::new(Mutex::new(None)), state.metrics().clone());
+        let Declared { bytes: declared, headers, trailers, is_signed } = declared;
+        let sums = Sums::announced(headers, is_signed)?;
+        let difference = Arc::new(Mutex::new(None));
         let Some(body) = body else {
             let parts = stream::empty().boxed();
             return Ok(Self { parts, difference, held });
         };
-        let (found, headers, measured) = (Arc::clone(&difference), headers.clone(), held.clone());
-        let parts = stream::try_unfold((body, sums, 0), move |(mut body, mut sums, mut received)| {
-            let (found, headers, trailers) = (Arc::clone(&found), headers.clone(), trailers.clone());
-            let (metrics, measured) = (metrics.clone(), measured.clone());
-            async move {
-                if let Some(part) = body.next().await.transpose()? {
-                    metrics.received(part.len());
-                    measured.passed_on();
-                    sums.update(&part);
-                    received += part.len() as u64;
-                    if received > declared {
-                        *found.lock() = Some(s3_error!(
-                            IncompleteBody,
-                            "the body is longer than the {declared} bytes that were declared; declare its length"
-                        ));
-                    }
-                    return Ok(Some((part, (body, sums, received))));
-                }
-                let trailers = trailers.and_then(|trailers| trailers.take()).unwrap_or_default();
-                let difference = if received < declared {
-                    s3_error!(
-                        IncompleteBody,
-                        "the body ended after {received} of {declared} declared bytes; send it again"
-                    )
-                } else if sums.agree(&headers, &trailers) {
-                    return Ok(None);
-                } else {
-                    s3_error!(BadDigest, "the body does not match its checksum; send it again")
-                };
-                *found.lock() = Some(difference);
-                Err("the body is not what was declared".into())
-            }
+        let receiving = ReceivedBody {
+            body,
+            sums,
+            received: 0,
+            declared,
+            headers: headers.clone(),
+            trailers,
+            difference: Arc::clone(&difference),
+            metrics: Arc::clone(state.metrics()),
+            held: held.clone(),
+        };
+        let parts = stream::try_unfold(receiving, |mut body| async move {
+            Ok::<_, StdError>(body.next().await?.map(|part| (part, body)))
         });
         Ok(Self { parts: parts.boxed(), difference, held })
     }
@@ -91,6 +85,54 @@ impl Upload {
         self.held.decided();
         body::drain(self.parts).await;
         difference.unwrap_or_else(|| error.into())
+    }
+}
+
+/// A body while it is received, and what it is compared with at its end.
+struct ReceivedBody {
+    body: StreamingBlob,
+    sums: Sums,
+    received: u64,
+    declared: u64,
+    headers: HeaderMap,
+    trailers: Option<TrailingHeaders>,
+    difference: Arc<Mutex<Option<S3Error>>>,
+    metrics: Arc<Metrics>,
+    held: HeldBody,
+}
+
+impl ReceivedBody {
+    /// The next part; `None` at the end of a body that is what was declared.
+    async fn next(&mut self) -> Result<Option<Bytes>, StdError> {
+        let part = self.body.next().await.transpose()?;
+        let declared = self.declared;
+        if let Some(part) = part {
+            self.metrics.received(part.len());
+            self.held.passed_on();
+            self.sums.update(&part);
+            self.received += part.len() as u64;
+            if self.received > declared {
+                *self.difference.lock() = Some(s3_error!(
+                    IncompleteBody,
+                    "the body is longer than the {declared} bytes that were declared; declare its length"
+                ));
+            }
+            return Ok(Some(part));
+        }
+        let (received, trailers) = (self.received, self.trailers.take());
+        let trailers = trailers.and_then(|trailers| trailers.take()).unwrap_or_default();
+        let difference = if received < declared {
+            s3_error!(
+                IncompleteBody,
+                "the body ended after {received} of {declared} declared bytes; send it again"
+            )
+        } else if self.sums.agree(&self.headers, &trailers) {
+            return Ok(None);
+        } else {
+            s3_error!(BadDigest, "the body does not match its checksum; send it again")
+        };
+        *self.difference.lock() = Some(difference);
+        Err("the body is not what was declared".into())
     }
 }
 
@@ -126,7 +168,8 @@ const KINDS: &[Kind] = &[
 struct Sums(Vec<(&'static str, Box<dyn Running>)>);
 
 impl Sums {
-    fn announced(headers: &HeaderMap) -> S3Result<Self> {
+    /// The checksums to compute for a body with these headers; see [`Declared::is_signed`].
+    fn announced(headers: &HeaderMap, is_signed: bool) -> S3Result<Self> {
         let trailers = headers.get_all("x-amz-trailer").iter().filter_map(|value| value.to_str().ok());
         let trailers: Vec<&str> = trailers.flat_map(|list| list.split(',')).map(str::trim).collect();
         let is_known = |name: &str| KINDS.iter().any(|(kind, _)| name.eq_ignore_ascii_case(kind));
@@ -140,17 +183,58 @@ impl Sums {
         }
         let is_said =
             |name: &str| headers.contains_key(name) || trailers.iter().any(|t| t.eq_ignore_ascii_case(name));
-        Ok(Self(KINDS.iter().filter(|(name, _)| is_said(name)).map(|(name, new)| (*name, new())).collect()))
+        let wanted =
+            KINDS.iter().filter(|(name, _)| is_said(name) && !(is_signed && is_payload(name, headers)));
+        Ok(Self(wanted.map(|(name, new)| (*name, new())).collect()))
     }
 
     fn update(&mut self, bytes: &[u8]) {
         self.0.iter_mut().for_each(|(_, sum)| sum.update(bytes));
     }
 
-    fn agree(self, headers: &HeaderMap, trailers: &HeaderMap) -> bool {
-        self.0.into_iter().all(|(name, sum)| {
+    fn agree(&mut self, headers: &HeaderMap, trailers: &HeaderMap) -> bool {
+        self.0.drain(..).all(|(name, sum)| {
             let said = headers.get(name).or_else(|| trailers.get(name));
             said.is_some_and(|said| said.as_bytes() == sum.text().as_bytes())
         })
+    }
+}
+
+/// Whether a checksum is the digest of the payload that signatures cover, and says the same.
+fn is_payload(name: &str, headers: &HeaderMap) -> bool {
+    let mut payloads = headers.get_all("x-amz-content-sha256").iter();
+    let (Some(payload), None) = (payloads.next(), payloads.next()) else { return false };
+    let (Ok(digest), Some(said)) = (HEXLOWER.decode(payload.as_bytes()), headers.get(name)) else {
+        return false;
+    };
+    name == "x-amz-checksum-sha256" && said.as_bytes() == STANDARD.encode(digest).as_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_digest_that_the_signature_covers_is_not_computed_again() {
+        let (digest, other) = (Sha256::checksum(b"bytes"), Sha256::checksum(b"other"));
+        let payload = ("x-amz-content-sha256", HEXLOWER.encode(&digest));
+        let sum = ("x-amz-checksum-sha256", STANDARD.encode(digest));
+        let computed = |is_signed, pairs: &[&(&'static str, String)]| {
+            let mut headers = HeaderMap::new();
+            for (name, value) in pairs {
+                headers.append(*name, value.parse().expect("a value"));
+            }
+            Sums::announced(&headers, is_signed).expect("they are known").0.len()
+        };
+        assert_eq!(computed(true, &[&payload, &sum]), 0);
+        let crc = ("x-amz-checksum-crc32", "AAAAAA==".to_owned());
+        assert_eq!(computed(true, &[&payload, &sum, &crc]), 1, "of another kind");
+        assert_eq!(computed(false, &[&payload, &sum]), 1, "nobody else compares it");
+        assert_eq!(computed(true, &[&sum]), 1);
+        assert_eq!(computed(true, &[&payload, &payload, &sum]), 1, "which of them is meant");
+        let wrong = ("x-amz-checksum-sha256", STANDARD.encode(other));
+        assert_eq!(computed(true, &[&payload, &wrong]), 1, "it is refused at the end");
+        let unsigned = ("x-amz-content-sha256", "UNSIGNED-PAYLOAD".to_owned());
+        assert_eq!(computed(true, &[&unsigned, &sum]), 1);
     }
 }

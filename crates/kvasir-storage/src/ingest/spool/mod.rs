@@ -196,40 +196,60 @@ impl Spool {
         path: &Path,
         overwrite: bool,
     ) -> Result<bool, PutError> {
-        let failed = StoreError::request("storing an object");
-        let bytes = self.bytes;
         self.visible_since = None;
         let existing = match store.head(path).await {
             Ok(meta) => Some(meta.size),
             Err(object_store::Error::NotFound { .. }) => None,
-            Err(error) => return Err(failed(error).into()),
+            Err(error) => return Err(StoreError::request("storing an object")(error).into()),
         };
         self.settle().await.map_err(PutError::Spool)?;
-        if existing == Some(bytes) && !overwrite && self.is_at(store, path).await? {
+        if existing == Some(self.bytes) && !overwrite && self.is_at(store, path).await? {
             return Ok(false);
         }
+        self.write(store, path, existing.is_some()).await
+    }
+
+    /// Writes everything to a name that only this writer uses: the store is not asked for it first.
+    pub(crate) async fn send_new(
+        &mut self,
+        store: &Arc<dyn ObjectStore>,
+        path: &Path,
+    ) -> Result<(), PutError> {
+        self.visible_since = None;
+        self.settle().await.map_err(PutError::Spool)?;
+        self.write(store, path, false).await.map(drop)
+    }
+
+    /// Writes everything, over an object that `exists`. Returns true if there was none.
+    async fn write(
+        &mut self,
+        store: &Arc<dyn ObjectStore>,
+        path: &Path,
+        exists: bool,
+    ) -> Result<bool, PutError> {
+        let failed = StoreError::request("storing an object");
         match &mut self.content {
-            SpoolContent::File(_) if bytes > limits::MULTIPART_PART_BYTES as u64 => {
+            SpoolContent::File(_) if self.bytes > limits::MULTIPART_PART_BYTES as u64 => {
                 self.send_parts(store, path).await?;
                 self.pool.crash_points.reached(Transition::PartsCompleted);
-                Ok(existing.is_none())
+                Ok(!exists)
             }
             SpoolContent::File(file) => {
                 let _permit = self.pool.parts.acquire().await;
-                let payload = self.pool.read(file, 0..bytes).await.map_err(PutError::Spool)?.into();
+                let payload = self.pool.read(file, 0..self.bytes).await.map_err(PutError::Spool)?.into();
                 self.visible_since = Some(Instant::now());
-                put(store, path, payload, existing.is_some()).await.map_err(|e| failed(e).into())
+                put(store, path, payload, exists).await.map_err(|e| failed(e).into())
             }
             SpoolContent::Memory(blocks) => {
                 let payload = blocks.payload();
                 self.visible_since = Some(Instant::now());
-                put(store, path, payload, existing.is_some()).await.map_err(|e| failed(e).into())
+                put(store, path, payload, exists).await.map_err(|e| failed(e).into())
             }
         }
     }
 
-    /// When the last [`send`](Self::send) may have made the object visible: the start of the request that does
-    /// so. None before that.
+    /// When the last [`send`](Self::send) or [`send_new`](Self::send_new) may have made the object visible: the
+    /// start of the request that does so. None before that.
     pub(crate) fn visible_since(&self) -> Option<Instant> {
         self.visible_since
     }
