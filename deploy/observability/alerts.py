@@ -182,6 +182,11 @@ STORE = [
           "A Kvasir replica runs without its disk.", "The disk was full or read-only at start: what should lie there is in memory or off, and is gone with the process.",
           at="20m", labels={**KVASIR, "instance": "a", "part": "index"}, fires=[one("kvasir_cache_unusable", "1x60", 'part="index"')],
           silent=[one("kvasir_cache_unusable", "0x60", 'part="index"')]),
+    Alert("KvasirFilesRejected", TICKET, "kvasir_files_rejected == 1", "5m",
+          "A Kvasir replica cannot use a changed file.", "The previous contents of the files of {value} stay in force: a revoked credential still works, and a replica that starts now refuses to.",
+          at="20m", labels={**KVASIR, "instance": "a", "setting": "auth.tenants_file"}, template="{{ $labels.setting }}", value="auth.tenants_file",
+          fires=[one("kvasir_files_rejected", "1x60", 'setting="auth.tenants_file"')],
+          silent=[one("kvasir_files_rejected", "0x60", 'setting="auth.tenants_file"')]),
     Alert("KvasirCollectorStalled", TICKET,
           # A replica that starts anew has made no pass: what it said before counts. An interval of 0 is a collector that is off.
           # Where no pass ever ended, the first start counts at which the collector was on.

@@ -105,6 +105,13 @@ async fn refused_requests_leave_the_bucket_as_it_was() {
             refused += 1;
         }
     }
+    // Its object is sound, and not there yet; the body goes on behind it.
+    let head = json!({"objects": [{"key": "new", "bytes": 3}]}).to_string();
+    let longer = [&(head.len() as u32).to_le_bytes()[..], head.as_bytes(), b"new, and more"].concat();
+    let token = &bench.tokens[&("own", Role::Write)];
+    let answer = bench.guarded.send(token, Method::POST, "/v1/namespaces/n/objects:write", longer).await;
+    assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
+    refused += 1;
     refused += refused_over_s3(front, &stored, [&reader, &writer, &stranger]).await;
     let after = bench.store.keys("");
     let changed: Vec<_> = after.iter().filter(|key| !before.contains(key)).collect();

@@ -146,7 +146,6 @@ async fn several_objects_are_stored_at_once() {
     let head = br#"{"objects": [{"key": "cut", "bytes": 9}]}"#;
     let body = |length: usize, bytes: &[u8]| [&(length as u32).to_le_bytes()[..], head, bytes].concat();
     for wrong in [
-        vec![],
         vec![1, 2],
         body(head.len(), b"too short"[..8].as_ref()),
         body(head.len(), b"one too many bytes"),
@@ -155,5 +154,11 @@ async fn several_objects_are_stored_at_once() {
     ] {
         expect_problem(service.send(Method::POST, path, wrong).await, "bad_request").await;
     }
+    let parts = futures::stream::iter([Ok::<_, std::io::Error>(body(head.len(), b"no length"))]);
+    let chunked = service.send(Method::POST, path, Body::wrap_stream(parts)).await;
+    expect_problem(chunked, "length_required").await;
+    let other = [(key("cut"), "another value".into())];
+    let written = client.write_opaque(&namespace, &other).await.expect("answers");
+    assert!(written[0].created, "{written:?}");
     service.stop().await;
 }

@@ -92,6 +92,24 @@ async fn open_streams_and_uploads_end_soon_after_their_credential_and_no_others(
     guarded.service.stop().await;
 }
 
+#[tokio::test]
+async fn a_changed_file_that_cannot_be_used_is_a_metric_until_it_can() {
+    let kept = token("a", Role::Write);
+    let guarded = Guarded::start(&kept.entry).await;
+    for (entries, value) in [("[[token]]\nname = 1", 1), (&*kept.entry, 0)] {
+        guarded.write_tenants(entries);
+        let line = format!("kvasir_files_rejected{{setting=\"auth.tenants_file\"}} {value}\n");
+        let told = async {
+            while !guarded.service.metrics().await.contains(&line) {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, told).await.expect("it is told");
+        assert_eq!(guarded.send(&kept.token, Method::GET, routes::USAGE, "").await.status(), StatusCode::OK);
+    }
+    guarded.service.stop().await;
+}
+
 /// Bytes of a body that takes longer than any of these tests.
 const LARGE: usize = 32 << 20;
 /// How much longer than its `exp` a web token is good: clocks differ.
@@ -150,8 +168,10 @@ async fn bodies_over_s3_end_soon_after_their_access_key_is_revoked() {
     let server = S3Server::start(Lacks::default()).await;
     let file = directory.path().join("tenants.toml");
     let key = |name: &str| NewAccessKey::generate(name, &"a".parse().expect("a name"), Role::Write);
-    let (revoked, kept) = (key("revoked"), key("kept"));
-    std::fs::write(&file, format!("{}{}", revoked.entry, kept.entry)).expect("writes");
+    let (revoked, replaced, kept) = (key("revoked"), key("replaced"), key("kept"));
+    let successor = replaced.entry.replace(&replaced.secret, &key("replaced").secret);
+    let entries = [&revoked.entry, &replaced.entry, &kept.entry].map(String::as_str).concat();
+    std::fs::write(&file, entries).expect("writes");
     let service = Service::start_with(server.config("s"), directory.path(), |config| {
         config.server.s3_listen = Some(([127, 0, 0, 1], 0).into());
         config.auth.tenants_file = Some(file.clone());
@@ -167,7 +187,7 @@ async fn bodies_over_s3_end_soon_after_their_access_key_is_revoked() {
     assert_eq!(put.expect("an answer").status(), StatusCode::OK);
 
     let mut answers = Vec::new();
-    for key in [&revoked, &kept] {
+    for key in [&revoked, &replaced, &kept] {
         let answer = service.http.get(url(key, Method::GET, "large").await).send().await.expect("an answer");
         assert_eq!(answer.status(), StatusCode::OK);
         answers.push(answer);
@@ -176,7 +196,7 @@ async fn bodies_over_s3_end_soon_after_their_access_key_is_revoked() {
     let upload = upload.header(header::CONTENT_LENGTH, LARGE).send();
     let revoke = async {
         tokio::time::sleep(Duration::from_secs(2)).await;
-        std::fs::write(&file, &kept.entry).expect("writes");
+        std::fs::write(&file, format!("{}{successor}", kept.entry)).expect("writes");
         Instant::now()
     };
     let (revoked_at, (answer, upload_ended)) = tokio::join!(revoke, ended(upload));
@@ -184,7 +204,7 @@ async fn bodies_over_s3_end_soon_after_their_access_key_is_revoked() {
     assert_eq!(answer.status(), StatusCode::UNAUTHORIZED);
     assert!(answer.text().await.expect("text").contains("no longer valid"));
     assert_soon("the upload", revoked_at, upload_ended);
-    let [cut, whole] = answers.try_into().expect("two");
+    let [of_revoked, of_replaced, whole] = answers.try_into().expect("three");
     let bytes = async |mut answer: reqwest::Response| {
         let mut bytes = 0;
         while let Ok(Some(part)) = answer.chunk().await {
@@ -192,13 +212,16 @@ async fn bodies_over_s3_end_soon_after_their_access_key_is_revoked() {
         }
         bytes
     };
-    let (cut, download_ended) = ended(bytes(cut)).await;
-    assert_soon("the download", revoked_at, download_ended);
-    assert!(cut < LARGE, "what was not sent by then is not sent");
+    for (what, cut) in [("a download", of_revoked), ("one by a secret that was replaced", of_replaced)] {
+        let (cut, download_ended) = ended(bytes(cut)).await;
+        assert_soon(what, revoked_at, download_ended);
+        assert!(cut < LARGE, "{what}: what was not sent by then is not sent");
+    }
     assert_eq!(bytes(whole).await, LARGE, "another key's download goes on");
-    let refused =
-        service.http.get(url(&revoked, Method::GET, "large").await).send().await.expect("an answer");
-    assert_eq!(refused.status(), StatusCode::FORBIDDEN);
+    for key in [&revoked, &replaced] {
+        let refused = service.http.get(url(key, Method::GET, "large").await).send().await;
+        assert_eq!(refused.expect("an answer").status(), StatusCode::FORBIDDEN);
+    }
     service.stop().await;
 }
 

@@ -235,3 +235,19 @@ async fn a_page_of_another_address_uses_no_front_without_credentials() {
     assert_eq!(own.0, StatusCode::OK, "{}", own.1);
     service.stop().await;
 }
+
+/// As at the API: of two, the front would take one, and a proxy before it perhaps the other.
+#[tokio::test]
+async fn a_head_with_two_hosts_or_credentials_is_refused() {
+    let directory = TempDir::new().expect("a directory");
+    let server = S3Server::start(Lacks::default()).await;
+    let (service, address) = front(&directory, &server).await;
+    let put = || service.http.put(format!("http://{address}/n/a")).body("x");
+    for (name, value) in [("host", "localhost"), ("authorization", "AWS4-HMAC-SHA256 x")] {
+        let answer = put().header(name, value).header(name, value).send().await.expect("answers");
+        let (status, text) = (answer.status(), answer.text().await.expect("text").to_lowercase());
+        assert!(status == StatusCode::BAD_REQUEST && text.contains(name), "{name}: {status} {text}");
+    }
+    assert_eq!(put().send().await.expect("answers").status(), StatusCode::OK, "with one host it is taken");
+    service.stop().await;
+}

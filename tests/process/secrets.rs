@@ -135,7 +135,7 @@ async fn no_secret_is_in_logs_metrics_answers_or_printed_settings() {
     assert_eq!(ask(&writer.token, Method::PUT, "/v1/namespaces/n/objects/other").await.as_u16(), 503);
     let begun = Instant::now();
     let whole = || fs::read_to_string(&log).expect("the log");
-    while !whole().contains("the store failed") {
+    while !whole().contains("a request to the object store failed") {
         assert!(begun.elapsed() < PATIENCE, "{}", whole());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

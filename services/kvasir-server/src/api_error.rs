@@ -64,7 +64,7 @@ impl ApiError {
         // Internal causes belong in the log, not in the response.
         let detail = match code {
             ErrorCode::StoreUnavailable => {
-                tracing::warn!(%error, "the store failed");
+                tracing::warn!(%error, "a request to the object store failed");
                 "the object store did not respond; no acknowledged data is lost; send the request again"
                     .to_owned()
             }

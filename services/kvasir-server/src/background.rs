@@ -201,7 +201,10 @@ async fn resolve_members(state: &AppState, resolver: &mut Option<TokioResolver>)
     };
     if let Err(error) = asked {
         state.metrics().cluster().resolve_failed();
-        tracing::warn!(error, "the members of the cluster are not known anew; the former list stays in use");
+        tracing::warn!(
+            error,
+            "the list of the cluster's members could not be resolved; the previous list stays in use"
+        );
     }
 }
 
@@ -218,7 +221,7 @@ async fn sync_journal(state: AppState) {
 async fn append_journal(state: &AppState, storage: &Storage) {
     match storage.changes().journal_append().await {
         Ok(entries) => state.metrics().journal("appended", entries),
-        Err(error) => tracing::warn!(%error, "journal synchronisation failed; it will be retried"),
+        Err(error) => tracing::warn!(%error, "writing this replica's journal failed; it will be retried"),
     }
 }
 
@@ -232,7 +235,7 @@ async fn collect_garbage(state: &AppState, policy: &GcPolicy) {
     match storage.lifecycle().collect_garbage(policy, &share, |now| metrics.collecting(now)).await {
         Ok(report) if report.led => {
             metrics.collected(&report, false);
-            tracing::info!(?report, dry_run = policy.dry_run, "garbage collected");
+            tracing::info!(?report, dry_run = policy.dry_run, "a garbage collection pass finished");
         }
         Ok(_) => tracing::debug!("another replica is collecting garbage"),
         Err(error) => {
@@ -250,7 +253,7 @@ async fn scrub(state: &AppState, rate: u64) {
         before = *now;
     });
     match scrubbed.await {
-        Ok(report) => tracing::info!(?report, "scrubbed"),
+        Ok(report) => tracing::info!(?report, "a scrub finished"),
         Err(error) => tracing::warn!(%error, "a scrub stopped early"),
     }
 }
@@ -274,11 +277,14 @@ pub(crate) async fn flush(state: &AppState) {
 
 #[cfg(test)]
 mod tests {
+    use axum::extract::State;
     use parking_lot::Mutex;
     use tokio::time::Instant;
 
     use super::*;
-    use crate::{auth::Authenticator, cluster::Cluster, journal_sync::JournalSync, metrics::Metrics};
+    use crate::{
+        auth::Authenticator, cluster::Cluster, handlers::ops, journal_sync::JournalSync, metrics::Metrics,
+    };
 
     #[tokio::test(start_paused = true)]
     async fn a_task_that_panics_runs_again_later_and_later_and_is_missed_where_it_is_needed() {
@@ -307,6 +313,9 @@ mod tests {
             let running = tokio::spawn(repeat(task, state.clone(), || Duration::from_secs(1), turn));
             tokio::time::sleep(Duration::from_secs(10)).await;
             assert_eq!(state.failing_task(), missed);
+            // Without a store it is not ready either way.
+            let Err(refused) = ops::readyz(State(state.clone())).await else { panic!("it is ready") };
+            assert_eq!(refused.problem().detail.contains("keeps panicking"), missed.is_some());
             tokio::time::sleep(Duration::from_secs(30)).await;
             assert_eq!(*turns.lock(), [1, 3, 6, 11, 20, 37, 38, 39]);
             assert_eq!(state.failing_task(), None, "it is well again");

@@ -55,6 +55,10 @@ impl EncryptionKeys {
         }
     }
 
+    pub(crate) fn has_rejected_file(&self) -> bool {
+        matches!(&self.0, KeySource::File(file) if file.is_rejected())
+    }
+
     /// Logs which tenants' chunks are encrypted: a misspelled name shows nowhere else.
     pub(crate) fn log_tenants(&self) {
         let keys = self.keys();

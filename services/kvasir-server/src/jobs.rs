@@ -198,7 +198,7 @@ pub(crate) fn start(
                 job.state = if cancellation.is_obeyed() { JobState::Cancelled } else { JobState::Done };
             }
             Err(error) => {
-                tracing::warn!(error, ?job_id, "a job ended early");
+                tracing::warn!(error, ?job_id, "an admin job failed");
                 job.error = Some(error);
                 job.state = JobState::Failed;
             }

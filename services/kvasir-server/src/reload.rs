@@ -24,7 +24,7 @@ struct LoadedValue<T> {
     value: Arc<T>,
     /// Of the files' bytes. Modification times are unreliable on mounted secrets.
     hash: blake3::Hash,
-    /// Hash of an unusable state, so that it is reported once.
+    /// Hash of the files' present state if it is unusable, so that it is reported once.
     rejected: Option<blake3::Hash>,
 }
 
@@ -53,6 +53,11 @@ impl<T> ReloadableFiles<T> {
         Arc::clone(&self.current.read().value)
     }
 
+    /// Whether the files have changed and cannot be used.
+    pub(crate) fn is_rejected(&self) -> bool {
+        self.current.read().rejected.is_some()
+    }
+
     /// Reloads the files. An unusable state is reported, and the last good one stays in force.
     pub(crate) fn reload(&self) {
         self.reload_if(|_, _| Ok(()));
@@ -65,7 +70,7 @@ impl<T> ReloadableFiles<T> {
         let hash = hash(files.as_deref().unwrap_or_default());
         {
             let current = self.current.read();
-            if hash == current.hash || current.rejected == Some(hash) {
+            if current.rejected.unwrap_or(current.hash) == hash {
                 return false;
             }
         }
@@ -124,15 +129,16 @@ mod tests {
         assert!(ReloadableFiles::<u32>::open(&[&path], parse).is_err_and(|e| e.contains("cannot be read")));
         write("1");
         let number = ReloadableFiles::<u32>::open(&[&path], parse).expect("opens");
-        let mut seen = vec![*number.get()];
-        for text in ["2", "two", "3"] {
+        let state = || (*number.get(), number.is_rejected());
+        let mut seen = vec![state()];
+        for text in ["2", "two", "2", "two", "3"] {
             write(text);
             number.reload();
-            seen.push(*number.get());
+            seen.push(state());
         }
         std::fs::remove_file(&path).expect("removes");
         number.reload();
-        seen.push(*number.get());
-        assert_eq!(seen, [1, 2, 2, 3, 3]);
+        seen.push(state());
+        assert_eq!(seen, [(1, false), (2, false), (2, true), (2, false), (2, true), (3, false), (3, true)]);
     }
 }

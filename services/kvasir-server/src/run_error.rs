@@ -17,8 +17,8 @@ pub enum RunError {
         /// The cause.
         source: std::io::Error,
     },
-    /// The configuration does not allow the listener's address.
-    #[error("the address {0}")]
+    /// The configuration does not allow the listener's address, or names a domain of buckets that cannot be one.
+    #[error("{0}")]
     Address(String),
     /// A file of credentials, certificates or keys cannot be used.
     #[error("{0}")]

@@ -112,7 +112,7 @@ pub async fn run(
     if let Some(problem) =
         [Some(address), s3_address].into_iter().flatten().find_map(|address| config.refuses_to_bind(address))
     {
-        return Err(RunError::Address(problem));
+        return Err(RunError::Address(format!("the address {problem}")));
     }
     let metrics = Arc::new(Metrics::new());
     metrics.capacity(config.gc.policy.capacity_bytes);

@@ -13,9 +13,20 @@ use kvasir_storage::Storage;
 use parking_lot::Mutex;
 
 use crate::{
-    api_error::ApiError, audit::AuditLog, auth::Authenticator, background::BackgroundTask, cluster::Cluster,
-    egress::EgressScheduler, encryption_keys::EncryptionKeys, jobs::Jobs, journal_sync::JournalSync,
-    loads::LoadLog, metrics::Metrics, quota::QuotaLimiter, series::SeriesLog, tls::Tls,
+    api_error::ApiError,
+    audit::AuditLog,
+    auth::Authenticator,
+    background::BackgroundTask,
+    cluster::Cluster,
+    egress::EgressScheduler,
+    encryption_keys::EncryptionKeys,
+    jobs::Jobs,
+    journal_sync::JournalSync,
+    loads::LoadLog,
+    metrics::{Metrics, ReloadedFiles},
+    quota::QuotaLimiter,
+    series::SeriesLog,
+    tls::Tls,
     trainings::TrainingLog,
 };
 
@@ -108,6 +119,13 @@ impl AppState {
         }
         if let Some(keys) = &self.0.keys {
             keys.reload();
+        }
+        let [tenants, jwks] = self.0.authenticator.rejected_files();
+        let tls = (ReloadedFiles::Tls, self.tls().is_some_and(Tls::has_rejected_files));
+        let keys =
+            (ReloadedFiles::EncryptionKeys, self.keys().is_some_and(EncryptionKeys::has_rejected_file));
+        for (files, are_rejected) in [tenants, jwks, tls, keys] {
+            self.metrics().health().files_rejected(files, are_rejected);
         }
     }
 

@@ -38,6 +38,10 @@ impl Tls {
         self.0.reload();
     }
 
+    pub(crate) fn has_rejected_files(&self) -> bool {
+        self.0.is_rejected()
+    }
+
     /// For the next connection, with the certificates now in force.
     pub(crate) fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(self.0.get())

@@ -16,7 +16,7 @@ use super::{
     principal::Principal,
     tenants::{Quota, Tenants},
 };
-use crate::{config::Config, limits, reload::ReloadableFiles};
+use crate::{config::Config, limits, metrics::ReloadedFiles, reload::ReloadableFiles};
 
 /// Why authentication failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,6 +109,14 @@ impl Authenticator {
         }
     }
 
+    /// For each kind of files, whether they have changed and cannot be used.
+    pub(crate) fn rejected_files(&self) -> [(ReloadedFiles, bool); 2] {
+        [
+            (ReloadedFiles::Tenants, self.tenants.as_ref().is_some_and(ReloadableFiles::is_rejected)),
+            (ReloadedFiles::Jwks, self.jwt.as_ref().is_some_and(Verifier::has_rejected_files)),
+        ]
+    }
+
     /// The quota of a tenant.
     pub(crate) fn quota(&self, tenant: &Name) -> Quota {
         self.tenants.as_ref().map(|tenants| tenants.get().quota(tenant)).unwrap_or_default()
@@ -197,9 +205,9 @@ impl Authenticator {
         self.token(credential).or_else(|| self.web_token(credential)).as_ref() == Some(principal)
     }
 
-    /// Like [`is_in_force`](Self::is_in_force), for an S3 access key.
-    pub(crate) fn is_access_key_in_force(&self, id: &str, principal: &Principal) -> bool {
-        self.access_key(id).is_some_and(|(now, _)| now == *principal)
+    /// Like [`is_in_force`](Self::is_in_force), for an S3 access key, whose secret may be replaced under its id.
+    pub(crate) fn is_access_key_in_force(&self, id: &str, secret: &Secret, principal: &Principal) -> bool {
+        self.access_key(id).is_some_and(|(now, current)| now == *principal && current == *secret)
     }
 
     fn token(&self, credential: &str) -> Option<Principal> {

@@ -96,6 +96,10 @@ impl Verifier {
         self.keys.reload();
     }
 
+    pub(super) fn has_rejected_files(&self) -> bool {
+        self.keys.is_rejected()
+    }
+
     /// The principal that the token names, if the token is valid.
     pub(super) fn principal(&self, token: &str) -> Option<Principal> {
         let header = decode_header(token).ok()?;

@@ -14,7 +14,7 @@ use prometheus::{
     TextEncoder, core::Collector, proto::MetricFamily,
 };
 
-pub(crate) use self::health::CachePart;
+pub(crate) use self::health::{CachePart, ReloadedFiles};
 use self::{api::ApiMetrics, cluster::ClusterMetrics, health::HealthMetrics, hot_tier::HotTierMetrics};
 use crate::wall_clock::unix_ms;
 

@@ -44,7 +44,7 @@ pub(super) const KEYS_FILE: Setting = Setting {
 
 pub(super) const KEYS: Setting = Setting {
     key: "encryption.keys",
-    help: "The same inline, as tenant:id:key separated by commas; prefer KVASIR_ENCRYPTION_KEYS to this file.",
+    help: "The keys themselves instead of encryption.keys_file, as tenant:id:key separated by commas; prefer KVASIR_ENCRYPTION_KEYS to a configuration file.",
     example: "\"team-a:2026-11:00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff\"",
     set: |c, t| {
         c.keys = Some(t.to_owned().into());

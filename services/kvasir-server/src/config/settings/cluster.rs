@@ -5,7 +5,7 @@ use crate::cluster::{MemberSource, canonical_url};
 
 pub(super) const MEMBERS: Setting = Setting {
     key: "cluster.members",
-    help: "The replicas that share the bucket, so that each keeps its part hot: dns+srv://NAME, or their URLs with commas between.",
+    help: "The replicas that share the bucket, so that each keeps a different part hot: dns+srv://NAME, or their URLs separated by commas.",
     example: "\"dns+srv://_api._tcp.kvasir-headless\"",
     set: |c, t| {
         c.cluster.members = Some(MemberSource::parse(t)?);
@@ -16,7 +16,7 @@ pub(super) const MEMBERS: Setting = Setting {
 
 pub(super) const ADVERTISE: Setting = Setting {
     key: "cluster.advertise",
-    help: "The URL of this replica as it stands among the members.",
+    help: "The URL of this replica, as cluster.members lists it.",
     example: "\"http://kvasir-0.kvasir-headless:7480\"",
     set: |c, t| {
         c.cluster.advertise = Some(canonical_url(t)?);
@@ -27,7 +27,7 @@ pub(super) const ADVERTISE: Setting = Setting {
 
 pub(super) const ZONE: Setting = Setting {
     key: "cluster.zone",
-    help: "The zone that this replica runs in: of two replicas that keep a prompt, clients of the same zone ask it first. Empty says nothing.",
+    help: "The zone that this replica runs in: of two replicas that keep a prompt, clients of the same zone ask it first. Empty: not known.",
     example: "\"eu-central-1a\"",
     set: |c, t| {
         // Kubernetes gives an empty text where it knows no zone of a pod.

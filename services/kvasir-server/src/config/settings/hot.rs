@@ -20,7 +20,7 @@ pub(super) const DISK: Setting = Setting {
 
 pub(super) const DIRECTORY: Setting = Setting {
     key: "hot.directory",
-    help: "Directory of that data; default <cache.directory>/hot. Only a cache: may be deleted while the service is down.",
+    help: "Directory of the hot tier's disk; default <cache.directory>/hot. Only a cache: may be deleted while the service is down.",
     example: "\"/mnt/nvme/kvasir-hot\"",
     set: |c, t| {
         c.hot.directory = Some(t.into());

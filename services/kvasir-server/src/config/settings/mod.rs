@@ -143,7 +143,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "tls.key_file",
-        help: "Its private key as PEM.",
+        help: "Private key of tls.certificate_file as PEM.",
         example: "\"/etc/kvasir/tls/tls.key\"",
         set: |c, t| path(&mut c.tls.get_or_insert_default().key_file, t),
         get: |c| c.tls.as_ref().and_then(|tls| path_text(&tls.key_file)),
@@ -312,7 +312,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "gc.tombstone_retention",
-        help: "Time from then to the deletion of the tombstone: longer than any pause of a process.",
+        help: "Time from the deletion of the bytes to that of the tombstone: longer than any pause of a process.",
         example: "",
         set: |c, t| {
             duration(&mut c.gc.policy.tombstone_retention, t)?;
@@ -348,7 +348,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "gc.eviction",
-        help: "Eviction policy above that limit: adaptive or lru.",
+        help: "Eviction policy above gc.capacity: adaptive or lru.",
         example: "",
         set: |c, t| {
             c.gc.policy.eviction = t.parse().map_err(|e: ParsePolicyError| e.to_string())?;

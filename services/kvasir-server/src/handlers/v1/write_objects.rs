@@ -10,8 +10,8 @@ use axum::{
 };
 use futures::{SinkExt, Stream, StreamExt, channel::mpsc};
 use kvasir_api::{
-    MEDIA_NEW_OBJECTS, NewObject, ObjectsRequest, StoredObject, WriteObjectsRequest, WriteObjectsResponse,
-    WrittenObject, routes,
+    ErrorCode, MEDIA_NEW_OBJECTS, NewObject, ObjectsRequest, Problem, StoredObject, WriteObjectsRequest,
+    WriteObjectsResponse, WrittenObject, routes,
 };
 use kvasir_storage::PutObject;
 use kvasir_store::trace::carry;
@@ -22,7 +22,8 @@ use super::{body, hint, path::id};
 use crate::{api_error::ApiError, auth::Principal, limits, quota_reservation, state::AppState};
 
 /// Stores several objects, each as `PUT` does and with its own result. While one is made durable, the next
-/// ones are received.
+/// ones are received. A body whose length is not that of its list and its objects is refused before any is
+/// stored.
 #[utoipa::path(post, path = routes::OBJECTS_WRITE, operation_id = "write_opaque_objects", tag = "objects",
     params(("namespace" = Name, Path, description = "the keys' namespace")),
     request_body(content = inline(kvasir_api::Binary), content_type = MEDIA_NEW_OBJECTS,
@@ -40,10 +41,15 @@ pub(in crate::handlers) async fn write(
     let (namespace, hint): (Name, _) =
         (id("namespace", &namespace)?, hint::parse(state.cluster(), &headers)?);
     body::check_length(&headers, bytes_max.saturating_add(limits::NEW_OBJECTS_HEAD_BYTES_MAX as u64))?;
+    let no_length = || {
+        let detail = "send the body with Content-Length, not with chunked encoding: it is compared before anything is stored";
+        Problem::new(ErrorCode::LengthRequired, detail)
+    };
+    let declared = body::declared_length(&headers).ok_or_else(no_length)?;
     let mut received = Received { parts: body::upload(&state, request_body), held: Bytes::new() };
     let at_once = Arc::new(Semaphore::new(parallel));
     let stored = async {
-        let objects = received.head(bytes_max).await?;
+        let objects = received.head(bytes_max, declared).await?;
         let mut storing: Vec<JoinHandle<Result<StoredObject, ApiError>>> = Vec::with_capacity(objects.len());
         for NewObject { key, bytes } in objects {
             let permit =
@@ -64,7 +70,6 @@ pub(in crate::handlers) async fn write(
                 let _ = sender.send(Ok::<_, axum::Error>(part)).await;
             }
         }
-        received.end().await?;
         Ok::<_, ApiError>(storing)
     };
     let storing = match stored.await {
@@ -97,6 +102,9 @@ async fn store(
     Ok(stored)
 }
 
+/// Size of the length field before the list of objects.
+const LENGTH_BYTES: usize = 4;
+
 /// A body that is read in pieces of given lengths.
 struct Received<S> {
     parts: S,
@@ -126,9 +134,9 @@ impl<S: Stream<Item = Result<Bytes, axum::Error>> + Unpin> Received<S> {
         Ok(bytes)
     }
 
-    /// The list of objects in the body, together at most `bytes_max` bytes.
-    async fn head(&mut self, bytes_max: u64) -> Result<Vec<NewObject>, ApiError> {
-        let length = self.exactly(4).await?;
+    /// The list of objects in a body of `declared` bytes, together at most `bytes_max` bytes.
+    async fn head(&mut self, bytes_max: u64, declared: u64) -> Result<Vec<NewObject>, ApiError> {
+        let length = self.exactly(LENGTH_BYTES).await?;
         let length = u32::from_le_bytes(length.try_into().unwrap_or_default()) as usize;
         if length > limits::NEW_OBJECTS_HEAD_BYTES_MAX {
             let detail =
@@ -147,14 +155,11 @@ impl<S: Stream<Item = Result<Bytes, axum::Error>> + Unpin> Received<S> {
         if bytes > bytes_max {
             return Err(body::too_large(bytes_max));
         }
-        Ok(objects)
-    }
-
-    /// Checks that nothing follows the last object.
-    async fn end(&mut self) -> Result<(), ApiError> {
-        match self.next(1).await {
-            Ok(_) => Err(ApiError::bad_request("the body continues after its last object")),
-            Err(_) => Ok(()),
+        let whole = bytes.saturating_add((LENGTH_BYTES + length) as u64);
+        if declared != whole {
+            let detail = format!("the body has {declared} bytes; its list and its objects have {whole}");
+            return Err(ApiError::bad_request(detail));
         }
+        Ok(objects)
     }
 }
