@@ -38,10 +38,10 @@ use crate::{
 pub(crate) struct ApartArguments {
     #[command(flatten)]
     pub(crate) common: CommonArguments,
-    /// Pairs of each question.
+    /// Pairs of requests for each comparison.
     #[arg(long, default_value_t = 2_000)]
     pairs: usize,
-    /// Seed of their order.
+    /// Seed of the order of the requests.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }

@@ -13,7 +13,7 @@ pub(crate) struct CommonArguments {
     /// Further settings of the service, as `section.key=value`.
     #[arg(long = "set", value_name = "SETTING")]
     pub(crate) settings: Vec<String>,
-    /// The trace file of a replay, as NAME=FILE (JSON lines, or these through zstd); a synthetic one otherwise.
+    /// Trace file of a replay, as NAME=FILE (JSON lines, plain or compressed by zstd). Default: a synthetic trace.
     #[arg(long = "trace", value_name = "NAME=FILE", value_parser = named_file)]
     pub(crate) traces: Vec<(String, PathBuf)>,
     /// Folder for results: NAME.json and NAME.html.

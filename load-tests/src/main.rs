@@ -29,7 +29,7 @@ use kvasir_tests::s3::{Lacks, S3Server};
 
 use crate::scenario::{run::RunArguments, spec::Scenario};
 
-/// Load, faults and peers: numbers that can be made again.
+/// Measures the service under load and faults, compares it with other servers, and projects to larger clusters.
 #[derive(Debug, Parser)]
 struct Arguments {
     #[command(subcommand)]

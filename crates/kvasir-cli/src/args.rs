@@ -40,7 +40,7 @@ pub(crate) enum Command {
     /// Operate a service: garbage collection, scrubs, index, usage, events, live view.
     #[command(subcommand)]
     Admin(AdminCommand),
-    /// Train, inspect and pack profiles.
+    /// Train, publish, inspect and pack profiles; show those of a model at a service.
     #[command(subcommand)]
     Profile(ProfileCommand),
     /// Encode, decode and inspect chunk objects without a service.
@@ -52,7 +52,7 @@ pub(crate) enum Command {
     /// Estimate the size of a model's KV cache, the cost of keeping it, and the level that fits a link and an
     /// SLO.
     Plan(PlanArguments),
-    /// Generate a bearer token (on stderr) and its entry for the tenants file (on stdout).
+    /// Generate a bearer token or an S3 access key (on stderr), and its entry for the tenants file (on stdout).
     Token(TokenArguments),
     /// Print a shell completion script.
     Completions(CompletionsArguments),

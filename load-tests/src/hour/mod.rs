@@ -46,16 +46,16 @@ const OVERTIME: Duration = Duration::from_secs(600);
 /// grew.
 #[derive(Debug, Args)]
 pub(crate) struct HourArguments {
-    /// The executable of the test `process`.
+    /// The built executable of the test `process`, which judges the replicas.
     #[arg(long)]
     judge: PathBuf,
     /// The `kvasir` binary of the conversations.
     #[arg(long, default_value = "target/release/kvasir")]
     kvasir: PathBuf,
-    /// The trace of the conversations (JSON lines, or these through zstd); a synthetic one otherwise.
+    /// Trace file of the conversations (JSON lines, plain or compressed by zstd). Default: a synthetic trace.
     #[arg(long)]
     trace: Option<PathBuf>,
-    /// How long.
+    /// Duration of the run, in minutes.
     #[arg(long, default_value_t = 60.0)]
     minutes: f64,
     /// Speed of the conversations relative to their trace: the default and the judged runs fill two cores.

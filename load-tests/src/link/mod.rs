@@ -35,7 +35,7 @@ use crate::{
     scenario::spec::ServiceSpec,
 };
 
-/// A context over a shaped link, as raw, 8-bit, LMCache's bytes, and each of our levels.
+/// Times the load of one context over a shaped link: 16 bits, 8-bit integers, CacheGen, and each of Kvasir's levels.
 #[derive(Debug, Args)]
 pub(crate) struct LinkArguments {
     #[command(flatten)]
@@ -46,10 +46,10 @@ pub(crate) struct LinkArguments {
     /// Layers of the model: 32 are a Mistral-7B's.
     #[arg(long, default_value_t = 32)]
     layers: usize,
-    /// The link, in Mb/s.
+    /// Bandwidth of the link, in Mb/s.
     #[arg(long, default_value_t = 1_000.0)]
     mbps: f64,
-    /// Measurements of each encoding but CacheGen; medians count.
+    /// Measurements of each encoding except CacheGen; the median is reported.
     #[arg(long, default_value_t = 3)]
     rounds: usize,
     /// A Python with lmcache; `load-tests/peers/lmcache FOLDER` makes one.

@@ -13,13 +13,13 @@ use crate::arguments::CommonArguments;
 pub(crate) struct PeersArguments {
     #[command(flatten)]
     pub(crate) common: CommonArguments,
-    /// Bytes of a value, in MB.
+    /// Sizes of values in MB, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "4,8,16,32")]
     pub(super) sizes: Vec<usize>,
-    /// Values of each size that are read.
+    /// Number of values of each size to read.
     #[arg(long, default_value_t = 8)]
     pub(super) values: usize,
-    /// Bytes that a measurement of writes writes, in MB: new values, the same for all.
+    /// MB of new values that each measurement of writes stores, the same for all servers.
     #[arg(long, default_value_t = 256)]
     pub(super) written: usize,
     /// Concurrent connections; each sends its next request when the previous one is complete.
@@ -28,7 +28,7 @@ pub(crate) struct PeersArguments {
     /// Seconds of one measurement of reads.
     #[arg(long, default_value_t = 1.5)]
     pub(super) seconds: f64,
-    /// Measurements of each; the servers take turns, and medians count.
+    /// Measurements of each server. The servers take turns, and the median is reported.
     #[arg(long, default_value_t = 5)]
     pub(super) rounds: usize,
     /// The nginx binary; `load-tests/peers/nginx FOLDER` unpacks one.

@@ -21,7 +21,7 @@ use crate::{
     report,
 };
 
-/// A projection to 100 replicas, 1 and 33 PB, 400 Gb/s, from the results of the other commands and published prices.
+/// Projects to 100 replicas, 1 and 33 PB, 400 Gb/s, from the results of the other commands and published prices.
 #[derive(Debug, Args)]
 pub(crate) struct ProjectArguments {
     /// Folder with peers-alone.json, namespace-1m.json, scale-out.json, replay-conversation-whole.json and replay-agentic.json; missing
@@ -31,10 +31,10 @@ pub(crate) struct ProjectArguments {
     /// Folder for projection.json and projection.html.
     #[arg(long, default_value = "target/load")]
     pub(crate) out: PathBuf,
-    /// Aggregate of reads, in Gb/s.
+    /// Rate of reads from all replicas together, in Gb/s.
     #[arg(long, default_value_t = 400.0)]
     gbits: f64,
-    /// Seconds from a pass of the collector to the next, as `gc.interval`.
+    /// Interval between two passes of the collector in seconds, as `gc.interval`.
     #[arg(long, default_value_t = 600.0)]
     gc_interval_s: f64,
 }

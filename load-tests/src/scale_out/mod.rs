@@ -28,7 +28,7 @@ use crate::{
     say,
 };
 
-/// Replicas in network namespaces over one S3 server: throughput, hit ratios, a rolling restart. Needs root.
+/// Measures replicas in network namespaces over one S3 server: throughput, hit ratios, a rolling restart. Needs root.
 #[derive(Debug, Args)]
 pub(crate) struct ScaleArguments {
     #[command(flatten)]
@@ -36,19 +36,19 @@ pub(crate) struct ScaleArguments {
     /// What to measure.
     #[arg(long, value_delimiter = ',', default_value = "hot,conversation,template,restart,leave,join")]
     parts: Vec<Part>,
-    /// How many replicas, in turn. The largest number is restarted.
+    /// Numbers of replicas, one after the other. The restart uses the largest number.
     #[arg(long, value_delimiter = ',', default_value = "1,2,4,8")]
     replicas: Vec<usize>,
-    /// Bandwidth of each replica's link, in Mb/s: little enough that two cores can fill all of them.
+    /// Bandwidth of each replica's link, in Mb/s: low enough that two cores can fill all links.
     #[arg(long, default_value_t = 200)]
     link_mbps: u64,
-    /// The object store, a MinIO binary: `tests/servers/minio install` builds one. Without it, the tests' own S3 server.
+    /// MinIO binary to use as the object store; `tests/servers/minio install` builds one. Default: the tests' own S3 server.
     #[arg(long)]
     pub(crate) minio: Option<PathBuf>,
-    /// Objects that are read hot: so many that chance gives each replica about as many.
+    /// Objects for hot reads: with this many, each replica gets about the same number.
     #[arg(long, default_value_t = 4_096)]
     objects: usize,
-    /// Bytes of each.
+    /// Bytes of each object.
     #[arg(long, default_value_t = 200_000)]
     bytes: usize,
     /// Seconds of each measurement of hot reads.
@@ -69,13 +69,13 @@ enum Part {
     Hot,
     /// Hit ratios of a conversation trace.
     Conversation,
-    /// The same where most conversations begin with one system prompt, on one replica and on the largest number.
+    /// The same with one system prompt before most conversations, on one replica and on the largest number.
     Template,
     /// A rolling restart under load.
     Restart,
-    /// One that leaves for good under load.
+    /// A replica leaves for good under load.
     Leave,
-    /// One that joins under load, empty.
+    /// An empty replica joins under load.
     Join,
 }
 

@@ -30,7 +30,7 @@ use crate::{
     },
 };
 
-/// Scenarios to run, and how.
+/// Arguments of `kvasir-load run`.
 #[derive(Debug, Args)]
 pub(crate) struct RunArguments {
     #[command(flatten)]
@@ -40,10 +40,10 @@ pub(crate) struct RunArguments {
     /// Files of scenarios, or folders of them.
     #[arg(required = true)]
     pub(crate) scenarios: Vec<PathBuf>,
-    /// The size for CI: seconds each, and no bounds on times.
+    /// Run the size for CI: seconds for each scenario, without thresholds on times.
     #[arg(long)]
     pub(crate) smoke: bool,
-    /// How long requests arrive, instead of the scenario's value: for soak tests.
+    /// Seconds during which requests arrive, instead of the scenario's value: for soak tests.
     #[arg(long)]
     pub(crate) seconds: Option<f64>,
     /// Seed of all that is random, instead of the scenario's.

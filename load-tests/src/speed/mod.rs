@@ -32,7 +32,7 @@ pub(crate) enum SpeedCommand {
     Memory(MemoryArguments),
     /// `kvasir admin rebuild-index`, from the store and from the journal.
     Rebuild(RebuildArguments),
-    /// How soon three replicas see a removal, and how many requests they send to an idle service's store.
+    /// How soon three replicas see a removal, and how many requests idle replicas send to the store.
     Replicas(ReplicasArguments),
     /// Runs a separate S3 server until it is killed.
     #[command(hide = true)]
@@ -82,7 +82,7 @@ pub(crate) struct MemoryArguments {
     /// Concurrent uploads, then downloads.
     #[arg(long, default_value_t = 256)]
     at_once: usize,
-    /// Bytes of each, in MiB.
+    /// Size of each upload and download, in MiB.
     #[arg(long, default_value_t = 32)]
     mebibytes: usize,
 }

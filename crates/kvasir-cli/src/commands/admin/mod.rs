@@ -23,7 +23,7 @@ pub(crate) enum AdminCommand {
     Scrub(scrub::ScrubArguments),
     /// Rebuild a service's index from the object store, or from the journal (`--journal`).
     RebuildIndex(rebuild_index::RebuildIndexArguments),
-    /// Move a tenant with unencrypted data to its first key: a new salt; unencrypted objects are deleted.
+    /// Move a tenant with unencrypted data to its first key: write a new salt and delete the unencrypted objects.
     Seal(seal::SealArguments),
     /// Show what the store holds, and its size.
     Usage(usage::UsageArguments),

@@ -28,7 +28,7 @@ impl RequestRecord {
     pub(super) fn text(&self) -> String {
         let stored = self.stored_tokens.map_or("not known".to_owned(), |tokens| tokens.to_string());
         format!(
-            "{}: {} tokens in its prompt, ended at {} ms since 1970\n{}: {}\n  vLLM had {}, stored were {stored}, a load of {} was planned; {} are stored or were given to be",
+            "{}: {} tokens in its prompt, ended at {} ms since 1970\n{}: {}\n  tokens in vLLM: {}; found in Kvasir: {stored}; planned to load: {}; stored or being stored: {}",
             self.request,
             self.prompt_tokens,
             self.ended_at_ms,
