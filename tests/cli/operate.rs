@@ -65,14 +65,6 @@ fn a_service_is_looked_after() {
     assert!(text.starts_with("0 of 1 keys have objects; the next one is a\nnever_stored: "), "{text}");
     let both = bench.run(&format!("context explain --url {url} --key a --kv kv.safetensors"));
     both.fails(exit::USAGE, &[]);
-    let engine = format!("lmcache/{}", "0f".repeat(16));
-    put(url, "lmcache/identities/0", r#"{"place": [0], "fields": [["dtype", "bf16"], ["ranks", 1]]}"#);
-    put(url, &format!("{engine}/identity"), r#"{"place": [0], "fields": [["dtype", "fp8"], ["ranks", 1]]}"#);
-    let text = bench.ok(&format!("context explain --url {url} --key {engine}/0/page"));
-    assert!(
-        text.contains("/page\nother_model: ") && text.contains("\n  dtype: asked fp8, stored bf16\n"),
-        "{text}"
-    );
 
     let create = format!("context create --url {url} --kv kv.safetensors --label app=chat --pin --json");
     let context = json(&bench.ok(&create));
@@ -141,6 +133,21 @@ fn selftest_is_an_s3_client_too() {
     assert!(test["list_ms"].is_number() && test["gone_ms"].is_number() && test["bytes"] == 3 << 20, "{test}");
     bench.run_with(&line, &key("another")).fails(exit::UNAVAILABLE, &["SignatureDoesNotMatch"]);
     bench.run(&line).fails(exit::USAGE, &["AWS_ACCESS_KEY_ID", "kvasir token --s3"]);
+}
+
+#[test]
+fn a_page_that_an_engine_misses_is_explained_by_what_differs() {
+    let bench = empty_bench();
+    let service = serve(&bench);
+    let url = &service.url;
+    let engine = format!("lmcache/{}", "0f".repeat(16));
+    put(url, "lmcache/identities/0", r#"{"place": [0], "fields": [["dtype", "bf16"], ["ranks", 1]]}"#);
+    put(url, &format!("{engine}/identity"), r#"{"place": [0], "fields": [["dtype", "fp8"], ["ranks", 1]]}"#);
+    let text = bench.ok(&format!("context explain --url {url} --key {engine}/0/page"));
+    assert!(
+        text.contains("/page\nother_model: ") && text.contains("\n  dtype: asked fp8, stored bf16\n"),
+        "{text}"
+    );
 }
 
 /// Stores an object, as an engine does.
