@@ -34,7 +34,7 @@ use crate::{
 /// Seeds of every run.
 const SEEDS: u64 = 80;
 /// Maximum number of seeds, if a transition was not cut often enough.
-const SEEDS_MAX: u64 = 200;
+const SEEDS_MAX: u64 = 300;
 /// Seeds of every run in which clients follow routes.
 const SEEDS_BY_ROUTES: u64 = 16;
 const ROUNDS: usize = 40;

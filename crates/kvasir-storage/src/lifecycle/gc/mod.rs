@@ -31,7 +31,7 @@ use std::{
     time::Duration,
 };
 
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt};
 use kvasir_eviction::PolicyKind;
 use kvasir_store::{
     StoreError,
@@ -346,17 +346,25 @@ impl Lifecycle {
         for (log, retention) in logs {
             let folder = self.bucket.layout().log_prefix(log);
             let mut listing = self.bucket.list(&folder, "listing the journal for the collector");
-            let mut old = Vec::new();
-            while let Some((key, meta)) = listing.try_next().await? {
-                if !matches!(key, Key::Journal { .. }) || pass.now.age(&meta) < retention {
-                    continue;
+            let (mut old, mut listed) = (Vec::new(), Ok(()));
+            while let Some(next) = listing.next().await {
+                match next {
+                    Ok((Key::Journal { .. }, meta)) if pass.now.age(&meta) >= retention => {
+                        old.push(meta.location);
+                    }
+                    Ok(_) => {}
+                    Err(error) => {
+                        listed = Err(error);
+                        break;
+                    }
                 }
-                old.push(meta.location);
                 if old.len() >= limits::GC_BATCH_OBJECTS {
                     self.delete_batches(pass, std::mem::take(&mut old)).await?;
                 }
             }
+            // What was listed before an error is deleted, too.
             self.delete_batches(pass, old).await?;
+            listed?;
         }
         Ok(())
     }
