@@ -14,15 +14,18 @@ use kvasir_storage::{
     ByteRange, ChunkError, JournalReading, Settings, Storage, WorkShare, gc::GcPolicy, index::Index,
 };
 use kvasir_store::{
+    OpenStore, StoreKind,
     layout::{ChunkKey, JournalLog, Key},
+    observe::NoObserver,
     seal::{FileKeys, KeyBytes, KeyService, KeyServiceError},
 };
 use kvasir_tests::{
     chunks,
+    faulty::FaultyStore,
     hooked::{Hook, Hooked},
 };
 use kvasir_types::Name;
-use object_store::ObjectStoreExt;
+use object_store::{ObjectStoreExt, path::Path};
 
 use crate::{
     Backend,
@@ -120,6 +123,31 @@ async fn a_removal_that_does_not_open_brings_nothing_back() {
     assert_eq!((offered(&reader, &tokens[0]).await, offered(&reader, &tokens[1]).await), (0, 64));
     let served = read(&reader, &removed, ByteRange::Whole).await;
     assert!(matches!(served, Err(ChunkError::Unknown { .. })), "{served:?}");
+}
+
+/// A machine that was suspended has the store's time of long ago, where replicas that have read all removals do not look again.
+#[tokio::test(start_paused = true)]
+async fn removals_of_a_replica_whose_clock_stood_still_are_heard() {
+    const BEHIND_MS: i64 = 2 * 60 * 60 * 1000;
+    let (backend, truth) = (Backend::memory(), FaultyStore::new(1, 0, false));
+    let replica = async |behind_ms: i64| {
+        let (store, life) = truth.for_replica();
+        life.set_clock_error_ms(-behind_ms);
+        let (root, kind) = (Path::default(), StoreKind::Memory);
+        let open = OpenStore::with(store, &root, kind, &backend.config, Arc::new(NoObserver));
+        backend.replica_over(open, |_| {}).await
+    };
+    let (writer, reader) = (replica(BEHIND_MS).await, replica(0).await);
+    let root = prepare(&writer).await;
+    let tokens = chunks::tokens(126, 64);
+    let chunk = chunks::chunk(root, &tokens, 0, 64, 50);
+    put(&writer, &chunk).await;
+    let hear = async || reader.changes().journal_tail(JournalReading::Removals).await.expect("reads");
+    hear().await;
+    assert_eq!(offered(&reader, &tokens).await, 64);
+    writer.lifecycle().remove(&key(&chunk)).await.expect("removes");
+    hear().await;
+    assert_eq!(offered(&reader, &tokens).await, 0);
 }
 
 /// A tail that fails behind a batch that was read ahead, and does not open, has not applied it: the next one empties the index.

@@ -150,11 +150,7 @@ fn limits_and_defaults() -> [(&'static str, f64, &'static str); 18] {
         ("journal_counts_every_s", JOURNAL_COUNTS_EVERY.as_secs_f64(), "JOURNAL_COUNTS_EVERY"),
         ("journal_interval_s", defaults.journal.interval.as_secs_f64(), "default of journal.interval"),
         ("journal_retention_s", policy.journal_retention.as_secs_f64(), "default of journal.retention"),
-        (
-            "removals_kept_s",
-            policy.removals_kept().as_secs_f64(),
-            "defaults of gc.grace and gc.tombstone_retention",
-        ),
+        ("removals_window_s", limits::JOURNAL_REMOVALS_WINDOW.as_secs_f64(), "JOURNAL_REMOVALS_WINDOW"),
     ]
 }
 

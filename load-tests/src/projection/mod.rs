@@ -63,9 +63,9 @@ const MODEL: [&str; 9] = [
      other replica",
     "more replicas: all together read removals journal_reads_per_s times a second, each at least every journal_interval_max_s, and \
      counts every journal_counts_every_s; one reads what all stored, for quotas; each has rows of an equal share of the chunks",
-    "a log of the journal that has more than journal_pages_max pages is listed replica by replica; batches of what was stored are kept \
-     for journal_retention_s, those of removals for removals_kept_s; one replica evicts all the time, and each announces removals \
-     once in each of its passes",
+    "of removals each read lists the batches of the last removals_window_s; the log of what was stored, whose batches are kept for \
+     journal_retention_s, is listed replica by replica where it has more than journal_pages_max pages; one replica evicts all the \
+     time, and each announces removals once in each of its passes",
     "the collector waits gc_interval_s between passes: one replica lists everything, work_units or fewer list their shares of one \
      model; the bill is of listings only, without what they find to do; the owner of a unit collects collected_at_once \
      chunks at a time, and the replica that evicts carries out one intent after the other",

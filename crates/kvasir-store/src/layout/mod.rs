@@ -16,7 +16,8 @@
 //! {root}/2/t/{tenant}/salt                                            start of the tenant's token chains
 //! {root}/2/t/{tenant}/g/{namespace}/{id}                              later salts of a namespace, one each rotation
 //! {root}/2/t/{tenant}/salts/{id}                                      proposals for it, without conditional creates
-//! {root}/2/j/{log}/{replica}/{n}                                      journal batches: removed, stored, counted
+//! {root}/2/j/removed/{time}.{replica}                                 journal batches of removals, by the store's time in ms
+//! {root}/2/j/{log}/{replica}/{n}                                      other journal batches: stored, counted
 //! {root}/2/gc/epoch/{n}                                               beginnings of the collector's passes; not empty: of one over the whole store
 //! {root}/2/gc/intent/{uuid}                                           chunks that a collector is about to delete
 //! {root}/2/probe/{uuid}                                               start-up probes
@@ -31,6 +32,10 @@ use object_store::path::Path;
 use uuid::Uuid;
 
 pub use self::{journal_log::JournalLog, listed::ListedKey};
+
+/// Numbers of batches of removals from here on are times, in ms since 1970. Those of early builds counted from 0 and are
+/// named as the other logs' are.
+const REMOVALS_TIMED_FROM: u64 = 1_000_000_000_000;
 
 /// Version of the layout: the first segment under the root.
 pub const LAYOUT_VERSION: &str = "2";
@@ -125,7 +130,7 @@ pub enum Key {
         log: JournalLog,
         /// The replica that wrote it.
         replica: Name,
-        /// Its number.
+        /// Its number among those of the replica in this log. Of removals, also the store's time in ms since 1970.
         n: u64,
     },
     /// The beginning of a pass of the collector.
@@ -236,6 +241,9 @@ impl Layout {
             Key::SaltRotation { tenant, namespace, id } => {
                 self.salt_rotations_prefix(tenant, namespace).join(id.to_string())
             }
+            Key::Journal { log: JournalLog::Removed, replica, n } if *n >= REMOVALS_TIMED_FROM => {
+                self.log_prefix(JournalLog::Removed).join(format!("{n:020}.{replica}"))
+            }
             Key::Journal { log, replica, n } => {
                 self.log_prefix(*log).join(replica.as_str()).join(format!("{n:020}"))
             }
@@ -297,6 +305,10 @@ impl Layout {
                 namespace: namespace.parse().ok()?,
                 id: id.parse().ok()?,
             },
+            ["j", "removed", file] => {
+                let (n, replica) = file.split_once('.')?;
+                Key::Journal { log: JournalLog::Removed, replica: replica.parse().ok()?, n: counter(n)? }
+            }
             ["j", log, replica, n] => {
                 Key::Journal { log: JournalLog::parse(log)?, replica: replica.parse().ok()?, n: counter(n)? }
             }
@@ -407,6 +419,11 @@ impl Layout {
     /// All journals of one log.
     pub fn log_prefix(&self, log: JournalLog) -> Path {
         self.journal_prefix().join(log.as_str())
+    }
+
+    /// The offset of a listing without the batches of removals that are named by an earlier time of the store, in ms.
+    pub fn removals_since(&self, store_ms: u64) -> Path {
+        self.log_prefix(JournalLog::Removed).join(format!("{store_ms:020}"))
     }
 
     /// All GC intents.

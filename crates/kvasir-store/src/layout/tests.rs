@@ -77,11 +77,9 @@ fn any_key() -> impl Strategy<Value = Key> {
             namespace,
             id: Uuid::from_u128(id)
         }),
-        (any_name(), any::<u64>(), 0..JournalLog::ALL.len()).prop_map(|(replica, n, log)| Key::Journal {
-            log: JournalLog::ALL[log],
-            replica,
-            n
-        }),
+        (any_name(), 0u32..64, any::<u64>(), 0..JournalLog::ALL.len()).prop_map(
+            |(replica, shift, n, log)| { Key::Journal { log: JournalLog::ALL[log], replica, n: n >> shift } }
+        ),
         any::<u64>().prop_map(|n| Key::GcEpoch { n }),
         any::<u128>().prop_map(|id| Key::GcIntent(Uuid::from_u128(id))),
         any::<u128>().prop_map(|id| Key::Probe(Uuid::from_u128(id))),
@@ -103,6 +101,18 @@ proptest! {
         let layout = Layout::new(&Path::default());
         let path = |n| layout.path(&Key::Journal { log: JournalLog::Stored, replica: "r".parse().expect("a name"), n });
         prop_assert_eq!(a.cmp(&b), path(a).cmp(&path(b)));
+    }
+
+    /// Whoever wrote them: a reader leaves out what is named by an earlier time.
+    #[test]
+    fn batches_of_removals_list_by_time(
+        since in REMOVALS_TIMED_FROM..,
+        n in REMOVALS_TIMED_FROM..,
+        replica in any_name(),
+    ) {
+        let layout = Layout::new(&Path::default());
+        let path = layout.path(&Key::Journal { log: JournalLog::Removed, replica, n });
+        prop_assert_eq!(path > layout.removals_since(since), n >= since);
     }
 
     #[test]

@@ -5,7 +5,11 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::{
+    StreamExt, TryStreamExt,
+    future::{ready, try_join_all},
+    stream,
+};
 use kvasir_store::{
     StoreError,
     layout::{JournalLog, Key},
@@ -15,7 +19,7 @@ use object_store::{ObjectMeta, path::Path};
 
 use super::{
     super::{Changes, ledger::Reach},
-    READING,
+    READING, RemovalsRead,
 };
 use crate::limits;
 
@@ -52,13 +56,23 @@ impl JournalReading {
     }
 }
 
+/// Who wrote the listed batches, by log.
+fn writers(listed: &[(Key, ObjectMeta)]) -> BTreeSet<(JournalLog, &Name)> {
+    let writers = listed.iter().filter_map(|(key, _)| match key {
+        Key::Journal { log, replica, .. } => Some((*log, replica)),
+        _ => None,
+    });
+    writers.collect()
+}
+
 /// Numbers of batches, by log and replica, in order.
 pub(super) type Batches = BTreeMap<(JournalLog, Name), Vec<u64>>;
 
 impl Changes {
     /// Other replicas' batches after those seen. Reads everything in one listing while that has no more pages than there are
-    /// folders to list one by one, otherwise each log in one; beyond that, for a while, a log's folders and then each of them.
-    pub(super) async fn fresh_batches(&self, reading: JournalReading) -> Result<Batches, StoreError> {
+    /// folders to list one by one, otherwise each log in one: of removals the latest, of other logs all; beyond that, for a
+    /// while, a log's folders and then each of them. Also returns whether all removals were listed.
+    pub(super) async fn fresh_batches(&self, reading: JournalReading) -> Result<(Batches, bool), StoreError> {
         let journal = &self.journal;
         let before = *journal.last_reading.lock();
         if reading.begins_to_read_stored(before) {
@@ -71,10 +85,10 @@ impl Changes {
         if reading == JournalReading::Rows
             && let Some(fresh) = self.fresh_in(&all, &JournalLog::ALL, &journal.looks_by_log).await?
         {
-            return Ok(fresh);
+            return Ok((fresh, true));
         }
-        let mut batches = Batches::new();
-        for log in JournalLog::ALL.into_iter().filter(|log| reading.has(*log)) {
+        let (mut batches, lists_all_removals) = self.fresh_removals().await?;
+        for log in [JournalLog::Stored, JournalLog::Counted].into_iter().filter(|log| reading.has(*log)) {
             let prefix = self.bucket.layout().log_prefix(log);
             batches.append(&mut match self
                 .fresh_in(&prefix, &[log], &journal.log(log).looks_by_folder)
@@ -84,7 +98,52 @@ impl Changes {
                 None => self.batches_by_folder(log, &prefix).await?,
             });
         }
-        Ok(batches)
+        Ok((batches, lists_all_removals))
+    }
+
+    /// The new batches of removals, and whether all of that log were listed: otherwise those named by a time shortly before
+    /// the last read or later.
+    async fn fresh_removals(&self) -> Result<(Batches, bool), StoreError> {
+        let prefix = self.bucket.layout().log_prefix(JournalLog::Removed);
+        let last_read = *self.journal.removals_read.lock();
+        let is_recent =
+            |read: &RemovalsRead| read.all_listed.elapsed() < limits::JOURNAL_REMOVALS_LISTED_EVERY;
+        if let Some(read) = last_read.filter(is_recent) {
+            let window_ms = i64::try_from(limits::JOURNAL_REMOVALS_WINDOW.as_millis()).unwrap_or(i64::MAX);
+            let since_ms = read.begun_ms.saturating_sub(window_ms).max(0).cast_unsigned();
+            let offset = self.bucket.layout().removals_since(since_ms);
+            let listed: Vec<_> = self.bucket.list_behind(&prefix, &offset, READING).try_collect().await?;
+            return Ok((self.fresh(&listed), false));
+        }
+        let listed = self.all_removals(&prefix).await?;
+        let replicas = writers(&listed);
+        self.keep_positions(JournalLog::Removed, |replica| {
+            replicas.contains(&(JournalLog::Removed, replica))
+        });
+        Ok((self.fresh(&listed), true))
+    }
+
+    /// All batches of removals. At equal distances of time many listings begin, because lookups wait for them.
+    async fn all_removals(&self, prefix: &Path) -> Result<Vec<(Key, ObjectMeta)>, StoreError> {
+        let Some(now_ms) = self.bucket.now_ms().filter(|_| self.bucket.open().directory().is_none()) else {
+            return self.bucket.list(prefix, READING).try_collect().await;
+        };
+        let layout = self.bucket.layout();
+        let begun_ms = now_ms.saturating_sub(self.removals_kept_ms()).max(0).cast_unsigned();
+        let kept_ms = now_ms.max(0).cast_unsigned().saturating_sub(begun_ms);
+        let slices = limits::JOURNAL_FOLDERS_AT_ONCE as u64;
+        let listings = (0..slices).map(|slice| {
+            // The first one begins with all that is older, the last one ends with all that is younger.
+            let start = |slice: u64| layout.removals_since(begun_ms + kept_ms / slices * slice);
+            let listing = match slice {
+                0 => self.bucket.list(prefix, READING),
+                _ => self.bucket.list_behind(prefix, &start(slice), READING),
+            };
+            let end = (slice + 1 < slices).then(|| start(slice + 1));
+            let is_before = move |meta: &ObjectMeta| end.as_ref().is_none_or(|end| meta.location <= *end);
+            listing.try_take_while(move |(_, meta)| ready(Ok(is_before(meta)))).try_collect::<Vec<_>>()
+        });
+        Ok(try_join_all(listings).await?.into_iter().flatten().collect())
     }
 
     /// The new batches of some logs by one listing, if there are few enough; if not, that is not tried again for a while.
@@ -105,11 +164,7 @@ impl Changes {
             looks_left.store(limits::JOURNAL_LOOKS_BY_FOLDER, Ordering::Relaxed);
             return Ok(None);
         }
-        let replicas = listed.iter().filter_map(|(key, _)| match key {
-            Key::Journal { log, replica, .. } => Some((*log, replica)),
-            _ => None,
-        });
-        let replicas: BTreeSet<_> = replicas.collect();
+        let replicas = writers(&listed);
         for log in logs {
             self.keep_positions(*log, |replica| replicas.contains(&(*log, replica)));
         }

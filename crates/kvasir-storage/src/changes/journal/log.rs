@@ -91,11 +91,21 @@ impl Log {
         self.next.load(Ordering::Relaxed)
     }
 
-    /// Takes the waiting entries, and the number of their batch; of counts, as many as fit into one.
-    pub(super) fn take(&self) -> Option<Unsent<'_>> {
+    /// The next batch has at least this number.
+    pub(super) fn skip_to(&self, n: u64) {
+        let _waiting = self.waiting.lock();
+        self.next.fetch_max(n, Ordering::Relaxed);
+    }
+
+    /// Takes the waiting entries, and the number of their batch; of counts, as many as fit into one. The number of
+    /// removals is at least `now_ms`, the store's time.
+    pub(super) fn take(&self, now_ms: u64) -> Option<Unsent<'_>> {
         let mut waiting = self.waiting.lock();
         if waiting.is_empty() {
             return None;
+        }
+        if self.log == JournalLog::Removed {
+            self.next.fetch_max(now_ms, Ordering::Relaxed);
         }
         let n = self.next.fetch_add(1, Ordering::Relaxed);
         // Only counts may wait for the next batch: how far a count reaches says that the waiting entries of stored chunks

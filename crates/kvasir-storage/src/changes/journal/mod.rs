@@ -1,6 +1,7 @@
 //! Replication journal: spreads index changes to the other replicas, with bounded delay.
 //!
-//! Each replica appends batches under its own name and tails those of the others. Stored chunks do not depend
+//! Each replica appends batches under its own name and tails those of the others. Batches of removals are named by
+//! the store's time first, so that a reader lists the latest alone, whoever wrote them. Stored chunks do not depend
 //! on it: a lost, late, duplicate or damaged batch costs hits inside chunks until the store is asked.
 //! Removals do: a removal by request is in a batch before it is acknowledged, in a separate log, which is
 //! read first and kept as long as tombstones. The index has rows of the removals and of the read position of
@@ -19,8 +20,9 @@ use kvasir_store::{
     layout::{JournalLog, Key},
 };
 use kvasir_types::{ModelId, Name};
-use object_store::GetOptions;
+use object_store::{GetOptions, path::Path};
 use parking_lot::Mutex;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 pub(crate) use self::entry::JournalEntry;
@@ -54,6 +56,8 @@ pub(crate) struct Journal {
     looks_by_log: AtomicU32,
     /// What the last read included; `None` before the first.
     last_reading: Mutex<Option<JournalReading>>,
+    /// `None` before the first read, and once the index was emptied: then all batches are listed.
+    removals_read: Mutex<Option<RemovalsRead>>,
     /// Skipped parts of other replicas' batches.
     skipped: AtomicU64,
     unreadable: Mutex<UnreadableRemovals>,
@@ -75,6 +79,7 @@ impl Journal {
             counted,
             looks_by_log: AtomicU32::new(0),
             last_reading: Mutex::default(),
+            removals_read: Mutex::default(),
             skipped: AtomicU64::new(0),
             unreadable: Mutex::default(),
         }
@@ -114,6 +119,15 @@ impl Journal {
     }
 }
 
+/// The last complete read of removals.
+#[derive(Debug, Clone, Copy)]
+struct RemovalsRead {
+    /// The store's time in ms when it began.
+    begun_ms: i64,
+    /// When all batches were listed last, and not the latest alone.
+    all_listed: Instant,
+}
+
 /// The store's time in ms before which a count that begins at `begun_ms` includes everything.
 pub(super) fn included_until(begun_ms: i64) -> i64 {
     begun_ms.saturating_sub(i64::try_from(limits::LEDGER_RECENT.as_millis()).unwrap_or(i64::MAX))
@@ -145,16 +159,37 @@ impl Changes {
         let _one_at_a_time = log.appending.lock().await;
         let (waiting, mut appended) = (log.waiting.lock().len(), 0);
         while appended < waiting
-            && let Some(mut batch) = log.take()
+            && let Some(mut batch) =
+                log.take(self.bucket.now_ms().map_or(0, |now| now.max(0).cast_unsigned()))
         {
             let (replica, n) = (self.journal.replica.clone(), batch.n);
             let path = self.bucket.path(&Key::Journal { log: log.log, replica, n });
             let bytes = self.encode_batch(log, &path, &batch.entries).await?;
             self.bucket.put(&path, bytes.into(), "appending to the journal").await?;
             self.bucket.reached(Transition::JournalAppended);
+            if log.log == JournalLog::Removed && !self.is_in_time(&path, n).await? {
+                continue;
+            }
             appended += std::mem::take(&mut batch.entries).len();
         }
         Ok(appended)
+    }
+
+    /// Whether readers list a batch of removals: they begin shortly before their last read, by the store's clock. If
+    /// not, the next batch is named by that clock: this process's may have stood still.
+    async fn is_in_time(&self, path: &Path, n: u64) -> Result<bool, StoreError> {
+        const ASKING: &str = "asking when a journal batch was appended";
+        let Some(meta) = self.bucket.head(path, ASKING).await? else {
+            return Err(StoreError::own(ASKING, "the store does not have it"));
+        };
+        let appended_ms = meta.last_modified.timestamp_millis().max(0).cast_unsigned();
+        let late_max = limits::JOURNAL_REMOVALS_LATE_MAX.as_millis() as u64;
+        let is_in_time = appended_ms.saturating_sub(n) <= late_max;
+        if !is_in_time {
+            tracing::warn!(%path, appended_ms, "a batch of removals reached the store too late for its name, and is appended again; this machine may have been suspended");
+            self.journal.removed.skip_to(appended_ms);
+        }
+        Ok(is_in_time)
     }
 
     /// Skipped parts of other replicas' batches so far: of kinds that this version does not know, of tenants
@@ -230,6 +265,7 @@ impl Changes {
         let index = self.reads.index().index();
         index.clear();
         index.set_heard_until(now_ms);
+        *self.journal.removals_read.lock() = None;
         for log in JournalLog::ALL {
             self.journal.log(log).forget_seen();
         }
@@ -243,9 +279,9 @@ impl Changes {
                 "the hot index was emptied: this replica was cut off for longer than the journal keeps removals; it fills again from the store"
             );
         }
-        let begun = self.bucket.now_ms();
-        let mut applied = 0;
-        let fresh = self.fresh_batches(reading).await?;
+        let (begun, now) = (self.bucket.now_ms(), Instant::now());
+        let (mut applied, mut was_emptied) = (0, false);
+        let (fresh, lists_all_removals) = self.fresh_batches(reading).await?;
         // All of these batches are durable by now, and so are the tombstones of their removals.
         let heard = self.reads.index().next_removal();
         // One log after the other, and first the one that the collector shortens last: no entry of a stored chunk
@@ -263,6 +299,7 @@ impl Changes {
                         if log == JournalLog::Removed && self.journal.unreadable.lock().note_opened(&batch) {
                             tracing::error!(tenants = ?batch.unopened, "removals of sealed tenants cannot be read, because their keys are not available; restore the keys, or check the key service");
                             self.empty_index(begun.unwrap_or(0));
+                            was_emptied = true;
                             self.note_missed_removals(begun);
                         }
                         let from = (log, &replica, n);
@@ -281,6 +318,7 @@ impl Changes {
                         if self.journal.unreadable.lock().note_damaged(&replica, n) {
                             tracing::warn!(%replica, n, "the hot index was emptied: a batch of removals is damaged; it fills again from the store");
                             self.empty_index(begun.unwrap_or(0));
+                            was_emptied = true;
                         }
                         self.note_missed_removals(begun);
                     }
@@ -294,6 +332,10 @@ impl Changes {
         }
         if let Some(begun) = begun {
             index.set_heard_until(begun);
+            let mut read = self.journal.removals_read.lock();
+            let all_listed = if lists_all_removals { Some(now) } else { read.map(|read| read.all_listed) };
+            let all_listed = all_listed.filter(|_| !was_emptied);
+            *read = all_listed.map(|all_listed| RemovalsRead { begun_ms: begun, all_listed });
         }
         Ok(applied)
     }

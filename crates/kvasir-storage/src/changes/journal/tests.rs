@@ -87,6 +87,48 @@ async fn a_removal_that_the_full_journal_drops_is_not_acknowledged() {
     assert_eq!(storage.changes().journal_append().await.expect("appends"), 0, "its entry is durable");
 }
 
+fn removed(object: u8) -> JournalEntry {
+    JournalEntry::Removed {
+        tenant: tenant(),
+        model_id: [1; 32].into(),
+        seq_hash: [2; 32].into(),
+        object_digest: [object; 32].into(),
+        reason: crate::Removal::Removed,
+    }
+}
+
+/// A day's removals are many, and a hundred replicas read them all the time.
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_has_read_all_removals_lists_the_latest_alone() {
+    let backend = Arc::new(InMemory::new());
+    let (writer, reader) =
+        (replica_over(Arc::clone(&backend)).await, replica_over(Arc::clone(&backend)).await);
+    let read = async |replica: &Arc<Storage>| {
+        replica.changes().journal_tail(JournalReading::Removals).await.expect("reads")
+    };
+    writer.changes().publish(removed(1));
+    writer.changes().journal_append().await.expect("appends");
+    let layout = writer.store().layout();
+    let written: Vec<_> =
+        backend.list(Some(&layout.log_prefix(JournalLog::Removed))).try_collect().await.expect("lists");
+    let batch = backend.get(&written[0].location).await.expect("is there").bytes().await.expect("reads");
+    let now = writer.store().now_ms().expect("was probed").cast_unsigned();
+    let window = limits::JOURNAL_REMOVALS_WINDOW.as_millis() as u64;
+    let put = async |replica: &str, before: u64| {
+        let replica = replica.parse().expect("a name");
+        let path = layout.path(&Key::Journal { log: JournalLog::Removed, replica, n: now - before });
+        backend.put(&path, batch.clone().into()).await.expect("writes");
+    };
+    put("of-yesterday", 24 * 60 * 60_000).await;
+    assert_eq!(read(&reader).await, 2);
+    put("delayed", window / 2).await;
+    put("delayed-for-hours", 4 * window).await;
+    assert_eq!((read(&reader).await, read(&reader).await), (1, 0));
+    assert_eq!(read(&replica_over(Arc::clone(&backend)).await).await, 4, "one that starts lists all");
+    tokio::time::advance(limits::JOURNAL_REMOVALS_LISTED_EVERY).await;
+    assert_eq!(read(&reader).await, 1, "and each does once in a while");
+}
+
 /// Each log numbers its own batches: removals of a replica hide nothing that it stored.
 #[tokio::test]
 async fn batches_of_removals_hide_no_batch_of_what_was_stored() {
@@ -95,13 +137,7 @@ async fn batches_of_removals_hide_no_batch_of_what_was_stored() {
     let reserve = async || reader.changes().reserve(&tenant(), AN_OBJECT, Stored::one(1000)).await;
     drop(reserve().await.expect("nothing is stored"));
     for object in 0..3 {
-        writer.changes().publish(JournalEntry::Removed {
-            tenant: tenant(),
-            model_id: [1; 32].into(),
-            seq_hash: [2; 32].into(),
-            object_digest: [object; 32].into(),
-            reason: crate::Removal::Removed,
-        });
+        writer.changes().publish(removed(object));
         writer.changes().journal_append().await.expect("appends");
     }
     reader.changes().journal_tail(JournalReading::Rows).await.expect("reads");
