@@ -112,11 +112,20 @@ pub const JOURNAL_UNREADABLE_MAX: usize = 4_096;
 /// replicas in about a second. A lookup that reads the journal first waits for them. They hold at most 256 MiB, and
 /// about 80 MB if they are full batches of our own.
 pub const JOURNAL_BATCHES_AHEAD: usize = 16;
+/// Before the last read of removals, the period whose batches the next read lists again, by the times in their names:
+/// what a batch may be late, and twenty minutes that a reader's clock may be ahead of the store's.
+pub const JOURNAL_REMOVALS_WINDOW: Duration = Duration::from_secs(30 * 60);
+/// All batches of removals are listed this often, so that none stays unheard should the store's clock have been set back.
+pub const JOURNAL_REMOVALS_LISTED_EVERY: Duration = Duration::from_secs(60 * 60);
+/// A batch of removals that the store has later than its name says is appended again under a later name: the writer's
+/// clock stood still, or its request took that long.
+pub const JOURNAL_REMOVALS_LATE_MAX: Duration = Duration::from_secs(10 * 60);
 /// Batches in a page of a listing.
 pub const JOURNAL_PAGE: usize = 1_000;
 /// Pages of one listing of all journals: a few MB of names.
 pub const JOURNAL_PAGES_MAX: usize = 10;
-/// Listings of replicas' journals at a time: replicas that have ended keep theirs until it is collected.
+/// Listings of replicas' journals at a time, or of parts of the log of removals: replicas that have ended keep theirs
+/// until it is collected.
 pub const JOURNAL_FOLDERS_AT_ONCE: usize = 16;
 /// After a larger journal, listings by folder before a single listing is tried again: about a minute.
 pub const JOURNAL_LOOKS_BY_FOLDER: u32 = 30;
@@ -204,12 +213,6 @@ pub const HOT_SPARE_DIVISOR: u64 = 16;
 /// Least memory for frames in transit, however little is cached: several frames, for a tier that only has a
 /// disk.
 pub const HOT_MEMORY_BYTES_MIN: u64 = 16 << 20;
-/// Bytes read at once from a local file into frames: little compared with the memory of the frames, and each
-/// read switches to another thread.
-pub const HOT_READ_BYTES: u64 = 256 << 10;
-/// Bytes read at once for a reader whose frames do not fit into the hot tier's memory, and from a local file:
-/// small enough to count as part of a connection's cost.
-pub const PASSED_BYTES: u64 = 48 << 10;
 /// Share of the hot tier's memory for frames waiting to be written to disk; frames evicted beyond that are
 /// dropped.
 pub const HOT_WRITING_DIVISOR: u64 = 16;

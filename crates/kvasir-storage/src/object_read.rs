@@ -1,13 +1,13 @@
 //! Bytes of one object as a stream: all of them, or a range.
 
-use std::{ops::Range, os::unix::fs::FileExt, sync::Arc};
+use std::ops::Range;
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream::BoxStream};
 use kvasir_store::StoreError;
-use object_store::{GetResult, GetResultPayload};
+use object_store::GetResult;
 
-use crate::{blocking::blocking, error::ChunkError, limits};
+use crate::error::ChunkError;
 
 /// Which bytes of an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,18 +55,17 @@ impl ObjectRead {
         let object_bytes = result.meta.size;
         let failed = StoreError::request("reading an object");
         let failed = move |error| failed(error).into();
-        Self::of(result, 0..object_bytes, object_bytes, limits::PASSED_BYTES, failed)
+        Self::of(result, 0..object_bytes, object_bytes, failed)
     }
 
-    /// The bytes of `range` of an object, from the store's response; from a file, `part_bytes` at a time.
+    /// The bytes of `range` of an object, in the parts of the store's response.
     pub(crate) fn of(
         result: GetResult,
         range: Range<u64>,
         object_bytes: u64,
-        part_bytes: u64,
         failed: impl Fn(object_store::Error) -> ChunkError + Send + 'static,
     ) -> Self {
-        Self { range: range.clone(), object_bytes, bytes: exactly(result, range, part_bytes, failed) }
+        Self { range: range.clone(), object_bytes, bytes: exactly(result, range, failed) }
     }
 }
 
@@ -80,14 +79,9 @@ impl std::fmt::Debug for ObjectRead {
 fn exactly(
     result: GetResult,
     range: Range<u64>,
-    part_bytes: u64,
     failed: impl Fn(object_store::Error) -> ChunkError + Send + 'static,
 ) -> BoxStream<'static, Result<Bytes, ChunkError>> {
-    let bytes = match result.payload {
-        GetResultPayload::File(file, _) => file_stream(file, range.clone(), part_bytes),
-        GetResultPayload::Stream(stream) => stream.boxed(),
-    };
-    let state = (bytes, range.end - range.start, failed);
+    let state = (result.into_stream(), range.end - range.start, failed);
     futures::stream::try_unfold(state, |(mut bytes, left, failed)| async move {
         let short = |reason| ChunkError::from(StoreError::own("reading an object", reason));
         match bytes.try_next().await.map_err(&failed)? {
@@ -98,30 +92,6 @@ fn exactly(
             None if left == 0 => Ok(None),
             None => Err(short("the store's response ended early")),
         }
-    })
-    .boxed()
-}
-
-/// A local file in pieces large enough that switching to a blocking thread is negligible.
-fn file_stream(
-    file: std::fs::File,
-    range: Range<u64>,
-    part_bytes: u64,
-) -> BoxStream<'static, object_store::Result<Bytes>> {
-    let state = (Arc::new(file), range);
-    futures::stream::try_unfold(state, move |(file, range)| async move {
-        if range.is_empty() {
-            return Ok(None);
-        }
-        let bytes = part_bytes.min(range.end - range.start);
-        let (reader, start) = (Arc::clone(&file), range.start);
-        let part = blocking(move || {
-            let mut part = vec![0; bytes as usize];
-            reader.read_exact_at(&mut part, start).map(|()| Bytes::from(part))
-        });
-        let part =
-            part.await?.map_err(|e| object_store::Error::Generic { store: "file", source: e.into() })?;
-        Ok(Some((part, (file, range.start + bytes..range.end))))
     })
     .boxed()
 }

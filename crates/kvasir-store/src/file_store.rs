@@ -25,7 +25,7 @@ use object_store::{
 };
 use parking_lot::Mutex;
 
-use crate::limits;
+use crate::{file_list, limits};
 
 /// Alignment of addresses, offsets and lengths of unbuffered writes: the longest sector in use.
 const SECTOR_BYTES: usize = 4096;
@@ -88,7 +88,15 @@ impl ObjectStore for FileStore {
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
-        self.files.list(prefix)
+        file_list::objects(&self.files, prefix, None)
+    }
+
+    fn list_with_offset(
+        &self,
+        prefix: Option<&Path>,
+        offset: &Path,
+    ) -> BoxStream<'static, Result<ObjectMeta>> {
+        file_list::objects(&self.files, prefix, Some(offset))
     }
 
     async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
@@ -315,17 +323,34 @@ impl AlignedBuffer {
 /// Creates the folders above a file, durably. What is in the innermost one is for the file's writer to make
 /// durable.
 fn create_folders(place: &FilePath) -> io::Result<()> {
-    let folders = place.ancestors().skip(1);
-    let missing = folders.take_while(|folder| !folder.exists()).count();
-    place.parent().map_or(Ok(()), std::fs::create_dir_all)?;
-    place.ancestors().skip(2).take(missing).try_for_each(|folder| sync_folder(Some(folder)))
+    let mut missing = Vec::new();
+    // Mostly only the innermost one is missing.
+    for folder in place.ancestors().skip(1) {
+        match create_folder(folder) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => missing.push(folder),
+            created => {
+                created?;
+                break;
+            }
+        }
+    }
+    missing.into_iter().rev().try_for_each(create_folder)
+}
+
+/// Creates a folder that was missing a moment ago, and syncs its entry: another writer that has just created it
+/// may not have done so yet.
+fn create_folder(folder: &FilePath) -> io::Result<()> {
+    match std::fs::create_dir(folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => sync_folder(folder.parent()),
+    }
 }
 
 fn sync_folder(folder: Option<&FilePath>) -> io::Result<()> {
     folder.map_or(Ok(()), |folder| File::open(folder)?.sync_all())
 }
 
-fn failed(what: &str, path: &FilePath, error: &io::Error) -> Error {
+pub(crate) fn failed(what: &str, path: &FilePath, error: &io::Error) -> Error {
     let source = format!("{what} {}: {error}", path.display()).into();
     // As `object_store` names it: a directory refuses the same again.
     Error::Generic { store: "LocalFileSystem", source }
@@ -436,6 +461,24 @@ mod tests {
         }
         let listed: Vec<_> = store.list(None).try_collect().await.expect("lists");
         assert_eq!((listed.len(), std::fs::read_dir(directory.path()).expect("lists").count()), (4, 4));
+    }
+
+    #[test]
+    fn writers_that_need_the_same_new_folders_all_succeed() {
+        let directory = tempfile::tempdir().expect("a directory");
+        for round in 0..20 {
+            let folder = directory.path().join(format!("{round}/a/b/c"));
+            let write = |writer: u8| {
+                let staged = StagedFile::create(folder.join(writer.to_string())).expect("creates");
+                staged.publish(true).expect("is named");
+            };
+            std::thread::scope(|threads| {
+                for writer in 0..8 {
+                    threads.spawn(move || write(writer));
+                }
+            });
+            assert_eq!(std::fs::read_dir(&folder).expect("lists").count(), 8);
+        }
     }
 
     #[tokio::test]

@@ -10,6 +10,7 @@ mod config;
 mod error;
 mod error_class;
 mod file_body;
+mod file_list;
 mod file_store;
 pub mod layout;
 pub mod limits;

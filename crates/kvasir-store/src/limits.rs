@@ -28,7 +28,7 @@ pub const BREAKER_FAULTS: u32 = 16;
 pub const BREAKER_PAUSE_MIN: Duration = Duration::from_millis(500);
 /// Longest pause: bounds how late the end of an outage is noticed.
 pub const BREAKER_PAUSE_MAX: Duration = Duration::from_secs(10);
-/// Bytes of a file read at once: few thread switches, and buffers that an allocator keeps.
+/// Bytes of a file read at once: few thread switches, and buffers that an allocator keeps. A reader holds one.
 pub const STORE_FILE_PART_BYTES: u64 = 512 << 10;
 /// Smallest payload written to a directory past the page cache: shorter ones are records, which are read
 /// soon.
@@ -39,6 +39,8 @@ pub const STORE_UNBUFFERED_WRITE_BYTES: usize = 1 << 20;
 pub const STORE_BODY_STALL_MAX: Duration = Duration::from_secs(10);
 /// Minimum average rate of a body, as far as the store is the cause.
 pub const STORE_BODY_BYTES_PER_SECOND_MIN: u64 = 256 << 10;
+/// Objects of a directory listed with one thread switch, ~200 bytes each.
+pub const STORE_LISTED_AT_ONCE: usize = 1_024;
 /// Concurrent deletions of one stream.
 pub const STORE_DELETES_AT_ONCE: usize = 8;
 /// Unfinished multipart uploads that one pass of the collector examines: ten pages of a listing.

@@ -10,12 +10,10 @@ use crate::error::ChunkError;
 
 use super::frames::FrameKey;
 
-/// Reads a byte range of one object from the store: exactly its bytes, or an error. From a local file it reads as many at once as is
-/// said.
+/// Reads a byte range of one object from the store: exactly its bytes, or an error.
 pub type RangeReader = Arc<
     dyn Fn(
             Range<u64>,
-            u64,
         ) -> BoxFuture<'static, Result<BoxStream<'static, Result<Bytes, ChunkError>>, ChunkError>>
         + Send
         + Sync,

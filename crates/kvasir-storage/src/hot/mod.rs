@@ -15,7 +15,7 @@
 //!
 //! A frame is charged to one budget, the configured memory, while anything holds it: while it is kept, being
 //! fetched, waiting for the disk, or being sent to a slow reader. When the budget is used up, reads bypass
-//! the tier in small pieces.
+//! the tier, in the parts that the store sends.
 //!
 //! Each tenant has a separate [`EvictionPolicy`](kvasir_eviction::EvictionPolicy). When a medium is full, the
 //! tenant that holds most loses a frame, so no tenant can push another below its equal share.

@@ -10,7 +10,7 @@ use futures::{
 use kvasir_store::StoreError;
 use kvasir_types::Medium;
 
-use crate::{error::ChunkError, limits};
+use crate::error::ChunkError;
 
 use super::{
     context::{HotContext, RangeReader},
@@ -135,7 +135,7 @@ impl ObjectReading {
                     self.frames.start = frames.end;
                     let last = frames.end.saturating_sub(1);
                     let range = self.object.range(frames.start).start..self.object.range(last).end;
-                    self.bypass = Some((self.source)(self.wanted_of(range), limits::PASSED_BYTES).await?);
+                    self.bypass = Some((self.source)(self.wanted_of(range)).await?);
                 }
             }
         }

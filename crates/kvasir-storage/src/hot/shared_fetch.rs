@@ -7,7 +7,7 @@ use futures::StreamExt;
 use kvasir_store::StoreError;
 use kvasir_types::Medium;
 
-use crate::{blocking::blocking, error::ChunkError, limits, memory::Region};
+use crate::{blocking::blocking, error::ChunkError, memory::Region};
 
 use super::{
     context::{HotContext, RangeReader},
@@ -83,7 +83,7 @@ impl SharedFetch {
     async fn try_fetch_from_store(&mut self, source: RangeReader) -> Result<(), ChunkError> {
         let (Some(last), Some(first)) = (self.pending.first(), self.pending.last()) else { return Ok(()) };
         let range = self.object.range(first.frame).start..self.object.range(last.frame).end;
-        let mut parts = source(range, limits::HOT_READ_BYTES).await?;
+        let mut parts = source(range).await?;
         let (mut gathered, mut filled) = (None, 0);
         while let Some(part) = parts.next().await {
             let mut part = part?;

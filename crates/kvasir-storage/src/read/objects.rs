@@ -92,17 +92,15 @@ impl Reads {
             Some(bytes) => Some(range.resolve(bytes).ok_or(ChunkError::Range { object_bytes: bytes })?),
             None => None,
         };
-        self.open(key, wanted, object_bytes, limits::PASSED_BYTES).await
+        self.open(key, wanted, object_bytes).await
     }
 
-    /// Reads `wanted`, or all, of an object in the store, whose size may be known; from a file, `part_bytes` at
-    /// a time.
+    /// Reads `wanted`, or all, of an object in the store, whose size may be known.
     pub(super) async fn open(
         self: &Arc<Self>,
         key: &ChunkKey,
         wanted: Option<Range<u64>>,
         object_bytes: Option<u64>,
-        part_bytes: u64,
     ) -> Result<ObjectRead, ChunkError> {
         let whole = wanted.as_ref().is_none_or(|w| w.start == 0 && Some(w.end) == object_bytes);
         let options = GetOptions {
@@ -127,7 +125,7 @@ impl Reads {
         }
         let (this, key) = (Arc::clone(self), key.clone());
         let failed = move |error| this.read_failed(&key, "reading an object", error);
-        Ok(ObjectRead::of(result, wanted, object_bytes, part_bytes, failed))
+        Ok(ObjectRead::of(result, wanted, object_bytes, failed))
     }
 
     /// An object removed by request is not served, although its bytes stay for the grace. One removed by the

@@ -91,10 +91,10 @@ impl Reads {
     /// Reads ranges of an object from the store, for the hot tier.
     fn range_reader(self: &Arc<Self>, key: &ChunkKey, object_bytes: u64) -> RangeReader {
         let (this, key) = (Arc::clone(self), key.clone());
-        Arc::new(move |range: Range<u64>, part_bytes| {
+        Arc::new(move |range: Range<u64>| {
             let (this, key) = (Arc::clone(&this), key.clone());
             async move {
-                let parts = this.open(&key, Some(range), Some(object_bytes), part_bytes).await?;
+                let parts = this.open(&key, Some(range), Some(object_bytes)).await?;
                 Ok(parts.bytes)
             }
             .boxed()

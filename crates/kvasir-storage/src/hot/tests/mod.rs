@@ -114,7 +114,7 @@ fn spent(count: &AtomicUsize) -> bool {
 impl Store {
     fn fetch(self: &Arc<Self>, content: &bytes::Bytes) -> RangeReader {
         let (store, content) = (Arc::clone(self), content.clone());
-        Arc::new(move |range, _| {
+        Arc::new(move |range| {
             store.requests.fetch_add(1, Ordering::SeqCst);
             let (fails, flips) = (spent(&store.fails), spent(&store.flips));
             let mut all = content[range.start as usize..range.end as usize].to_vec();
