@@ -48,7 +48,7 @@ pub(crate) fn body(
 /// Registers the model and its profile for a tenant, and opens a root.
 pub(crate) async fn join(storage: &Arc<Storage>, tenant: &Name) -> Result<RootHash, PutError> {
     let hash = ProfileHash::of(chunks::PROFILE);
-    storage.catalog().register_model(tenant, chunks::spec()).await?;
+    storage.ingest().register_model(tenant, chunks::spec(), None).await?;
     storage.ingest().put_profile(tenant, &model_id(), &hash, None, body(chunks::PROFILE)).await?;
     Ok(storage.catalog().root(tenant, &namespace(), &model_id()).await?)
 }
@@ -88,6 +88,8 @@ pub(crate) struct Book {
     writes: Cell<u64>,
     /// Chunks that a client got whole.
     pub(crate) delivered: Cell<usize>,
+    /// How often an upload in parts ended in which way.
+    pub(crate) uploads: RefCell<BTreeMap<&'static str, u64>>,
 }
 
 impl Book {
@@ -103,6 +105,7 @@ impl Book {
             wrong: RefCell::default(),
             writes: Cell::new(0),
             delivered: Cell::new(0),
+            uploads: RefCell::default(),
         }
     }
 

@@ -12,9 +12,14 @@ use crate::{
     node::Node,
 };
 
-/// Keys of a history, and values that are written under each.
-pub(crate) const KEYS: u8 = 3;
+/// Keys of a history. The last one is left to uploads in parts.
+pub(crate) const KEYS: u8 = 4;
+/// Keys that PUTs write as well.
+pub(crate) const KEYS_OF_PUTS: u8 = KEYS - 1;
+/// Values that are written under each.
 pub(crate) const VALUES: u8 = 3;
+/// The value of uploads in parts that are not completed: nobody may read it.
+pub(crate) const UNCOMPLETED: u8 = VALUES;
 
 fn key(number: u8) -> ObjectKey {
     format!("key-{number}").parse().expect("a key")
@@ -26,8 +31,21 @@ pub(crate) fn route(number: u8) -> RouteKey {
 }
 
 /// The bytes of a value say which key and value they are of.
-fn payload(key: u8, value: u8) -> Vec<u8> {
-    vec![key * VALUES + value; 40 + usize::from(value)]
+pub(crate) fn payload(key: u8, value: u8) -> Vec<u8> {
+    vec![key * (UNCOMPLETED + 1) + value; 41 + usize::from(value)]
+}
+
+/// What stores so many bytes under a key.
+pub(crate) fn put_object(number: u8, bytes: u64) -> PutObject {
+    PutObject {
+        tenant: tenant(),
+        namespace: namespace(),
+        key: key(number),
+        bytes,
+        hint: RequestHint::default(),
+        listed: true,
+        reservation: None,
+    }
 }
 
 async fn get(storage: &Arc<Storage>, number: u8) -> Result<Bytes, ObjectError> {
@@ -47,15 +65,7 @@ impl Book {
     /// Stores a value under a key.
     pub(crate) async fn put_key(&self, node: &Node, number: u8, value: u8) {
         let bytes = payload(number, value);
-        let put = PutObject {
-            tenant: tenant(),
-            namespace: namespace(),
-            key: key(number),
-            bytes: bytes.len() as u64,
-            hint: RequestHint::default(),
-            listed: true,
-            reservation: None,
-        };
+        let put = put_object(number, bytes.len() as u64);
         let begun = self.keys.borrow_mut().put_begins(number, value, self.now());
         let answer = node.run(node.storage.ingest().put_object(put, body(&bytes))).await;
         let outcome = match answer {
@@ -63,8 +73,13 @@ impl Book {
             Some(Err(ObjectError::Exists { .. })) => Outcome::Refused,
             _ => Outcome::Unknown,
         };
+        self.put_of_key_ends(begun, outcome);
+    }
+
+    /// A PUT of a key ends, or the completion of an upload in parts.
+    pub(crate) fn put_of_key_ends(&self, put: usize, outcome: Outcome) {
         drop(self.model());
-        let judged = self.keys.borrow_mut().put_ends(begun, self.now(), outcome);
+        let judged = self.keys.borrow_mut().put_ends(put, self.now(), outcome);
         self.judge(judged);
     }
 
@@ -72,7 +87,7 @@ impl Book {
     pub(crate) async fn get_key(&self, node: &Node, number: u8) {
         let begun = self.now();
         let Some(Ok(bytes)) = node.run(get(&node.storage, number)).await else { return };
-        let value = (0..VALUES).find(|value| payload(number, *value) == bytes);
+        let value = (0..=UNCOMPLETED).find(|value| payload(number, *value) == bytes);
         drop(self.model());
         let judged = match value {
             Some(value) => self.keys.borrow().got(number, self.since(begun), value),

@@ -12,6 +12,7 @@ mod late;
 mod node;
 mod salts;
 mod traffic;
+mod uploads;
 mod world;
 
 use std::{
@@ -28,6 +29,7 @@ use kvasir_tests::faulty::Fault;
 
 use crate::{
     cluster::{BY_ANOTHER_LIST, BY_LIST, SITUATIONS, SLOW_DNS, SPLIT_EPOCHS},
+    uploads::UPLOAD_ENDS,
     world::{Outcome, REPLICAS, World},
 };
 
@@ -77,6 +79,7 @@ struct Sums {
     seeds: u64,
     kept: usize,
     kept_keys: usize,
+    uploads: BTreeMap<&'static str, u64>,
     delivered: usize,
     judged: BTreeMap<&'static str, u64>,
     corruptions: (u64, u64),
@@ -91,6 +94,7 @@ impl Sums {
         self.seeds += 1;
         self.kept += outcome.kept;
         self.kept_keys += outcome.kept_keys;
+        outcome.uploads.into_iter().for_each(|(end, n)| *self.uploads.entry(end).or_default() += n);
         self.delivered += outcome.delivered;
         outcome.judged.into_iter().for_each(|(what, n)| *self.judged.entry(what).or_default() += n);
         self.corruptions.0 += outcome.corruptions.0;
@@ -148,9 +152,11 @@ fn the_promises_hold() {
         all_seeds(first, wanted, wanted.max(SEEDS_MAX), |seed| simulate(seed, REPLICAS, ROUNDS, false));
     assert!(failed.is_empty(), "{failed:#?}");
     let Sums { seeds, kept, kept_keys, delivered, judged, corruptions, injected, cuts, restarts, .. } = &sums;
+    let uploads = &sums.uploads;
     println!(
         "{seeds} seeds: {} corrupt bodies, of them {} misdirected; {delivered} chunks delivered; {kept} chunks and {kept_keys} \
-         keys owed at the end\njudged: {judged:?}\nreplicas on a disk of another, on an empty one: {restarts:?}\nfaults: {:?}\ncuts: \
+         keys owed at the end\njudged: {judged:?}\nuploads in parts: {uploads:?}\n\
+         replicas on a disk of another, on an empty one: {restarts:?}\nfaults: {:?}\ncuts: \
          {cuts:?}",
         corruptions.0,
         corruptions.1,
@@ -162,6 +168,9 @@ fn the_promises_hold() {
     // The simulation is of no use if it does not get to the point.
     assert!(*kept > 60 && *delivered > 500, "{kept} kept, {delivered} delivered");
     assert!(*kept_keys > 0, "{kept_keys} keys kept");
+    for end in UPLOAD_ENDS {
+        assert!(uploads.contains_key(end), "no upload in parts was {end}: {uploads:?}");
+    }
     for what in ["tampered chunk", "tampered journal"] {
         assert!(judged.contains_key(what), "there was no {what}: {judged:?}");
     }

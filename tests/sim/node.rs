@@ -30,6 +30,8 @@ pub(crate) type Cuts = Arc<Mutex<BTreeMap<Transition, u64>>>;
 pub(crate) const JOURNAL_RETENTION: Duration = Duration::from_secs(30);
 /// How long removals are remembered: the grace and the retention of tombstones.
 pub(crate) const REMOVALS_KEPT: Duration = Duration::from_secs(220);
+/// Age at which parts of an upload that was not completed are collected: at the end of a simulation all of them are.
+pub(crate) const UPLOAD_TTL: Duration = Duration::from_secs(120);
 /// How far off a replica's idea of the store's time is at most. To the time for which removals are remembered this is what half an
 /// hour is to a day, for which they are in service.
 const CLOCK_ERROR_MAX_MS: usize = 5_000;
@@ -137,6 +139,7 @@ impl Start {
         settings.writer = dice.number();
         settings.track_uses = tracks_uses;
         settings.removals_kept = REMOVALS_KEPT;
+        settings.direct.upload_ttl = UPLOAD_TTL;
         // Looked at again beside the requests, salts would be read at moments that no seed decides.
         settings.salt_rotations_fresh = Duration::MAX;
         settings.crash_points = Arc::new(Cutter { life: life.clone(), at: cut, cuts: Arc::clone(cuts) });
@@ -183,6 +186,19 @@ impl Node {
             done = work => Some(done),
         }
     }
+}
+
+/// Whether a transition is passed only by who collects.
+pub(crate) fn is_of_collector(transition: Transition) -> bool {
+    matches!(
+        transition,
+        Transition::IntentWritten
+            | Transition::EpochBegun
+            | Transition::ObjectDeleted
+            | Transition::GoneNoted
+            | Transition::TombstoneDeleted
+            | Transition::BatchDeleted
+    )
 }
 
 /// The transition that was cut least, of those that can be passed here; of several the first from `turn` on.

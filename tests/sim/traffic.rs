@@ -5,15 +5,19 @@ use std::{rc::Rc, sync::Arc, time::Duration};
 use futures::future::join_all;
 use kvasir_api::ContextRequest;
 use kvasir_storage::{WorkShare, gc::GcPolicy, hot::RequestHint};
-use kvasir_tests::chunks::{self, Chunk};
+use kvasir_tests::{
+    chunks::{self, Chunk},
+    faulty::Dice,
+};
 use kvasir_types::Name;
 use tokio::time::{Instant, sleep};
 
 use crate::{
     client::{self, Book, tenant},
     cluster::RoutedBy,
-    keys::{self, KEYS, VALUES},
-    node::Node,
+    keys::{self, KEYS, KEYS_OF_PUTS, VALUES},
+    node::{Node, is_of_collector},
+    uploads::UploadClient,
     world::{CONTEXTS, REPLICAS, World},
 };
 
@@ -79,6 +83,17 @@ impl World {
         WorkShare::of(members, this, self.dice.chance(500))
     }
 
+    /// Who makes a pass: often one that is to die in it. Few passes get to their end, so few die there by chance.
+    fn collector(&mut self) -> Node {
+        let live = self.nodes.iter().filter(|(node, _)| !node.life.is_over());
+        let due = live.filter(|(_, cut)| cut.is_some_and(is_of_collector));
+        let due: Vec<Node> = due.map(|(node, _)| node.clone()).collect();
+        if due.is_empty() || self.dice.chance(500) {
+            return self.any();
+        }
+        due[self.dice.below(due.len())].clone()
+    }
+
     /// A context, and who is asked for it.
     fn ask_for_a_context(&mut self) -> ((Node, RequestHint), usize) {
         let (given, at) = (self.any(), self.dice.below(CONTEXTS));
@@ -96,20 +111,24 @@ impl World {
         let collectors = self.dice.below(3).saturating_sub(usize::from(self.dice.chance(600)));
         let collectors: Vec<_> = (0..collectors)
             .map(|_| {
-                let node = self.any();
+                let node = self.collector();
                 let share = self.work_share(&node);
                 (node, share)
             })
             .collect();
         let keepers: Vec<_> = self.nodes.iter().map(|(node, _)| node.clone()).collect();
-        let asked = |world: &mut Self| {
-            let (given, key) = (world.any(), world.dice.below(usize::from(KEYS)) as u8);
+        let asked = |world: &mut Self, keys: u8| {
+            let (given, key) = (world.any(), world.dice.below(keys.into()) as u8);
             (world.ask(given, &RoutedBy::Key(keys::route(key))).0, key)
         };
         let key_puts: Vec<_> =
-            (0..3).map(|_| (asked(self), self.dice.below(usize::from(VALUES)) as u8)).collect();
-        let key_gets: Vec<_> = (0..3).map(|_| asked(self)).collect();
-        let key_removal = self.dice.chance(150).then(|| asked(self));
+            (0..3).map(|_| (asked(self, KEYS_OF_PUTS), self.dice.below(VALUES.into()) as u8)).collect();
+        let key_gets: Vec<_> = (0..4).map(|_| asked(self, KEYS)).collect();
+        let key_removal = self.dice.chance(150).then(|| asked(self, KEYS));
+        let uploads = self.dice.below(5).saturating_sub(2);
+        let uploads: Vec<_> = (0..uploads)
+            .map(|_| UploadClient::new(Rc::clone(&book), keepers.clone(), Dice::new(self.dice.number())))
+            .collect();
         let (pinner, pins) = (self.any(), self.dice.chance(350));
         let (pinned, delay) = (self.dice.below(CONTEXTS), self.dice.below(4_000));
         let policy = self.policy();
@@ -142,6 +161,7 @@ impl World {
             join_all(key_puts),
             join_all(key_gets),
             join_all(key_removal),
+            join_all(uploads.into_iter().map(UploadClient::run)),
             pinning
         );
         if let Some(context) = pin {

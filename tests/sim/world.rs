@@ -42,6 +42,8 @@ pub(crate) struct Outcome {
     pub wrong: Vec<String>,
     pub kept: usize,
     pub kept_keys: usize,
+    /// How often an upload in parts ended in which way.
+    pub uploads: BTreeMap<&'static str, u64>,
     pub delivered: usize,
     /// Answers that were judged.
     pub judged: BTreeMap<&'static str, u64>,
@@ -156,8 +158,8 @@ impl World {
             book: Rc::new(book),
             nodes: Vec::new(),
             keeps,
-            // Each seed begins further on; 7 divides no number of transitions that there is, so all are begun with.
-            turn: 7 * seed as usize,
+            // By ones: with a step that shares a factor with their number, most transitions would never be the first.
+            turn: seed as usize,
             lives: 0,
             disks: Vec::new(),
             root,
@@ -271,6 +273,7 @@ impl World {
             self.book.collect(&cold, &policy, &WorkShare::WHOLE).await;
             sleep(GRACE + Duration::from_secs(2)).await;
         }
+        self.find_no_parts(&cold).await;
         let owed = self.book.model().owed(self.book.now());
         for seq_hash in &owed {
             if let Err(problem) = self.is_there(&cold, seq_hash).await {
@@ -287,6 +290,7 @@ impl World {
             wrong: self.book.wrong.take(),
             kept: owed.len(),
             kept_keys,
+            uploads: self.book.uploads.take(),
             delivered: self.book.delivered.get(),
             judged: self.book.model().judged().clone(),
             corruptions: self.store.corruptions(),

@@ -19,6 +19,10 @@ pub enum Transition {
     PartsCompleted,
     /// The parts of an aborted upload are gone.
     PartsAborted,
+    /// A part that a client stored for its own upload is in the store; nothing is visible.
+    PartStaged,
+    /// Such a part is gone, because its upload was completed or aborted.
+    StagedPartDeleted,
     /// The index knows an object that the store has.
     IndexWritten,
     /// The marker of an object to be listed is in the store.
@@ -53,13 +57,15 @@ pub enum Transition {
 
 impl Transition {
     /// All transitions.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 23] = [
         Self::UploadVerified,
         Self::ObjectWritten,
         Self::PartsBegun,
         Self::PartWritten,
         Self::PartsCompleted,
         Self::PartsAborted,
+        Self::PartStaged,
+        Self::StagedPartDeleted,
         Self::IndexWritten,
         Self::KeyListed,
         Self::JournalAppended,
