@@ -211,6 +211,11 @@ async fn contexts_are_loaded_into_pages_on_a_device() {
             assert_eq!(loaded.missing(), on_host.missing(), "{namespace}");
             let used = &loaded.report().expect("it loaded").device;
             assert!(used.parts > 0 && used.refused_parts == 0, "{namespace}: {used:?}");
+            let memory = used.memory;
+            assert!(
+                memory.scratch > 0 && memory.pinned > 0 && memory.profiles > 0,
+                "{namespace}: {memory:?}"
+            );
         }
         let tokens = on_host.prefix_tokens() as usize;
         assert!(tokens > 256, "both chunks: {tokens}");

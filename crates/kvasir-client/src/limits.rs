@@ -48,8 +48,8 @@ pub const DECODE_CONCURRENCY: usize = 2;
 /// Tokens that a device decodes at once, of the same layers of several chunks: one chunk keeps few of a GPU's multiprocessors
 /// busy, while scratch memory grows with the tokens. A longer chunk is decoded alone.
 pub const DEVICE_TOKENS_MAX: usize = 4096;
-/// How often a device may fail to decode what it is given before the CPU decodes the rest of the load for it: each costs the
-/// time until the fault.
+/// How often a device may refuse all that it is given at once before the CPU decodes the rest of the load for it:
+/// each costs the time until the fault.
 pub const DEVICE_FAULTS_MAX: u32 = 3;
 /// Arrivals queued for the load's task; a batch is at most a few hundred KB.
 pub const ARRIVALS_QUEUE: usize = 256;

@@ -10,7 +10,10 @@ use std::{
 
 use common::{LAYERS, connect, find, load, profile, save, spec, start, tokens};
 use kvasir_client::{
-    pages::{BlockTable, DeviceDecoder, DevicePart, HostPages, PageRef, PageRows, PageStore, Shard},
+    pages::{
+        BlockTable, DeviceBytes, DeviceDecode, DeviceDecoder, DevicePart, HostPages, PageRef, PageRows,
+        PageStore, PartOutcome, Shard,
+    },
     tuning::{DecodeModel, LoadOptions},
 };
 use kvasir_codec::KvBuffer;
@@ -18,7 +21,12 @@ use kvasir_types::Level;
 
 const PAGE_TOKENS: usize = 24;
 
-type Answer = Box<dyn Fn(&[DevicePart<'_>]) -> Result<bool, String> + Send + Sync>;
+type Answer = Box<dyn Fn(&[DevicePart<'_>]) -> Result<DeviceDecode, String> + Send + Sync>;
+
+/// The same of all parts.
+fn all(parts: &[DevicePart<'_>], outcome: PartOutcome) -> Result<DeviceDecode, String> {
+    Ok(DeviceDecode { outcomes: vec![outcome; parts.len()], ..DeviceDecode::default() })
+}
 
 /// Pages, first slot and tokens of a part.
 type Asked = (Vec<u32>, usize, usize);
@@ -34,7 +42,7 @@ struct Device {
 impl Device {
     fn new(
         tokens: usize,
-        answer: impl Fn(&[DevicePart<'_>]) -> Result<bool, String> + Send + Sync + 'static,
+        answer: impl Fn(&[DevicePart<'_>]) -> Result<DeviceDecode, String> + Send + Sync + 'static,
     ) -> Arc<Self> {
         let pages = HostPages::new(&spec(), PAGE_TOKENS, tokens).unwrap();
         Arc::new(Self { pages, answer: Box::new(answer), asked: Mutex::default() })
@@ -58,7 +66,7 @@ impl PageStore for Device {
 }
 
 impl DeviceDecoder for Device {
-    fn decode(&self, parts: &[DevicePart<'_>]) -> Result<bool, String> {
+    fn decode(&self, parts: &[DevicePart<'_>]) -> Result<DeviceDecode, String> {
         let of_part = |part: &DevicePart<'_>| -> Asked {
             let pages = part.pages().iter().map(|page| page.index).collect();
             (pages, part.first_slot(), part.tokens().len())
@@ -80,7 +88,7 @@ async fn a_device_is_given_each_part_once_with_its_own_pages() {
             assert_eq!((part.level(), part.scopes().is_empty()), (Level(1), false));
             assert_eq!(part.scopes(), parts[0].scopes(), "what is decoded together has the same layers");
         }
-        Ok(true)
+        all(parts, PartOutcome::Decoded)
     });
     // A rank that holds the first layers only is not asked for the others' scopes.
     let shard = Shard { layers: 0..2, ..Shard::ALL };
@@ -130,13 +138,44 @@ async fn what_a_device_does_not_decode_is_decoded_on_the_cpu() {
     assert_eq!(KvBuffer::from_source(&spec(), 700, &*device.pages).as_slice(), expected.as_slice());
 }
 
+/// Whatever goes to the device together with them: the parts of one chunk are the CPU's, and no fault of the device.
+#[tokio::test]
+async fn parts_that_a_device_refuses_take_no_others_with_them() {
+    let server = start().await;
+    let kvasir = connect(&server).await;
+    let text = tokens(700, 1);
+    save(&kvasir, &text).await;
+    let (_, expected) = load(&find(&kvasir, &text).await, LoadOptions::at_level(Level(1))).await;
+    let memory = DeviceBytes { scratch: 3, pinned: 2, profiles: 1 };
+    let device = Device::new(700, move |parts| {
+        // The second chunk, which begins in the middle of a page.
+        let refused = || PartOutcome::Refused("it is odd".into());
+        let outcome = |part: &DevicePart<'_>| match part.first_slot() {
+            16 => refused(),
+            _ => PartOutcome::Decoded,
+        };
+        Ok(DeviceDecode { outcomes: parts.iter().map(outcome).collect(), memory })
+    });
+    let session = find(&kvasir, &text).await;
+    let options = LoadOptions::at_level(Level(1));
+    let loaded = session.load([device.table(700)], options).unwrap().finish().await;
+    assert_eq!(loaded.loaded_tokens(), 700);
+    let used = &loaded.report().unwrap().device;
+    assert_eq!((used.parts, used.refused_parts, used.memory), (4, 2, memory));
+    assert_eq!(used.first_reason.as_deref(), Some("it is odd"));
+    // What the device says it decoded is not there.
+    let found = KvBuffer::from_source(&spec(), 700, &*device.pages);
+    assert_eq!(found.slice(256..512).as_slice(), expected.slice(256..512).as_slice());
+    assert!(found.slice(0..256).as_slice().iter().all(|value| *value == 0.0));
+}
+
 #[tokio::test]
 async fn a_load_into_pages_that_a_device_has_reassigned_is_not_used() {
     let server = start().await;
     let kvasir = connect(&server).await;
     let text = tokens(700, 1);
     save(&kvasir, &text).await;
-    let device = Device::new(700, |_| Ok(false));
+    let device = Device::new(700, |parts| all(parts, PartOutcome::Stale));
     let session = find(&kvasir, &text).await;
     let options = LoadOptions::at_level(Level(1));
     let loaded = session.load([device.table(700)], options).unwrap().finish().await;
@@ -154,10 +193,10 @@ async fn a_load_that_is_dropped_waits_for_the_part_that_a_device_decodes() {
     let (begun, has_begun) = mpsc::channel();
     let (go_on, may_end) = mpsc::channel::<()>();
     let may_end = Mutex::new(may_end);
-    let device = Device::new(700, move |_| {
+    let device = Device::new(700, move |parts| {
         begun.send(()).unwrap();
         let _ = may_end.lock().unwrap().recv_timeout(Duration::from_secs(20));
-        Ok(true)
+        all(parts, PartOutcome::Decoded)
     });
     let session = find(&kvasir, &text).await;
     let running = session.load([device.table(700)], LoadOptions::at_level(Level(1))).unwrap();

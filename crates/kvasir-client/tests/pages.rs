@@ -8,7 +8,10 @@ use std::sync::{
 
 use half::{bf16, f16};
 use kvasir_client::{
-    pages::{BlockTable, DeviceDecoder, DevicePart, HostPages, PageRead, PageRef, PageRows, PageStore, Rows},
+    pages::{
+        BlockTable, DeviceDecode, DeviceDecoder, DevicePart, HostPages, PageRead, PageRef, PageRows,
+        PageStore, PartOutcome, Rows,
+    },
     testing::{TestedPages, check_page_store},
 };
 use kvasir_codec::{CpuDecoder, HeadRows, KvSink};
@@ -223,6 +226,7 @@ enum DeviceMistake {
     IgnoresTheFirstSlot,
     DecodesTheFirstPart,
     TakesStalePages,
+    LetsOnePartDecide,
     RefusesEverything,
 }
 
@@ -246,9 +250,9 @@ impl PageStore for Decoding {
 }
 
 impl DeviceDecoder for Decoding {
-    fn decode(&self, parts: &[DevicePart<'_>]) -> Result<bool, String> {
-        let mut is_stale = false;
-        for part in parts {
+    fn decode(&self, parts: &[DevicePart<'_>]) -> Result<DeviceDecode, String> {
+        let mut outcomes = vec![PartOutcome::Decoded; parts.len()];
+        for (part, outcome) in parts.iter().zip(&mut outcomes) {
             let (mut level, mut first_slot) = (part.level(), part.first_slot());
             match self.mistake {
                 DeviceMistake::RefusesEverything => return Err("it is full".into()),
@@ -256,19 +260,25 @@ impl DeviceDecoder for Decoding {
                 DeviceMistake::IgnoresTheFirstSlot => first_slot = 0,
                 DeviceMistake::Nothing
                 | DeviceMistake::DecodesTheFirstPart
-                | DeviceMistake::TakesStalePages => {}
+                | DeviceMistake::TakesStalePages
+                | DeviceMistake::LetsOnePartDecide => {}
             }
             let decoder = CpuDecoder::new(Arc::clone(&self.spec), Arc::clone(part.profile())).unwrap();
             let scopes: Vec<_> = part.scopes().iter().map(|scope| (*scope, level)).collect();
             let mut rows = DecodedRows { of: self, part, first_slot, is_stale: false };
             let (head, prefix) = (part.head(), part.object_prefix());
             decoder.decode_scopes(head, prefix, &scopes, part.tokens(), &mut rows).unwrap();
-            is_stale |= rows.is_stale;
+            if rows.is_stale && self.mistake != DeviceMistake::TakesStalePages {
+                *outcome = PartOutcome::Stale;
+            }
             if self.mistake == DeviceMistake::DecodesTheFirstPart {
                 break;
             }
         }
-        Ok(!is_stale || self.mistake == DeviceMistake::TakesStalePages)
+        if self.mistake == DeviceMistake::LetsOnePartDecide {
+            outcomes = vec![outcomes[0].clone(); parts.len()];
+        }
+        Ok(DeviceDecode { outcomes, ..DeviceDecode::default() })
     }
 }
 
@@ -333,6 +343,7 @@ fn a_device_is_checked_against_the_cpu() {
         (DeviceMistake::IgnoresTheFirstSlot, "after tokens 0..300: the device's row of layer"),
         (DeviceMistake::DecodesTheFirstPart, "after tokens 0..300: the device's row of layer"),
         (DeviceMistake::TakesStalePages, "a device was asked to decode into pages that were reassigned"),
+        (DeviceMistake::LetsOnePartDecide, "only the first has pages that were reassigned: of two parts"),
         (DeviceMistake::RefusesEverything, "the device did not decode a sound chunk: it is full"),
     ] {
         let fault = check(mistake).unwrap_err().to_string();

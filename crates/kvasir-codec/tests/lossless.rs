@@ -4,32 +4,13 @@ mod common;
 #[path = "common/typed_rows.rs"]
 mod typed_rows;
 
-use common::{Noise, Setup, cache, mixed_spec};
+use common::{Noise, Setup, mixed_spec, typed};
 use half::{bf16, f16};
 use kvasir_codec::{ChunkDecoder as _, ChunkEncoder as _, ChunkInput, EncodeError, KvBuffer, Profile};
 use kvasir_container::Head;
 use kvasir_train::{Recipe, TrainingContext, train};
-use kvasir_types::{ChainLink, KvDtype, Level, Loss, ModelSpec};
+use kvasir_types::{ChainLink, KvDtype, Level, Loss};
 use typed_rows::TypedRows;
-
-/// A cache of the model's own type.
-fn typed(spec: &ModelSpec, tokens: &[u32], seed: u64) -> KvBuffer {
-    let mut kv = cache(spec, tokens, seed);
-    kv.as_mut_slice().iter_mut().for_each(|x| {
-        *x = match spec.kv_dtype {
-            KvDtype::Bf16 => bf16::from_f32(*x).to_f32(),
-            KvDtype::Fp8E4m3 => e4m3(*x),
-            _ => f16::from_f32(*x).to_f32(),
-        }
-    });
-    kv
-}
-
-/// The nearest of a grid of 8 steps a binade, which e4m3 holds.
-fn e4m3(value: f32) -> f32 {
-    let step = 2f32.powi(value.abs().max(2f32.powi(-6)).log2().floor() as i32 - 3);
-    (value / step).round_ties_even() * step
-}
 
 fn setup(dtype: KvDtype, recipe: &Recipe) -> Setup {
     let spec = mixed_spec(dtype);

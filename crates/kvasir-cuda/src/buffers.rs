@@ -40,4 +40,11 @@ impl<M: DeviceMemory> DecodeBuffers<M> {
             counters: device.allocate("counters", LAUNCHES_MAX * 4)?,
         })
     }
+
+    /// Bytes of all arrays.
+    pub(crate) fn size(&self) -> usize {
+        let Self { bytes, streams, statuses, paging, factors, values, operands, wide, counters } = self;
+        let own = [bytes, streams, statuses, factors, values, operands, wide, counters];
+        paging.size() + own.into_iter().map(DeviceMemory::bytes).sum::<usize>()
+    }
 }

@@ -1,8 +1,8 @@
 //! Decoding on a device: chunks into pages.
 
-use std::{ops::Range, sync::Arc};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
-use kvasir_codec::{ChunkDecoder, CpuDecoder, LayerGroup, Profile, ProfileError, ScopeSpan, container::Head};
+use kvasir_codec::{ChunkDecoder, CpuDecoder, Profile, ProfileError, ScopeSpan, container::Head};
 use kvasir_kernels::{
     DecodeParams, Kernel, PageParams, PrepareParams, Status, SynthesiseParams, TILE_STRIDE, TILE_THREADS,
     Task,
@@ -23,6 +23,11 @@ use crate::{
 const PRODUCT_SHARED_BYTES: usize = 4 * 128 * TILE_STRIDE as usize * 4;
 const DECODE_KERNELS: [Kernel; 4] = [Kernel::Decode1, Kernel::Decode2, Kernel::Decode3, Kernel::Decode4];
 const DIRECT_KERNELS: [Kernel; 4] = [Kernel::Direct1, Kernel::Direct2, Kernel::Direct3, Kernel::Direct4];
+
+/// What a request takes, or why it is refused.
+type Outline<'a> = Result<Vec<ScopeSpan<'a>>, CudaError>;
+/// What became of each request, in their order.
+type Outcomes = Vec<Result<(), CudaError>>;
 
 /// Decodes chunks of one profile on a device.
 #[derive(Debug)]
@@ -74,7 +79,14 @@ impl<D: Device> KernelDecoder<D> {
         (0..self.cpu.scope_count()).map(|scope| (scope, level)).collect()
     }
 
-    /// Decodes several chunks into an engine's pages. Returns when the rows are in place.
+    /// Bytes of the device that the profile takes.
+    #[cfg(feature = "client")]
+    pub(crate) fn profile_bytes(&self) -> usize {
+        self.resident.bytes()
+    }
+
+    /// Decodes several chunks into an engine's pages. Returns when the rows are in place. A chunk that is
+    /// refused, or turns out to be damaged, keeps no other from being decoded.
     ///
     /// After an error some rows may have been written, right or wrong, but only requested rows.
     ///
@@ -83,15 +95,51 @@ impl<D: Device> KernelDecoder<D> {
     /// uses the rows asked for until this returns.
     ///
     /// # Errors
-    /// See [`CudaError`].
+    /// The device's, else that of the first request that has one. See [`CudaError`].
     pub unsafe fn decode_into(
         &self,
         requests: &[ChunkRequest<'_>],
         pages: &PagedKv,
     ) -> Result<(), CudaError> {
-        let everything = LayerGroup { layers: 0..self.cpu.spec().layers.len(), scopes: Vec::new() };
         // SAFETY: the caller's promise.
-        unsafe { self.submit_groups(requests, pages, &[everything])? }.wait()
+        let (outcomes, _) = unsafe { self.decode_each(requests, pages)? };
+        outcomes.into_iter().collect()
+    }
+
+    /// As [`decode_into`](Self::decode_into), with the outcome of each request, in their order, and the bytes
+    /// of the device that all of them took.
+    ///
+    /// # Safety
+    /// As [`decode_into`](Self::decode_into).
+    ///
+    /// # Errors
+    /// The outer one is the device's, and every request's. An inner one is of a request that was refused before
+    /// anything was launched, whose rows are untouched, or of one in whose bytes the kernels found damage.
+    pub(crate) unsafe fn decode_each(
+        &self,
+        requests: &[ChunkRequest<'_>],
+        pages: &PagedKv,
+    ) -> Result<(Outcomes, usize), CudaError> {
+        let mut outlines: Vec<_> = requests.iter().map(|request| self.outline(request, pages)).collect();
+        // A request may leave tasks in a batch before it is refused: the batch is made again without it.
+        let batch = loop {
+            if let Some(batch) = self.build_each(requests, &mut outlines, pages) {
+                break batch;
+            }
+        };
+        let (mut failed, mut scratch_bytes) = (BTreeMap::new(), 0);
+        if outlines.iter().flatten().any(|spans| !spans.is_empty()) {
+            let layers = 0..self.cpu.spec().layers.len();
+            // SAFETY: the caller's promise; `build_each` checked everything else against it.
+            let mut group = unsafe { self.run(layers, batch, pages)? };
+            scratch_bytes = group.scratch_bytes();
+            failed = group.failed_requests()?;
+        }
+        let outcome = |(index, outline): (usize, Outline<'_>)| match failed.remove(&index) {
+            Some(error) => Err(error),
+            None => outline.map(drop),
+        };
+        Ok((outlines.into_iter().enumerate().map(outcome).collect(), scratch_bytes))
     }
 
     /// Queues the decode of several chunks into an engine's pages: one launch a kernel for every group of layers that
@@ -107,73 +155,84 @@ impl<D: Device> KernelDecoder<D> {
         requests: &[ChunkRequest<'_>],
         pages: &PagedKv,
     ) -> Result<PendingDecode<D>, CudaError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.submit_groups(requests, pages, self.cpu.layer_groups()) }
-    }
-
-    /// One [`PendingGroup`] for each group; a group without scopes is all of them.
-    ///
-    /// # Safety
-    /// As [`submit`](Self::submit).
-    unsafe fn submit_groups(
-        &self,
-        requests: &[ChunkRequest<'_>],
-        pages: &PagedKv,
-        groups: &[LayerGroup],
-    ) -> Result<PendingDecode<D>, CudaError> {
-        let mut outlines = Vec::with_capacity(requests.len());
-        for request in requests {
-            let first = u64::from(request.first_slot);
-            pages.check_blocks(request.blocks, first..first + request.tokens.len() as u64)?;
-            let (head, tokens) = (request.head, request.tokens.clone());
-            outlines.push(self.cpu.scope_spans(head, request.object_prefix, &request.scopes, tokens)?);
-        }
+        let outlines = requests.iter().map(|request| self.outline(request, pages));
+        let outlines = outlines.collect::<Result<Vec<_>, _>>()?;
         let mut pending = PendingDecode { groups: Vec::new() };
-        for group in groups {
-            let scopes = &group.scopes;
-            let is_in = |scope: usize| scopes.is_empty() || scopes.iter().any(|reach| reach.scope == scope);
+        for group in self.cpu.layer_groups() {
+            let is_in = |scope: usize| group.scopes.iter().any(|reach| reach.scope == scope);
             if !outlines.iter().flatten().any(|span| is_in(span.scope)) {
                 continue;
             }
-            let batch = self.build(requests, &outlines, &is_in, pages)?;
-            // SAFETY: the caller's promise; `build` checked everything else against it.
+            let mut batch = DecodeBatch::new(&self.cpu, pages);
+            for (index, (request, spans)) in requests.iter().zip(&outlines).enumerate() {
+                self.add(&mut batch, index, request, spans, &is_in)?;
+            }
+            batch.sort();
+            // SAFETY: the caller's promise; `outline` and `add` checked everything else against it.
             pending.groups.push(unsafe { self.run(group.layers.clone(), batch, pages)? });
         }
         Ok(pending)
     }
 
-    fn build(
+    /// The spans that a request takes, after all checks but those of their pieces.
+    fn outline<'a>(&self, request: &ChunkRequest<'a>, pages: &PagedKv) -> Outline<'a> {
+        let first = u64::from(request.first_slot);
+        pages.check_blocks(request.blocks, first..first + request.tokens.len() as u64)?;
+        let (head, tokens) = (request.head, request.tokens.clone());
+        Ok(self.cpu.scope_spans(head, request.object_prefix, &request.scopes, tokens)?)
+    }
+
+    /// One batch of all requests that have an outline. `None` if some were refused: their outlines are errors now.
+    fn build_each(
         &self,
         requests: &[ChunkRequest<'_>],
-        outlines: &[Vec<ScopeSpan<'_>>],
-        is_in: &dyn Fn(usize) -> bool,
+        outlines: &mut [Outline<'_>],
         pages: &PagedKv,
-    ) -> Result<DecodeBatch, CudaError> {
-        let mut batch = DecodeBatch::new(&self.cpu, pages);
-        for (index, (request, spans)) in requests.iter().zip(outlines).enumerate() {
-            let head = request.head;
-            let spans = || spans.iter().filter(|span| is_in(span.scope));
-            let covered = spans().map(|span| span.tokens.clone());
-            let (start, end) = covered.fold((usize::MAX, 0), |(s, e), r| (s.min(r.start), e.max(r.end)));
-            let (blocks, row) =
-                (index_u32(batch.paging.blocks.len())?, index_u32(batch.paging.positions.len())?);
-            batch.paging.blocks.extend_from_slice(request.blocks);
-            let position = |token: usize| head.header.first_position.wrapping_add(token as u64);
-            batch.paging.positions.extend((start.min(end)..end).map(position));
-            let to = Destination {
-                request: index,
-                tokens: request.tokens.clone(),
-                blocks,
-                first_slot: request.first_slot,
-                angles: row.wrapping_sub(start.min(end) as u32),
-            };
-            for span in spans() {
-                let text = (&head.tokens[..], head.header.preceding_token);
-                batch.add(&self.cpu, &self.resident, span, &to, text)?;
+    ) -> Option<DecodeBatch> {
+        let (mut batch, mut is_whole) = (DecodeBatch::new(&self.cpu, pages), true);
+        for (index, (request, outline)) in requests.iter().zip(outlines).enumerate() {
+            if let Ok(spans) = outline
+                && let Err(error) = self.add(&mut batch, index, request, spans, &|_| true)
+            {
+                *outline = Err(error);
+                is_whole = false;
             }
         }
-        batch.sort();
-        Ok(batch)
+        is_whole.then(|| {
+            batch.sort();
+            batch
+        })
+    }
+
+    /// Adds those scopes of a request that are `is_in`. After an error some of it is in the batch.
+    fn add(
+        &self,
+        batch: &mut DecodeBatch,
+        index: usize,
+        request: &ChunkRequest<'_>,
+        spans: &[ScopeSpan<'_>],
+        is_in: &dyn Fn(usize) -> bool,
+    ) -> Result<(), CudaError> {
+        let head = request.head;
+        let spans = || spans.iter().filter(|span| is_in(span.scope));
+        let covered = spans().map(|span| span.tokens.clone());
+        let (start, end) = covered.fold((usize::MAX, 0), |(s, e), r| (s.min(r.start), e.max(r.end)));
+        let (blocks, row) = (index_u32(batch.paging.blocks.len())?, index_u32(batch.paging.positions.len())?);
+        batch.paging.blocks.extend_from_slice(request.blocks);
+        let position = |token: usize| head.header.first_position.wrapping_add(token as u64);
+        batch.paging.positions.extend((start.min(end)..end).map(position));
+        let to = Destination {
+            request: index,
+            tokens: request.tokens.clone(),
+            blocks,
+            first_slot: request.first_slot,
+            angles: row.wrapping_sub(start.min(end) as u32),
+        };
+        for span in spans() {
+            let text = (&head.tokens[..], head.header.preceding_token);
+            batch.add(&self.cpu, &self.resident, span, &to, text)?;
+        }
+        Ok(())
     }
 
     /// # Safety
@@ -228,8 +287,8 @@ impl<D: Device> KernelDecoder<D> {
             batch,
             event,
             statuses: Some(statuses),
-            verdict: Ok(()),
-            _memory: (buffers, kept),
+            verdict: Ok(BTreeMap::new()),
+            memory: (buffers, kept),
         })
     }
 

@@ -98,6 +98,11 @@ pub trait Device: Debug + Send + Sync {
     /// [`DeviceError`].
     fn record(&self) -> Result<Self::Event, DeviceError>;
 
+    /// Bytes of the host's memory that it keeps pinned for copies.
+    fn pinned_bytes(&self) -> usize {
+        0
+    }
+
     /// Returns when no kernel that was queued so far runs any more, done or faulted. For use after an error: it needs nothing
     /// that a driver could refuse.
     fn drain(&self);
@@ -107,6 +112,9 @@ pub trait Device: Debug + Send + Sync {
 pub trait DeviceMemory: Debug + Send + Sync {
     /// Its first byte, as kernels see it.
     fn address(&self) -> u64;
+
+    /// Its size in bytes.
+    fn bytes(&self) -> usize;
 }
 
 /// A point in a device's queue of kernels.
@@ -182,6 +190,10 @@ impl<D: Device> Device for std::sync::Arc<D> {
 
     fn record(&self) -> Result<Self::Event, DeviceError> {
         (**self).record()
+    }
+
+    fn pinned_bytes(&self) -> usize {
+        (**self).pinned_bytes()
     }
 
     fn drain(&self) {

@@ -366,6 +366,10 @@ impl Device for CudaDevice {
         Ok(())
     }
 
+    fn pinned_bytes(&self) -> usize {
+        self.shared.staging.bytes()
+    }
+
     fn drain(&self) {
         let kernels = &self.shared.kernels;
         // The first error may be an older one, which cudarc returns instead of waiting. After a second one the context is

@@ -78,6 +78,10 @@ impl DeviceMemory for CudaMemory {
     fn address(&self) -> u64 {
         self.address
     }
+
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
 }
 
 impl Drop for CudaMemory {

@@ -6,7 +6,8 @@ use std::{
 };
 
 use kvasir_client::pages::{
-    BlockTable, DeviceDecoder, DevicePart, PageRead, PageRef, PageRows, PageStore, Shard,
+    BlockTable, DeviceBytes, DeviceDecode, DeviceDecoder, DevicePart, PageRead, PageRef, PageRows, PageStore,
+    PartOutcome, Shard,
 };
 use kvasir_codec::{KvSink, Profile};
 use kvasir_kernels::Dtype;
@@ -130,8 +131,12 @@ impl<D: Device> DevicePages<D> {
         self.claims.reassign(pages);
     }
 
-    /// The decoder of a profile, which is brought to the device if it is not there.
-    fn decoder(&self, hash: ProfileHash, profile: &Arc<Profile>) -> Result<SharedDecoder<D>, String> {
+    /// The decoder of a profile, which is brought to the device if it is not there, and the bytes of all that stay there.
+    fn decoder(
+        &self,
+        hash: ProfileHash,
+        profile: &Arc<Profile>,
+    ) -> Result<(SharedDecoder<D>, usize), String> {
         let mut decoders = self.decoders.lock().unwrap_or_else(PoisonError::into_inner);
         let decoder = match decoders.iter().position(|(resident, _)| *resident == hash) {
             Some(found) => decoders.remove(found).1,
@@ -145,7 +150,8 @@ impl<D: Device> DevicePages<D> {
             }
         };
         decoders.push((hash, Arc::clone(&decoder)));
-        Ok(decoder)
+        let bytes = decoders.iter().map(|(_, decoder)| decoder.profile_bytes()).sum();
+        Ok((decoder, bytes))
     }
 }
 
@@ -160,20 +166,24 @@ const fn dtype_of(dtype: KvDtype) -> Option<Dtype> {
 }
 
 impl<D: Device> DeviceDecoder for DevicePages<D> {
-    fn decode(&self, parts: &[DevicePart<'_>]) -> Result<bool, String> {
-        let Some(first) = parts.first() else { return Ok(true) };
-        let decoder = self.decoder(first.head().header.profile_hash, first.profile())?;
-        // Before pages are claimed, so that whoever reassigns them waits for no other decode.
-        let _slot = self.slots.take();
-        let (mut claims, mut blocks) = (Vec::new(), Vec::new());
+    fn decode(&self, parts: &[DevicePart<'_>]) -> Result<DeviceDecode, String> {
+        let Some(first) = parts.first() else { return Ok(DeviceDecode::default()) };
         for part in parts {
             self.check_cut(part.shard(), part.page_tokens())?;
-            let Some(claim) = self.claims.claim(part.pages()) else { return Ok(false) };
-            claims.push(claim);
-            blocks.push(part.pages().iter().map(|page| page.index.cast_signed()).collect::<Vec<i32>>());
         }
-        let mut requests = Vec::new();
-        for (part, blocks) in parts.iter().zip(&blocks) {
+        let (decoder, profiles) = self.decoder(first.head().header.profile_hash, first.profile())?;
+        // Before pages are claimed, so that whoever reassigns them waits for no other decode.
+        let _slot = self.slots.take();
+        let mut claimed = Vec::with_capacity(parts.len());
+        for (index, part) in parts.iter().enumerate() {
+            if let Some(claim) = self.claims.claim(part.pages()) {
+                let blocks: Vec<i32> = part.pages().iter().map(|page| page.index.cast_signed()).collect();
+                claimed.push((index, claim, blocks));
+            }
+        }
+        let mut requests = Vec::with_capacity(claimed.len());
+        for (index, _, blocks) in &claimed {
+            let part = &parts[*index];
             requests.push(ChunkRequest {
                 head: part.head(),
                 object_prefix: part.object_prefix(),
@@ -184,8 +194,19 @@ impl<D: Device> DeviceDecoder for DevicePages<D> {
             });
         }
         // SAFETY: the memory is as `new` was promised, and the claims keep the pages ours until the rows are in place.
-        unsafe { decoder.decode_into(&requests, &self.pages) }.map_err(|error| error.to_string())?;
-        Ok(true)
+        let decoded = unsafe { decoder.decode_each(&requests, &self.pages) };
+        let (results, scratch) = decoded.map_err(|error| error.to_string())?;
+        let mut outcomes = vec![PartOutcome::Stale; parts.len()];
+        for ((index, ..), result) in claimed.iter().zip(results) {
+            let refused = |error: CudaError| PartOutcome::Refused(error.to_string());
+            outcomes[*index] = result.map_or_else(refused, |()| PartOutcome::Decoded);
+        }
+        let memory = DeviceBytes {
+            scratch: scratch as u64,
+            pinned: self.device.pinned_bytes() as u64,
+            profiles: profiles as u64,
+        };
+        Ok(DeviceDecode { outcomes, memory })
     }
 }
 

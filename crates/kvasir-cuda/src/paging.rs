@@ -81,6 +81,13 @@ impl<M: DeviceMemory> PagingBuffers<M> {
         })
     }
 
+    /// Bytes of all arrays.
+    pub(crate) fn size(&self) -> usize {
+        let Self { placements, members, planes, blocks, ropes, positions, angles, rows: _ } = self;
+        let all = [placements, members, planes, blocks, ropes, positions, angles];
+        all.into_iter().map(DeviceMemory::bytes).sum()
+    }
+
     /// For kernels, with a profile's `elements`.
     pub(crate) fn params(
         &self,

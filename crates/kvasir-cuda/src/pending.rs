@@ -1,14 +1,17 @@
 //! Running decodes: groups of layers become ready in sequence.
 
-use std::ops::Range;
+use std::{collections::BTreeMap, ops::Range};
 
 use kvasir_codec::DecodeError;
 use kvasir_kernels::Status;
 
 use crate::{
-    CudaError, Device, DeviceEvent, DeviceReadback, batch::DecodeBatch, buffers::DecodeBuffers,
+    CudaError, Device, DeviceEvent, DeviceMemory, DeviceReadback, batch::DecodeBatch, buffers::DecodeBuffers,
     lower::piece_error,
 };
+
+/// Requests that failed, by index; the error is the device's.
+type Verdict = Result<BTreeMap<usize, CudaError>, CudaError>;
 
 /// A decode that was submitted. Waits when dropped.
 #[derive(Debug)]
@@ -24,22 +27,36 @@ pub(crate) struct PendingGroup<D: Device> {
     pub(crate) event: D::Event,
     /// `None` once read.
     pub(crate) statuses: Option<D::Readback>,
-    pub(crate) verdict: Result<(), CudaError>,
+    pub(crate) verdict: Verdict,
     /// Lives until the kernels are done.
-    pub(crate) _memory: (DecodeBuffers<D::Memory>, Vec<D::Memory>),
+    pub(crate) memory: (DecodeBuffers<D::Memory>, Vec<D::Memory>),
 }
 
 impl<D: Device> PendingGroup<D> {
-    fn look(&self, statuses: D::Readback) -> Result<(), CudaError> {
-        self.event.wait()?;
-        check_statuses(&self.batch, &statuses.bytes()?)
+    /// Bytes of the device that it takes, without its profile.
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        let (buffers, tasks) = &self.memory;
+        buffers.size() + tasks.iter().map(DeviceMemory::bytes).sum::<usize>()
     }
 
-    fn wait(&mut self) -> Result<(), CudaError> {
+    fn look(&self, statuses: D::Readback) -> Verdict {
+        self.event.wait()?;
+        Ok(failed_requests(&self.batch, &statuses.bytes()?))
+    }
+
+    /// Waits for the kernels, and returns the requests that failed. The rows of all others are in place.
+    ///
+    /// # Errors
+    /// The device's, for all requests.
+    pub(crate) fn failed_requests(&mut self) -> Verdict {
         if let Some(statuses) = self.statuses.take() {
             self.verdict = self.look(statuses);
         }
         self.verdict.clone()
+    }
+
+    fn wait(&mut self) -> Result<(), CudaError> {
+        self.failed_requests()?.into_values().next().map_or(Ok(()), Err)
     }
 }
 
@@ -85,8 +102,8 @@ impl<D: Device> Drop for PendingDecode<D> {
     }
 }
 
-/// The first error in the order of request, section, span and stream.
-fn check_statuses(batch: &DecodeBatch, statuses: &[u8]) -> Result<(), CudaError> {
+/// The first error of each request, in the order of section, span and stream.
+fn failed_requests(batch: &DecodeBatch, statuses: &[u8]) -> BTreeMap<usize, CudaError> {
     let words = |bytes: &[u8; 8]| {
         let [a, b, c, d, e, f, g, h] = *bytes;
         Status { code: u32::from_le_bytes([a, b, c, d]), detail: u32::from_le_bytes([e, f, g, h]) }
@@ -101,11 +118,15 @@ fn check_statuses(batch: &DecodeBatch, statuses: &[u8]) -> Result<(), CudaError>
             }
         },
     );
-    match failed.min_by_key(|(request, name, _)| (*request, name.section, name.span, name.stream)) {
-        None => Ok(()),
-        Some((_, name, Some(source))) => {
-            Err(DecodeError::Piece { section: name.section, span: name.span, source }.into())
-        }
-        Some((_, name, None)) => Err(CudaError::NoStatus { section: name.section, span: name.span }),
+    let mut failed: Vec<_> = failed.collect();
+    failed.sort_by_key(|(request, name, _)| (*request, name.section, name.span, name.stream));
+    let mut first = BTreeMap::new();
+    for (request, name, source) in failed {
+        let (section, span) = (name.section, name.span);
+        first.entry(request).or_insert_with(|| match source {
+            Some(source) => CudaError::from(DecodeError::Piece { section, span, source }),
+            None => CudaError::NoStatus { section, span },
+        });
     }
+    first
 }

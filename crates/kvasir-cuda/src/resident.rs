@@ -71,6 +71,16 @@ impl<M> DecodeProfile<M> {
     }
 }
 
+#[cfg(feature = "client")]
+impl<M: crate::DeviceMemory> DecodeProfile<M> {
+    /// Bytes of all arrays.
+    pub(crate) fn bytes(&self) -> usize {
+        let Self { tables, codings, steps, elements, basis, matrices, frequencies, scopes: _ } = self;
+        let all = [tables, codings, steps, elements, basis, matrices, &frequencies.memory];
+        all.into_iter().map(M::bytes).sum()
+    }
+}
+
 /// Stage tables, then trit tables: a bank without its counts.
 fn table_bytes(bank: &TableBank) -> Vec<u8> {
     bank.to_bytes().split_off(4)

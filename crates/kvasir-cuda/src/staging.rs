@@ -102,6 +102,12 @@ impl Staging {
         StagingBuffer::new(context, bytes)
     }
 
+    /// Bytes of the buffers that it keeps, in use by copies or not.
+    pub(crate) fn bytes(&self) -> usize {
+        let buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);
+        buffers.iter().map(|buffer| buffer.bytes).sum()
+    }
+
     /// Returns a buffer to the pool; the copy that uses it may still be running.
     pub(crate) fn put(&self, buffer: StagingBuffer) {
         let mut buffers = self.buffers.lock().unwrap_or_else(PoisonError::into_inner);

@@ -16,7 +16,7 @@ use tokio::time::Instant;
 use super::{LoadError, assembly::VerifiedChunk, token_ranges::context_range};
 use crate::{
     limits::{DEVICE_FAULTS_MAX, DEVICE_TOKENS_MAX},
-    pages::{BlockTable, DeviceDecoder, DevicePart, WriteGate},
+    pages::{BlockTable, DeviceBytes, DeviceDecode, DeviceDecoder, DevicePart, PartOutcome, WriteGate},
 };
 
 /// Context shared by all decode units of a load.
@@ -25,7 +25,7 @@ pub(super) struct DecodeContext {
     /// The decoding thread writes rows here directly; one table per rank.
     pub(super) tables: Vec<BlockTable>,
     pub(super) gate: Arc<WriteGate>,
-    /// For each table, how often its device did not decode what it was given.
+    /// For each table, how often its device refused what it was given, and decoded none of it.
     device_faults: Vec<AtomicU32>,
 }
 
@@ -96,7 +96,8 @@ pub(super) struct UnitScope {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum DecodedBy {
     Cpu,
-    Device,
+    /// A device, with this much memory for all that it decoded together.
+    Device(DeviceBytes),
     /// Its pages are another request's by now.
     Nobody,
     /// The CPU, because the device did not, for this reason.
@@ -188,31 +189,37 @@ pub(super) async fn run(units: Vec<DecodeUnit>, context: Arc<DecodeContext>) -> 
 }
 
 fn decode(units: &[DecodeUnit], context: &DecodeContext) -> Vec<Decoded> {
-    let reason = match decode_on_device(units, context) {
-        Some(Ok(true)) => return units.iter().map(|_| (DecodedBy::Device, Ok(0))).collect(),
+    let Some(DeviceDecode { outcomes, memory }) = decode_on_device(units, context) else {
+        return units.iter().map(|unit| (DecodedBy::Cpu, unit.decode_on_cpu(context))).collect();
+    };
+    let decoded = |(unit, outcome): (&DecodeUnit, PartOutcome)| match outcome {
+        PartOutcome::Decoded => (DecodedBy::Device(memory), Ok(0)),
         // One row of each token is counted: how many they are in all does not matter.
-        Some(Ok(false)) => {
-            return units.iter().map(|unit| (DecodedBy::Nobody, Ok(unit.tokens.len()))).collect();
-        }
-        Some(Err(reason)) => Some(reason),
-        None => None,
+        PartOutcome::Stale => (DecodedBy::Nobody, Ok(unit.tokens.len())),
+        // If an object is at fault, the CPU finds it too.
+        PartOutcome::Refused(reason) => (DecodedBy::CpuInstead(reason), unit.decode_on_cpu(context)),
     };
-    // If an object is at fault, the CPU finds it too.
-    let on_cpu = |unit: &DecodeUnit| {
-        (reason.clone().map_or(DecodedBy::Cpu, DecodedBy::CpuInstead), unit.decode_on_cpu(context))
-    };
-    units.iter().map(on_cpu).collect()
+    units.iter().zip(outcomes).map(decoded).collect()
 }
 
-/// Whether the pages are still the load's, or why the device did not decode. `None` if the CPU has to.
-fn decode_on_device(units: &[DecodeUnit], context: &DecodeContext) -> Option<Result<bool, String>> {
+/// What a device did, with an outcome for each unit. `None` if the CPU has to decode them.
+fn decode_on_device(units: &[DecodeUnit], context: &DecodeContext) -> Option<DeviceDecode> {
     let first = units.first()?;
     let device = context.device_of(first)?;
     let table = &context.tables[first.rank];
     let parts: Vec<DevicePart<'_>> = units.iter().map(|unit| unit.part(table)).collect::<Option<_>>()?;
     // The gate stays open until the device is done: after the load was dropped it writes nothing.
-    let decoded = context.gate.hold_open(|| device.decode(&parts)).unwrap_or(Ok(false));
-    if decoded.is_err() {
+    let decoded = context.gate.hold_open(|| device.decode(&parts));
+    let all = |outcome| DeviceDecode { outcomes: vec![outcome; units.len()], ..DeviceDecode::default() };
+    let mut decoded = match decoded {
+        Some(decoded) => decoded.unwrap_or_else(|reason| all(PartOutcome::Refused(reason))),
+        None => all(PartOutcome::Stale),
+    };
+    let missing = PartOutcome::Refused("the device did not say what became of it".into());
+    decoded.outcomes.resize(units.len(), missing);
+    let is_refused = |outcome: &PartOutcome| matches!(outcome, PartOutcome::Refused(_));
+    // A part that is refused beside others that are decoded, for its bytes for instance, is no fault of the device.
+    if decoded.outcomes.iter().any(is_refused) && !decoded.outcomes.contains(&PartOutcome::Decoded) {
         context.device_faults[first.rank].fetch_add(1, Ordering::Relaxed);
     }
     Some(decoded)

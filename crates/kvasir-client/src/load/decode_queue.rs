@@ -164,8 +164,11 @@ mod tests {
         *,
     };
     use crate::{
-        limits::DEVICE_TOKENS_MAX,
-        pages::{BlockTable, DeviceDecoder, DevicePart, HostPages, PageRef, PageRows, PageStore},
+        limits::{DEVICE_FAULTS_MAX, DEVICE_TOKENS_MAX},
+        pages::{
+            BlockTable, DeviceBytes, DeviceDecode, DeviceDecoder, DevicePart, HostPages, PageRef, PageRows,
+            PageStore, PartOutcome,
+        },
     };
 
     /// Decodes nothing; fails if a run begins at one of these tokens.
@@ -262,8 +265,13 @@ mod tests {
     /// A device that notes the pages of the parts that it is given together, one page a part, and decodes nothing.
     struct Noting {
         given: Mutex<Vec<Vec<u32>>>,
-        answer: fn() -> Result<bool, String>,
+        answer: Answer,
     }
+
+    /// What became of each of so many parts.
+    type Answer = fn(usize) -> Vec<PartOutcome>;
+
+    const MEMORY: DeviceBytes = DeviceBytes { scratch: 3, pinned: 2, profiles: 1 };
 
     impl PageStore for Noting {
         fn write(&self, _: PageRef, _: &PageRows<'_>) -> bool {
@@ -276,15 +284,15 @@ mod tests {
     }
 
     impl DeviceDecoder for Noting {
-        fn decode(&self, parts: &[DevicePart<'_>]) -> Result<bool, String> {
+        fn decode(&self, parts: &[DevicePart<'_>]) -> Result<DeviceDecode, String> {
             let page = |part: &DevicePart<'_>| part.pages()[0].index;
             self.given.lock().unwrap().push(parts.iter().map(page).collect());
-            (self.answer)()
+            Ok(DeviceDecode { outcomes: (self.answer)(parts.len()), memory: MEMORY })
         }
     }
 
     /// A queue of `chunks` chunks of two spans for a device, and the device.
-    fn device_queue(chunks: usize, answer: fn() -> Result<bool, String>) -> (DecodeQueue, Arc<Noting>) {
+    fn device_queue(chunks: usize, answer: Answer) -> (DecodeQueue, Arc<Noting>) {
         let (spec, mut kv) = (Arc::new(spec()), KvBuffer::new(&spec(), 200));
         let values = kv.as_mut_slice().iter_mut().enumerate();
         values.for_each(|(index, value)| *value = ((index * 7919) % 1000) as f32 / 500.0 - 1.0);
@@ -305,14 +313,14 @@ mod tests {
     async fn what_waits_for_a_device_is_given_to_it_together() {
         let most = DEVICE_TOKENS_MAX / SPAN_TOKENS;
         let chunks = 3 + most / 2;
-        let (mut queue, device) = device_queue(chunks, || Ok(true));
+        let (mut queue, device) = device_queue(chunks, |parts| vec![PartOutcome::Decoded; parts]);
         for chunk in 0..chunks {
             queue.push(chunk, span(2 * chunk as u64).start, &verified(&[Some(0), Some(1)])).unwrap();
         }
         let mut ends = Vec::new();
         for _ in 0..2 * chunks {
             let (outcome, end) = queue.next().await;
-            assert_eq!((outcome.by, outcome.result.unwrap()), (DecodedBy::Device, 0));
+            assert_eq!((outcome.by, outcome.result.unwrap()), (DecodedBy::Device(MEMORY), 0));
             ends.extend(end);
         }
         assert!(ends.len() == chunks && ends.iter().all(|end| end.undecodable.is_empty()));
@@ -324,9 +332,50 @@ mod tests {
         assert_eq!(given, together.map(|pages| pages.collect::<Vec<u32>>()));
     }
 
+    /// The CPU is asked for the part that was refused, and finds that the chunk is of another model.
+    #[tokio::test]
+    async fn a_part_that_a_device_does_not_decode_takes_no_other_with_it() {
+        let refused: Answer = |_| vec![PartOutcome::Decoded, PartOutcome::Refused("it is odd".into())];
+        let forgotten: Answer = |_| vec![PartOutcome::Decoded];
+        let stale: Answer = |_| vec![PartOutcome::Decoded, PartOutcome::Stale];
+        let instead = |reason: &str| DecodedBy::CpuInstead(reason.into());
+        for (answer, by, stale_rows) in [
+            (refused, instead("it is odd"), None),
+            (forgotten, instead("the device did not say what became of it"), None),
+            (stale, DecodedBy::Nobody, Some(SPAN_TOKENS)),
+        ] {
+            let (mut queue, device) = device_queue(1, answer);
+            queue.push(0, 0, &verified(&[Some(0), Some(1)])).unwrap();
+            let (first, second) = (queue.next().await.0, queue.next().await.0);
+            assert_eq!(*device.given.lock().unwrap(), [[0u32, 1]]);
+            assert_eq!((first.by, first.result.ok()), (DecodedBy::Device(MEMORY), Some(0)));
+            assert_eq!((second.by, second.result.ok()), (by, stale_rows));
+        }
+    }
+
+    /// It would be asked three times, or four with another thread, if each of these parts were its fault.
+    #[tokio::test]
+    async fn a_device_that_refuses_one_part_of_several_is_asked_again() {
+        let chunks = 3 + DEVICE_TOKENS_MAX / SPAN_TOKENS;
+        let (mut queue, device) = device_queue(chunks, |parts| {
+            let mut outcomes = vec![PartOutcome::Decoded; parts];
+            outcomes[0] = PartOutcome::Refused("it is odd".into());
+            outcomes
+        });
+        for chunk in 0..chunks {
+            queue.push(chunk, span(2 * chunk as u64).start, &verified(&[Some(0), Some(1)])).unwrap();
+        }
+        for _ in 0..2 * chunks {
+            queue.next().await;
+        }
+        let given = device.given.lock().unwrap();
+        assert!(given.len() > DEVICE_FAULTS_MAX as usize + 1, "{given:?}");
+        assert_eq!(given.concat().len(), 2 * chunks, "every part");
+    }
+
     #[tokio::test]
     async fn a_device_that_panics_ends_all_that_it_was_given() {
-        let (mut queue, _device) = device_queue(1, || panic!("as a device may"));
+        let (mut queue, _device) = device_queue(1, |_| panic!("as a device may"));
         queue.push(0, 0, &verified(&[Some(0), Some(1)])).unwrap();
         let (first, second) = (queue.next().await, queue.next().await);
         assert!(first.0.result.is_err() && first.1.is_none() && second.0.result.is_err());

@@ -63,7 +63,10 @@ impl LoadRecorder {
         self.times.decode += took;
         match by {
             DecodedBy::Cpu | DecodedBy::Nobody => {}
-            DecodedBy::Device => self.device.parts += 1,
+            DecodedBy::Device(memory) => {
+                self.device.parts += 1;
+                self.device.memory = self.device.memory.most(memory);
+            }
             DecodedBy::CpuInstead(reason) => {
                 tracing::debug!(reason, "a device did not decode a part of a chunk: the CPU did");
                 self.device.refused_parts += 1;
@@ -161,6 +164,7 @@ mod tests {
             DecodeModel, EstimatorKind, FetchPlan, FetcherConfig, FetcherEvent, Fixed, RecomputeModel,
             RequestId, TextMode,
         },
+        pages::DeviceBytes,
     };
 
     const MS: Duration = Duration::from_millis(1);
@@ -219,7 +223,10 @@ mod tests {
         for (ms, reading, decoding) in passed {
             recorder.record_passed(ms * MS, reading, decoding);
         }
-        recorder.record_decode(MS, DecodedBy::Device);
+        for (scratch, pinned) in [(7, 1), (3, 2)] {
+            let memory = DeviceBytes { scratch, pinned, profiles: 5 };
+            recorder.record_decode(MS, DecodedBy::Device(memory));
+        }
         recorder.record_decode(MS, DecodedBy::Cpu);
         recorder.record_decode(MS, DecodedBy::CpuInstead("out of memory".into()));
         let mut progress = LoadProgress::new(vec![0..1, 0..1], 1, TokenRange { start: 0, end: 512 });
@@ -232,9 +239,10 @@ mod tests {
         assert_eq!((report.chunks[0].fetched, report.chunks[0].requests), (Some(MS), 1));
         assert_eq!((report.failures.len(), report.elapsed), (1, 6 * MS));
         let LoadTimes { network, decode, recompute, wait } = report.times;
-        assert_eq!([network, decode, recompute, wait], [4, 3, 40, 4].map(|ms| ms * MS));
-        let device = DeviceUse { parts: 1, refused_parts: 1, first_reason: Some("out of memory".into()) };
-        assert_eq!(report.device, device);
+        assert_eq!([network, decode, recompute, wait], [4, 4, 40, 4].map(|ms| ms * MS));
+        let memory = DeviceBytes { scratch: 7, pinned: 2, profiles: 5 };
+        let first_reason = Some("out of memory".into());
+        assert_eq!(report.device, DeviceUse { parts: 2, refused_parts: 1, first_reason, memory });
         let predict = |model: &RecomputeModel| model.predict(prefill);
         assert_ne!(
             predict(&report.recompute_model),

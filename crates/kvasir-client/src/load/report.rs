@@ -8,6 +8,7 @@ use kvasir_types::{Level, Loss, TokenRange};
 use super::{LoadFailure, timeline::timeline};
 use crate::{
     fetcher::{ByteRate, DecodeModel, RecomputeModel},
+    pages::DeviceBytes,
     rest::ReadReport,
 };
 
@@ -57,6 +58,9 @@ pub struct DeviceUse {
     pub refused_parts: u64,
     /// Why it did not decode the first of these.
     pub first_reason: Option<String>,
+    /// The most memory that it took while it decoded what this load gave it together; a load has two such
+    /// decodes at a time at most. Of several devices, the most of any.
+    pub memory: DeviceBytes,
 }
 
 /// The report of a load: enough to draw its timeline and to plan the next one.

@@ -14,14 +14,58 @@ pub trait DeviceDecoder: Send + Sync {
     /// same scopes, so that one launch does them all. Several threads decode at the same time, and each waits for its own
     /// parts only.
     ///
-    /// If one of the pages has another generation by now, or does not exist, writes nothing and returns false. Pages
-    /// must not be reassigned between that check and the last write.
+    /// Each part has its own outcome: one that is not decoded keeps no other from being. If a page of a part
+    /// has another generation by now, or does not exist, nothing of that part is written. Pages must not be
+    /// reassigned between that check and the last write.
     ///
     /// # Errors
-    /// Why the device did not decode, as a sentence for the load's report. Some of the rows may have been written by
-    /// then, and none is written after the return: the load decodes these parts on the CPU and writes them to the same
-    /// pages.
-    fn decode(&self, parts: &[DevicePart<'_>]) -> Result<bool, String>;
+    /// Why the device decoded none of them, as a sentence for the load's report. Some of the rows may have been
+    /// written by then, and none is written after the return: the load decodes these parts on the CPU and
+    /// writes them to the same pages.
+    fn decode(&self, parts: &[DevicePart<'_>]) -> Result<DeviceDecode, String>;
+}
+
+/// What a device did with the parts that it was given together.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DeviceDecode {
+    /// What became of each part, in their order. The load decodes parts that are missing here on the CPU.
+    pub outcomes: Vec<PartOutcome>,
+    /// The memory that it took.
+    pub memory: DeviceBytes,
+}
+
+/// What became of a part.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PartOutcome {
+    /// Its rows are in place.
+    Decoded,
+    /// Its pages are another request's by now, or do not exist. Nothing was written.
+    Stale,
+    /// Why the device did not decode it, as a sentence for the load's report. Some of its rows may have been
+    /// written, and none is written any more: the load decodes it on the CPU.
+    Refused(String),
+}
+
+/// Memory that decodes on a device take, in bytes. Zeros where a device does not count.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DeviceBytes {
+    /// Of the device, for what one decode reads and computes. It is freed behind the decode.
+    pub scratch: u64,
+    /// Of the host, pinned for copies. Everything on the device shares it.
+    pub pinned: u64,
+    /// Of the device, for the profiles that stay there for the pages of a rank.
+    pub profiles: u64,
+}
+
+impl DeviceBytes {
+    /// The larger one of each.
+    pub(crate) fn most(self, other: Self) -> Self {
+        Self {
+            scratch: self.scratch.max(other.scratch),
+            pinned: self.pinned.max(other.pinned),
+            profiles: self.profiles.max(other.profiles),
+        }
+    }
 }
 
 /// A part of a verified chunk: some scopes of its profile at one level, for some of its tokens.

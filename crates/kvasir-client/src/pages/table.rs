@@ -114,6 +114,13 @@ impl BlockTable {
         &self.pages
     }
 
+    /// The same table over other pages.
+    #[cfg(feature = "testing")]
+    pub(crate) fn with_pages(mut self, pages: Vec<PageRef>) -> Self {
+        self.pages = pages.into();
+        self
+    }
+
     pub(crate) const fn page_tokens(&self) -> usize {
         self.page_tokens
     }

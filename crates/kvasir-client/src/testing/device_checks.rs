@@ -10,7 +10,7 @@ use kvasir_types::{ChainLink, Level, Loss, ModelSpec};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 
 use super::{PageStoreFault, TestedPages, page_checks::planes};
-use crate::pages::{BlockTable, DevicePart, HostPages, WriteGate};
+use crate::pages::{BlockTable, DevicePart, HostPages, PartOutcome, WriteGate};
 
 /// Tokens of the chunk: one span and a part of another.
 const TOKENS: usize = 300;
@@ -54,10 +54,18 @@ impl Chunk {
         Ok(Self { profile, decoder, head, object })
     }
 
-    /// Has the device of a table decode some tokens as a load does: two parts at once, one group of layers after the other.
-    fn decode(&self, table: &BlockTable, level: Level, tokens: &Range<usize>) -> Result<bool, String> {
+    /// Has the device of a table decode two parts at once as a load does, one group of layers after the other.
+    ///
+    /// # Errors
+    /// What it says, if that is not `expected`.
+    fn decode(
+        &self,
+        table: &BlockTable,
+        level: Level,
+        parts: &[Range<usize>; 2],
+        expected: &[PartOutcome; 2],
+    ) -> Result<(), String> {
         let device = table.device().ok_or("there is none any more")?;
-        let middle = usize::midpoint(tokens.start, tokens.end);
         for group in self.decoder.layer_groups() {
             let part = |tokens: Range<usize>| {
                 let (pages, first_slot) = table.pages_of(&tokens)?;
@@ -73,13 +81,27 @@ impl Chunk {
                     first_slot,
                 })
             };
-            let halves = [tokens.start..middle, middle..tokens.end];
-            let parts: Option<Vec<_>> = halves.into_iter().map(part).collect();
-            if !device.decode(&parts.ok_or("the table is too short")?)? {
-                return Ok(false);
+            let parts: Option<Vec<_>> = parts.clone().into_iter().map(part).collect();
+            let outcomes = device.decode(&parts.ok_or("the table is too short")?)?.outcomes;
+            if outcomes != expected {
+                return Err(format!("of two parts it says {outcomes:?}"));
             }
         }
-        Ok(true)
+        Ok(())
+    }
+
+    /// What the device should have written, by the CPU.
+    fn decode_to(
+        &self,
+        host: &BlockTable,
+        spec: &ModelSpec,
+        level: Level,
+        tokens: Range<usize>,
+    ) -> Result<(), PageStoreFault> {
+        let gate = WriteGate::default();
+        let mut sink = host.sink(spec, 0, &gate);
+        let decoded = self.decoder.decode(&self.head, &self.object, level, tokens, &mut sink);
+        decoded.map_err(|error| no_chunk(&error))
     }
 }
 
@@ -113,32 +135,51 @@ pub(super) fn check_device<P: TestedPages>(
     }
     let chunk = Chunk::new(spec)?;
     let host = HostPages::new(spec, table.page_tokens(), TOKENS).map_err(|error| no_chunk(&error))?;
-    let (host_table, gate) = (host.table(), WriteGate::default());
+    let host_table = host.table();
     let finest = Level(chunk.profile.lossy_levels().saturating_sub(1) as u8);
     for (level, tokens) in [(Level(0), 0..TOKENS), (finest, PART), (finest, 0..TOKENS)] {
-        match chunk.decode(&table, level, &tokens) {
-            Ok(true) => {}
-            Ok(false) => return fault("the device refused pages that are the table's".to_owned()),
-            Err(reason) => return fault(format!("the device did not decode a sound chunk: {reason}")),
+        let middle = usize::midpoint(tokens.start, tokens.end);
+        let halves = [tokens.start..middle, middle..tokens.end];
+        let answer = [PartOutcome::Decoded, PartOutcome::Decoded];
+        if let Err(reason) = chunk.decode(&table, level, &halves, &answer) {
+            return fault(format!("the device did not decode a sound chunk: {reason}"));
         }
-        let mut sink = host_table.sink(spec, 0, &gate);
-        let decoded = chunk.decoder.decode(&chunk.head, &chunk.object, level, tokens.clone(), &mut sink);
-        decoded.map_err(|error| no_chunk(&error))?;
+        chunk.decode_to(&host_table, spec, level, tokens.clone())?;
         if let Some(row) = difference(spec, &pages, &host) {
             let what = format!("after tokens {tokens:?}: the device's row of {row} is not the CPU's");
             return fault(what);
         }
     }
     pages.reassign();
-    match chunk.decode(&table, Level(0), &(0..TOKENS)) {
-        Ok(false) => {}
-        Ok(true) | Err(_) => {
-            let what = "a device was asked to decode into pages that were reassigned: write nothing and answer false";
-            return fault(what.to_owned());
-        }
+    let page_tokens = table.page_tokens();
+    // Where pages are short, parts are cut at the end of one, so that each has its own.
+    let cut = (TOKENS / 2).checked_next_multiple_of(page_tokens).filter(|cut| *cut < TOKENS);
+    let middle = cut.unwrap_or(TOKENS / 2);
+    let parts = [0..middle, middle..TOKENS];
+    let answer = [PartOutcome::Stale, PartOutcome::Stale];
+    if let Err(reason) = chunk.decode(&table, Level(0), &parts, &answer) {
+        let what = "a device was asked to decode into pages that were reassigned: write nothing, and say it";
+        return fault(format!("{what}; {reason}"));
     }
+    if let Some(row) = difference(spec, &pages, &host) {
+        return fault(format!("a device wrote the row of {row} after its page was reassigned"));
+    }
+    if cut.is_none() {
+        return Ok(());
+    }
+    let table = pages.table();
+    let mut mixed = table.pages().to_vec();
+    for page in mixed.iter_mut().take(middle / page_tokens) {
+        page.generation = page.generation.wrapping_sub(1);
+    }
+    let answer = [PartOutcome::Stale, PartOutcome::Decoded];
+    let what = "of two parts, only the first has pages that were reassigned";
+    if let Err(reason) = chunk.decode(&table.with_pages(mixed), Level(0), &parts, &answer) {
+        return fault(format!("{what}: {reason}"));
+    }
+    chunk.decode_to(&host_table, spec, Level(0), middle..TOKENS)?;
     match difference(spec, &pages, &host) {
         None => Ok(()),
-        Some(row) => fault(format!("a device wrote the row of {row} after its page was reassigned")),
+        Some(row) => fault(format!("{what}: the device's row of {row} is not the CPU's")),
     }
 }

@@ -3,6 +3,7 @@
 
 use std::sync::{Arc, OnceLock};
 
+use half::{bf16, f16};
 use kvasir_codec::{
     ChunkDecoder, ChunkInput, CpuDecoder, CpuEncoder, DecodeError, KvBuffer, KvSource, Profile,
 };
@@ -72,6 +73,30 @@ pub fn cache(spec: &ModelSpec, tokens: &[u32], seed: u64) -> KvBuffer {
         }
     }
     kv
+}
+
+/// As [`cache`], with values of the model's own type. A profile with an exact level stores no others.
+pub fn typed(spec: &ModelSpec, tokens: &[u32], seed: u64) -> KvBuffer {
+    let mut kv = cache(spec, tokens, seed);
+    round_to(spec.kv_dtype, &mut kv);
+    kv
+}
+
+fn round_to(dtype: KvDtype, kv: &mut KvBuffer) {
+    kv.as_mut_slice().iter_mut().for_each(|x| {
+        *x = match dtype {
+            KvDtype::Bf16 => bf16::from_f32(*x).to_f32(),
+            KvDtype::F16 => f16::from_f32(*x).to_f32(),
+            KvDtype::Fp8E4m3 => e4m3(*x),
+            KvDtype::F32 | KvDtype::Int8 => *x,
+        }
+    });
+}
+
+/// The nearest of a grid of 8 steps a binade, which e4m3 holds.
+fn e4m3(value: f32) -> f32 {
+    let step = 2f32.powi(value.abs().max(2f32.powi(-6)).log2().floor() as i32 - 3);
+    (value / step).round_ties_even() * step
 }
 
 pub fn contexts(spec: &ModelSpec, count: usize, tokens: usize) -> Vec<TrainingContext> {
@@ -158,6 +183,15 @@ pub fn setups() -> &'static [Setup] {
         Setup::of((*setup.spec).clone(), Profile::assemble(parts).expect("as it was"))
     };
     SETUPS.get_or_init(|| recipes().iter().map(unmeasured).collect())
+}
+
+/// A bf16 model, and a profile with an exact level above others.
+pub fn exact_setup() -> Setup {
+    let spec = mixed_spec(KvDtype::Bf16);
+    let mut contexts = contexts(&spec, 6, 400);
+    contexts.iter_mut().for_each(|context| round_to(spec.kv_dtype, &mut context.kv));
+    let profile = train(&spec, &contexts, &Recipe::DirectExact, 0.01, &mut |_, _| ()).expect("trains");
+    Setup::of(spec, profile)
 }
 
 /// Power of the difference over the power of `truth`.

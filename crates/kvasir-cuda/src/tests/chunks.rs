@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use kvasir_codec::{ChunkDecoder, DecodeError, KvBuffer, container::Head};
 use kvasir_kernels::Kernel;
-use kvasir_train::{Recipe, train};
-use kvasir_types::{KvDtype, Level, ModelSpec, Plane};
+use kvasir_types::{Level, Plane};
 
 use super::{
-    common::{Noise, Setup, cache, contexts, mixed_spec, setups},
+    common::{Noise, Setup, cache, exact_setup, setups, typed},
     emulated::EmulatedDevice,
 };
 use crate::KernelDecoder;
@@ -67,26 +66,6 @@ fn every_recipe_and_level_decodes_as_on_the_cpu() {
     }
 }
 
-fn round(kv: &mut KvBuffer) {
-    kv.as_mut_slice().iter_mut().for_each(|value| *value = half::bf16::from_f32(*value).to_f32());
-}
-
-/// A cache of bf16 values. A profile with an exact level stores no others.
-pub(super) fn bf16_cache(spec: &ModelSpec, text: &[u32], seed: u64) -> KvBuffer {
-    let mut kv = cache(spec, text, seed);
-    round(&mut kv);
-    kv
-}
-
-/// A profile with an exact level above others.
-pub(super) fn exact_setup() -> Setup {
-    let spec = mixed_spec(KvDtype::Bf16);
-    let mut contexts = contexts(&spec, 6, 400);
-    contexts.iter_mut().for_each(|context| round(&mut context.kv));
-    let profile = train(&spec, &contexts, &Recipe::DirectExact, 0.01, &mut |_, _| ()).expect("trains");
-    Setup::of(spec, profile)
-}
-
 /// Levels beneath an exact one: their coefficients are elements, and the text predicts them.
 #[test]
 fn what_the_text_predicts_is_added_without_a_basis() {
@@ -95,7 +74,7 @@ fn what_the_text_predicts_is_added_without_a_basis() {
     assert!(levels > 1 && levels + 1 == setup.profile.level_count());
     for (tokens, first_position) in [(40, 0), (300, 77_777)] {
         let text = Noise::new(tokens as u64).tokens(tokens);
-        let object = setup.encode(&text, first_position, &bf16_cache(&setup.spec, &text, 5));
+        let object = setup.encode(&text, first_position, &typed(&setup.spec, &text, 5));
         for level in 0..levels {
             let (cpu, device) = both(&setup, &decoder, &object, level);
             assert_same(&setup, &cpu, &device, &format!("{tokens} tokens, level {level}"));

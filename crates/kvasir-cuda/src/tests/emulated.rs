@@ -188,6 +188,10 @@ impl DeviceMemory for EmulatedMemory {
     fn address(&self) -> u64 {
         self.address
     }
+
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
 }
 
 impl Device for EmulatedDevice {

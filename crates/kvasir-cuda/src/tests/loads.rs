@@ -16,8 +16,7 @@ use kvasir_kernels::Dtype;
 use kvasir_types::{KvDtype, KvLayout, Level, ModelSpec, Plane};
 
 use super::{
-    chunks::{bf16_cache, exact_setup},
-    common::{Noise, Setup, mixed_spec, setups},
+    common::{Noise, Setup, exact_setup, mixed_spec, setups, typed},
     emulated::EmulatedDevice,
     engine_cache::{Cache, Layout, POISON},
 };
@@ -174,7 +173,7 @@ pub(super) async fn stored(setup: &Setup) -> (Server, Kvasir, Vec<u32>) {
     let server = Server::start().await.expect("a port");
     let kvasir = connect(&server, setup, "device").await;
     let text = Noise::new(8).tokens(LOADED);
-    let kv = bf16_cache(&setup.spec, &text, 5);
+    let kv = typed(&setup.spec, &text, 5);
     let session = kvasir.session(&text[..]).without_lookup().await;
     session.save_now(&kv, text.len(), |_| ()).await.expect("saves");
     (server, kvasir, text)

@@ -7,6 +7,8 @@ mod engine_cache;
 mod layouts;
 #[cfg(feature = "client")]
 mod loads;
+#[cfg(feature = "client")]
+mod parts;
 mod pieces;
 #[cfg(feature = "client")]
 mod saves;

@@ -2,18 +2,16 @@
 
 use std::{error::Error, fs, path::Path, sync::Arc};
 
-use half::bf16;
 use kvasir_codec::{
     ChunkDecoder, ChunkEncoder, ChunkInput, KvBuffer,
     container::Head,
     rans::{PieceDecoder, PiecePlan, TableBank},
 };
 use kvasir_cuda::{CudaDevice, KernelDecoder, KernelEncoder, decode_piece};
-use kvasir_train::{Recipe, train};
-use kvasir_types::{ChainLink, KvDtype, Level, Loss};
+use kvasir_types::{ChainLink, Level, Loss};
 
 use crate::{
-    common::{Noise, Setup, cache, contexts, mixed_spec, setups},
+    common::{Noise, Setup, cache, exact_setup, setups, typed},
     golden::{Golden, parse},
 };
 
@@ -86,21 +84,11 @@ fn chunk(device: &Arc<CudaDevice>, setup: &Setup, tokens: usize, first: u64) -> 
 
 /// No kernel knows an exact level. Those beneath are predicted from the text, without a basis.
 fn beneath_an_exact_level(device: &Arc<CudaDevice>) -> Result<bool, Box<dyn Error>> {
-    let spec = mixed_spec(KvDtype::Bf16);
-    // An exact level stores values of the cache's type alone.
-    let round = |kv: &mut KvBuffer| {
-        kv.as_mut_slice().iter_mut().for_each(|value| *value = bf16::from_f32(*value).to_f32());
-    };
-    let mut contexts = contexts(&spec, 6, 400);
-    contexts.iter_mut().for_each(|context| round(&mut context.kv));
-    let profile = train(&spec, &contexts, &Recipe::DirectExact, 0.01, &mut |_, _| ())?;
-    let setup = Setup::of(spec, profile);
+    let setup = exact_setup();
     let decoder =
         KernelDecoder::new(Arc::clone(device), Arc::clone(&setup.spec), Arc::clone(&setup.profile))??;
     let text = Noise::new(300).tokens(300);
-    let mut kv = cache(&setup.spec, &text, 5);
-    round(&mut kv);
-    let object = setup.encode(&text, 77_777, &kv);
+    let object = setup.encode(&text, 77_777, &typed(&setup.spec, &text, 5));
     decodes(&decoder, &setup, &object)
 }
 
