@@ -311,7 +311,7 @@ async fn a_pin_beside_a_removal_is_withdrawn() {
 }
 
 pub(crate) async fn stored_for(storage: &Arc<Storage>, tenant: &Name, tokens: &[u32]) -> Chunk {
-    storage.catalog().register_model(tenant, chunks::spec()).await.expect("registers");
+    storage.ingest().register_model(tenant, chunks::spec(), None).await.expect("registers");
     let hash = ProfileHash::of(chunks::PROFILE);
     storage
         .ingest()

@@ -41,11 +41,11 @@ async fn publish(storage: &Storage) {
     append(storage).await;
 }
 
-/// The chunks that a replica thinks the tenant has, which has a profile too.
+/// The chunks that a replica thinks the tenant has, which has a model and a profile too.
 async fn chunks_counted(storage: &Arc<Storage>) -> u64 {
     let quota = StoredQuota { objects: Some(0), bytes: None };
     match storage.changes().reserve(&tenant(), quota, Stored::one(1)).await {
-        Err(QuotaError::Full { used, .. }) => used - 1,
+        Err(QuotaError::Full { used, .. }) => used - 2,
         other => panic!("a quota of nothing is exceeded: {other:?}"),
     }
 }
@@ -160,8 +160,8 @@ async fn a_hundred_replicas_overshoot_by_no_more_than_the_lag_lets_them() {
     for replica in &replicas[1..] {
         tail(replica, JournalReading::Counts).await;
     }
-    // The profile and a chunk.
-    let mut stored = 2;
+    // The model, the profile and a chunk.
+    let mut stored = 3;
     let quota = StoredQuota { objects: Some(LIMIT), bytes: None };
     let (mut read_at, mut is_full) = ([0; REPLICAS], [false; REPLICAS]);
     for second in 0.. {

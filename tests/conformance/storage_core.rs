@@ -37,7 +37,7 @@ pub(crate) fn body(
 }
 
 pub(crate) async fn prepare(storage: &Arc<Storage>) -> RootHash {
-    storage.catalog().register_model(&tenant(), chunks::spec()).await.expect("registers");
+    storage.ingest().register_model(&tenant(), chunks::spec(), None).await.expect("registers");
     let hash = ProfileHash::of(chunks::PROFILE);
     storage
         .ingest()
@@ -253,7 +253,7 @@ pub(crate) async fn storing_twice_is_storing_once(backend: &Backend) {
 
 pub(crate) async fn replicas_agree_on_roots_and_objects(backend: &Backend) {
     let (a, b) = (backend.replica().await, backend.replica().await);
-    a.catalog().register_model(&tenant(), chunks::spec()).await.expect("registers");
+    a.ingest().register_model(&tenant(), chunks::spec(), None).await.expect("registers");
     let (x, y) = (name("x"), name("y"));
     let tenants = (tenant(), tenant());
     let model_id = model_id();

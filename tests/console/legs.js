@@ -220,7 +220,8 @@ async function quotas(world, browser) {
   await page.goto(`${world.base}/console/#/tenant`);
   const usage = await (await answer).json();
   const bytes = usage.bytes + usage.removed_bytes + usage.profile_bytes + usage.other_bytes;
-  const objects = usage.objects + usage.removed_objects + usage.profiles + usage.context_versions + usage.waiting_uploads;
+  const objects =
+    usage.objects + usage.removed_objects + usage.profiles + usage.context_versions + usage.waiting_uploads + usage.records;
   await page.getByRole("img", { name: `Objects: ${objects} of ${usage.stored_objects_max}`, exact: true }).waitFor();
   const shown = await page.getByRole("img", { name: /^Bytes: / }).locator("span").evaluate((part) => Number.parseFloat(part.style.width));
   const expected = (100 * bytes) / usage.stored_bytes_max;

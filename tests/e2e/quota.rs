@@ -21,6 +21,9 @@ use crate::{
     s3_front,
 };
 
+/// What the model's spec and the profile may have at most, less than a chunk.
+const RECORDS_BYTES_MAX: u64 = 1_000;
+
 async fn put(guarded: &Guarded, token: &str, model_id: &ModelId, chunk: &Chunk) -> Response {
     guarded.send(token, Method::PUT, &routes::chunk(model_id, &chunk.seq_hash), chunk.bytes.clone()).await
 }
@@ -48,8 +51,8 @@ async fn job(guarded: &Guarded, token: &str) {
 #[tokio::test]
 async fn a_full_tenant_is_told_which_limit_and_gets_room_when_the_collector_has_been() {
     let (a, b, operator) = (token("a", Role::Write), token("b", Role::Write), token("ops", Role::Operator));
-    // Two chunks and the profile.
-    let entries = format!("{}{}{}[tenant.a]\nstored_objects = 3\n", a.entry, b.entry, operator.entry);
+    // Two chunks, the profile, the model and the namespace.
+    let entries = format!("{}{}{}[tenant.a]\nstored_objects = 5\n", a.entry, b.entry, operator.entry);
     let guarded = Guarded::start_with(&entries, None, |config| {
         config.gc.interval = Duration::ZERO;
         config.gc.policy.grace = Duration::ZERO;
@@ -65,7 +68,7 @@ async fn a_full_tenant_is_told_which_limit_and_gets_room_when_the_collector_has_
     assert_eq!(refused.headers()[header::RETRY_AFTER], "600");
     let problem = expect_problem(refused, "storage_quota").await;
     assert!(
-        problem.detail.contains("stored_objects") && problem.detail.contains("3 of the 3 "),
+        problem.detail.contains("stored_objects") && problem.detail.contains("5 of the 5 "),
         "{}",
         problem.detail
     );
@@ -84,7 +87,8 @@ async fn a_full_tenant_is_told_which_limit_and_gets_room_when_the_collector_has_
     assert!(metrics.contains("kvasir_quota_throttled_total{limit=\"stored_objects\"} 2"), "{metrics}");
     let usage = guarded.send(&a.token, Method::GET, routes::USAGE, "").await;
     let usage: UsageResponse = usage.json().await.expect("its JSON");
-    assert_eq!((usage.objects, usage.profiles, usage.stored_objects_max), (2, 1, Some(3)));
+    assert_eq!((usage.objects, usage.profiles, usage.records), (2, 1, 2));
+    assert_eq!(usage.stored_objects_max, Some(5));
     // Removed is not gone: its bytes lie there until the collector has been.
     let path = routes::chunk(&model_id, &chunk(root, 0).seq_hash);
     assert_eq!(guarded.send(&a.token, Method::DELETE, &path, "").await.status(), StatusCode::NO_CONTENT);
@@ -104,7 +108,7 @@ async fn a_full_tenant_is_told_which_limit_and_gets_room_when_the_collector_has_
 async fn writers_at_once_do_not_go_beyond_the_bytes_together() {
     let a = token("a", Role::Write);
     let bytes = chunk([0; 32].into(), 0).bytes.len() as u64;
-    let limit = 5 * bytes + 100;
+    let limit = 5 * bytes + RECORDS_BYTES_MAX;
     let guarded = Guarded::start(&format!("{}[tenant.a]\nstored_bytes = {limit}\n", a.entry)).await;
     let (model_id, root) = guarded.prepare(&a.token).await;
     let all: Vec<Chunk> = (0..16).map(|n| chunk(root, n)).collect();
@@ -114,7 +118,8 @@ async fn writers_at_once_do_not_go_beyond_the_bytes_together() {
     assert!(answers.iter().all(|answer| [201, 507].contains(&answer.status().as_u16())));
     let usage = guarded.send(&a.token, Method::GET, routes::USAGE, "").await;
     let usage: UsageResponse = usage.json().await.expect("its JSON");
-    assert!(usage.bytes + usage.profile_bytes <= limit && usage.objects == stored as u64, "{usage:?}");
+    let used = usage.bytes + usage.profile_bytes + usage.other_bytes;
+    assert!(used <= limit && usage.objects == stored as u64, "{usage:?}");
     assert!(stored >= 1);
     // Afterwards there is room for exactly as many as fit.
     let mut more = 0;
@@ -254,8 +259,8 @@ async fn an_object_of_parts_needs_room_beside_its_parts() {
 #[tokio::test]
 async fn a_full_tenant_changes_no_context_but_unpins_and_deletes_it() {
     let a = token("a", Role::Write);
-    // The profile, a chunk, and the first version.
-    let guarded = Guarded::start(&format!("{}[tenant.a]\nstored_objects = 3\n", a.entry)).await;
+    // The model, the namespace, the profile, a chunk, and the first version.
+    let guarded = Guarded::start(&format!("{}[tenant.a]\nstored_objects = 5\n", a.entry)).await;
     let (model_id, root) = guarded.prepare(&a.token).await;
     let chunk = chunk(root, 0);
     assert_eq!(put(&guarded, &a.token, &model_id, &chunk).await.status(), StatusCode::CREATED);
@@ -286,5 +291,62 @@ async fn a_full_tenant_changes_no_context_but_unpins_and_deletes_it() {
     assert!(!unpinned.json::<Context>().await.expect("its JSON").pinned);
     let deleted = guarded.send(&a.token, Method::DELETE, &path, "").await;
     assert_eq!(deleted.status(), StatusCode::NO_CONTENT);
+    guarded.service.stop().await;
+}
+
+/// Model specs and records of namespaces are objects: a full tenant adds none, and keeps the use of those that it has.
+#[tokio::test]
+async fn a_full_tenant_adds_no_model_and_no_namespace_but_reads_and_removes() {
+    let (a, operator) = (token("a", Role::Write), token("ops", Role::Operator));
+    let entries = format!("{}{}[tenant.a]\nstored_objects = 7\n", a.entry, operator.entry);
+    let guarded = Guarded::start_with(&entries, None, |config| config.gc.interval = Duration::ZERO).await;
+    let send = async |method: Method, path: &str, body: &[u8]| {
+        guarded.send(&a.token, method, path, body.to_vec()).await
+    };
+    let open = async |namespace: &str, model_id: ModelId| {
+        let request = json!({"namespace": namespace, "model_id": model_id}).to_string();
+        send(Method::POST, routes::NAMESPACES, request.as_bytes()).await
+    };
+    let register = async |spec: &ModelSpec| {
+        send(Method::POST, routes::MODELS, &serde_json::to_vec(spec).expect("serialises")).await
+    };
+    let usage = async || {
+        let usage = send(Method::GET, routes::USAGE, b"").await;
+        let usage: UsageResponse = usage.json().await.expect("its JSON");
+        (usage.objects, usage.profiles, usage.records)
+    };
+    let refused = async |answer: Response| {
+        assert_eq!(answer.status().as_u16(), 507);
+        expect_problem(answer, "storage_quota").await;
+    };
+    // The model, the profile, namespace n, a chunk; an object, and its namespace.
+    let (model_id, root) = guarded.prepare(&a.token).await;
+    let chunk = chunk(root, 0);
+    assert_eq!(put(&guarded, &a.token, &model_id, &chunk).await.status(), StatusCode::CREATED);
+    let object = "/v1/namespaces/m/objects/k";
+    assert_eq!(send(Method::PUT, object, b"bytes").await.status(), StatusCode::CREATED);
+    // One more has room, but not an object in a namespace of its own.
+    refused(send(Method::PUT, "/v1/namespaces/o/objects/k", b"bytes").await).await;
+    assert_eq!(usage().await, (2, 1, 3), "nothing is left of what was refused");
+    assert_eq!(open("x", model_id).await.status(), StatusCode::OK);
+    // So the replica counts its own, and so the collector.
+    for _ in 0..2 {
+        refused(open("y", model_id).await).await;
+        refused(register(&ModelSpec { revision: "2".to_owned(), ..chunks::spec() }).await).await;
+        let head = json!({"objects": [{"key": "k", "bytes": 5}]}).to_string();
+        let batch = [&(head.len() as u32).to_le_bytes()[..], head.as_bytes(), b"bytes"].concat();
+        refused(send(Method::POST, "/v1/namespaces/y/objects:write", &batch).await).await;
+        for namespace in ["n", "m", "x"] {
+            assert_eq!(open(namespace, model_id).await.status(), StatusCode::OK, "{namespace}");
+        }
+        assert_eq!(register(&chunks::spec()).await.status(), StatusCode::OK);
+        assert_eq!(usage().await, (2, 1, 4));
+        job(&guarded, &operator.token).await;
+    }
+    let chunk = routes::chunk(&model_id, &chunk.seq_hash);
+    for path in [object, chunk.as_str()] {
+        assert_eq!(send(Method::GET, path, b"").await.status(), StatusCode::OK, "{path}");
+        assert_eq!(send(Method::DELETE, path, b"").await.status(), StatusCode::NO_CONTENT, "{path}");
+    }
     guarded.service.stop().await;
 }

@@ -130,8 +130,8 @@ impl World {
     /// Stores a context of two chunks for a tenant, and reads and lists all of it.
     async fn furnish(storage: &Arc<Storage>, tenant: &str, seed: u64) -> (Vec<Chunk>, Uuid) {
         let (tenant, namespace, own) = (name(tenant), name("n"), own_model(tenant));
-        storage.catalog().register_model(&tenant, chunks::spec()).await.expect("registers");
-        storage.catalog().register_model(&tenant, own).await.expect("registers");
+        storage.ingest().register_model(&tenant, chunks::spec(), None).await.expect("registers");
+        storage.ingest().register_model(&tenant, own, None).await.expect("registers");
         for profile in [chunks::PROFILE.to_vec(), own_profile(&tenant)] {
             let hash = ProfileHash::of(&profile);
             storage
@@ -140,7 +140,8 @@ impl World {
                 .await
                 .expect("stores");
         }
-        let root = storage.catalog().open_namespace(&tenant, &namespace, &model_id()).await.expect("a root");
+        let root = storage.ingest().open_namespace(&tenant, &namespace, &model_id(), None).await;
+        let root = root.expect("a root");
         let context = chunks::context(root, &chunks::tokens(seed, 600), 256, 100);
         for chunk in &context {
             let stored = storage
@@ -227,7 +228,9 @@ const TRIES: &[Try] = tries! {
     "sample chunks" => |storage, ids| storage.reads().sample(&name("b"), &ids.model, 8).await;
     "list profiles" => |storage, ids| storage.catalog().list_profiles(&name("b"), &ids.model).await;
     "read a profile" => |storage, ids| storage.catalog().read_profile(&name("b"), &model_id(), &ids.profile).await.map(drop);
-    "open a namespace" => |storage, ids| storage.catalog().open_namespace(&name("b"), &name("n"), &ids.model).await;
+    "open a namespace" => |storage, ids| {
+        storage.ingest().open_namespace(&name("b"), &name("n"), &ids.model, None).await
+    };
     "explain" => |storage, ids| storage.explain(&name("b"), &explained(ids)).await;
     "explain a key" => |storage, ids| {
         let key = ids.key[0].to_string().parse().expect("a key");

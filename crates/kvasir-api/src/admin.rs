@@ -26,7 +26,10 @@ pub struct UsageResponse {
     pub context_versions: u64,
     /// Uploads waiting for their commit.
     pub waiting_uploads: u64,
-    /// Bytes of context versions and uploads.
+    /// Model specs, and records of namespaces.
+    #[serde(default)]
+    pub records: u64,
+    /// Bytes of context versions, uploads and model specs; records of namespaces are empty.
     pub other_bytes: u64,
     /// Maximum number of objects of all these kinds; absent: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]

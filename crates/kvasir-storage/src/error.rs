@@ -47,7 +47,7 @@ pub enum ChunkError {
         object_digest: Option<ObjectDigest>,
     },
     /// The object does not have this level.
-    #[error("the object has levels 0 to {}, not {level}", levels.saturating_sub(1))]
+    #[error("the object has levels 0 to {}, not {level}; request one of them", levels.saturating_sub(1))]
     UnknownLevel {
         /// The requested level.
         level: Level,

@@ -238,7 +238,7 @@ impl Storage {
         &self.direct_reads
     }
 
-    /// Writes of chunk objects and profiles.
+    /// Writes of chunk objects, profiles, and the records of models and namespaces.
     pub fn ingest(&self) -> &Arc<Ingest> {
         &self.ingest
     }

@@ -37,7 +37,7 @@ async fn fill(store: &StoreConfig, directory: &Path, count: usize) -> Result<()>
         Storage::new(open, abilities, Index::memory(), Settings::new(directory.join("spool")), None);
     let (tenant, namespace): (Name, Name) = ("default".parse()?, "n".parse()?);
     let (model_id, hash) = (chunks::spec().model_id(), ProfileHash::of(chunks::PROFILE));
-    storage.catalog().register_model(&tenant, chunks::spec()).await?;
+    storage.ingest().register_model(&tenant, chunks::spec(), None).await?;
     storage.ingest().put_profile(&tenant, &model_id, &hash, None, body(chunks::PROFILE.to_vec())).await?;
     let root: RootHash = storage.catalog().root(&tenant, &namespace, &model_id).await?;
     for context in 0..count / CONTEXT_CHUNKS {

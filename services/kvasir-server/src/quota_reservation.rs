@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::http::{HeaderMap, header};
 use kvasir_api::{ErrorCode, Problem};
 use kvasir_storage::{QuotaError, Reservation, Stored};
+use kvasir_types::Name;
 use uuid::Uuid;
 
 use crate::{api_error::ApiError, auth::Principal, state::AppState};
@@ -19,22 +20,63 @@ pub(crate) async fn reserve(
     principal: &Principal,
     bytes: u64,
 ) -> Result<Option<Arc<Reservation>>, ApiError> {
+    reserve_all(state, principal, Stored::one(bytes)).await
+}
+
+async fn reserve_all(
+    state: &AppState,
+    principal: &Principal,
+    wanted: Stored,
+) -> Result<Option<Arc<Reservation>>, ApiError> {
     let quota = state.authenticator().quota(&principal.tenant).stored();
     if quota.is_open() {
         return Ok(None);
     }
-    let reserved = state
-        .caught_up_storage()
-        .await?
-        .changes()
-        .reserve(&principal.tenant, quota, Stored::one(bytes))
-        .await;
-    let reserved = reserved.inspect_err(|error| {
+    let changes = state.caught_up_storage().await?.changes();
+    let reserved = changes.reserve(&principal.tenant, quota, wanted).await.inspect_err(|error| {
         if let QuotaError::Full { limit, .. } = error {
             state.metrics().throttled(limit);
         }
     });
     Ok(Some(Arc::new(reserved?)))
+}
+
+/// Like [`reserve`], for an object under a key of `namespace`, and for the namespace's record if that is not there.
+///
+/// # Errors
+/// `storage_quota`, and the store's.
+pub(crate) async fn reserve_object(
+    state: &AppState,
+    principal: &Principal,
+    namespace: &Name,
+    bytes: u64,
+) -> Result<Option<Arc<Reservation>>, ApiError> {
+    let is_new = needs_record(state, principal, namespace).await?;
+    reserve_all(state, principal, Stored { objects: 1 + u64::from(is_new), bytes }).await
+}
+
+/// Like [`reserve`], for the record of a namespace. One that has it needs no room.
+///
+/// # Errors
+/// `storage_quota`, and the store's.
+pub(crate) async fn reserve_namespace(
+    state: &AppState,
+    principal: &Principal,
+    namespace: &Name,
+) -> Result<Option<Arc<Reservation>>, ApiError> {
+    match needs_record(state, principal, namespace).await? {
+        true => reserve(state, principal, 0).await,
+        false => Ok(None),
+    }
+}
+
+/// Whether room is needed for the record of a namespace. Asks the store only if the tenant has a limit.
+async fn needs_record(state: &AppState, principal: &Principal, namespace: &Name) -> Result<bool, ApiError> {
+    let tenant = &principal.tenant;
+    if state.authenticator().quota(tenant).stored().is_open() {
+        return Ok(false);
+    }
+    Ok(!state.storage()?.catalog().has_namespace(tenant, namespace).await?)
 }
 
 /// Like [`reserve`], for the commit of a direct upload: its bytes count where it was announced, and on other

@@ -21,11 +21,19 @@ use crate::{
 };
 
 impl Catalog {
-    /// Registers a model. Idempotent.
+    /// Size of a model's spec in the store, in bytes.
+    ///
+    /// # Errors
+    /// [`StoreError::Damaged`] for a spec without a JSON form.
+    pub fn spec_bytes(spec: &ModelSpec) -> Result<u64, StoreError> {
+        Ok(spec_json(spec)?.len() as u64)
+    }
+
+    /// Writes the spec of a model that has none. Idempotent.
     ///
     /// # Errors
     /// [`CatalogError::InvalidSpec`], [`Store`](CatalogError::Store).
-    pub async fn register_model(
+    pub(crate) async fn register_model(
         &self,
         tenant: &Name,
         spec: ModelSpec,
@@ -33,8 +41,7 @@ impl Catalog {
         spec.validate()?;
         let model_id = spec.model_id();
         let path = self.bucket.path(&Key::Spec { tenant: tenant.clone(), model_id });
-        let json = serde_json::to_vec_pretty(&spec)
-            .map_err(|e| StoreError::Damaged { what: "a model spec", reason: e.to_string() })?;
+        let json = spec_json(&spec)?;
         let created = match self.model(tenant, &model_id).await {
             Ok(_) => false,
             // Two spellings of one spec have the same id: either one in the store is equivalent.
@@ -219,6 +226,11 @@ impl Catalog {
         let (tenant, model_id, profile_hash) = (tenant.clone(), *model_id, *profile_hash);
         self.bucket.path(&Key::Profile { tenant, model_id, profile_hash })
     }
+}
+
+fn spec_json(spec: &ModelSpec) -> Result<Vec<u8>, StoreError> {
+    let damaged = |e: serde_json::Error| StoreError::Damaged { what: "a model spec", reason: e.to_string() };
+    serde_json::to_vec_pretty(spec).map_err(damaged)
 }
 
 /// The levels in the head; none if there is no head, or its numbers are invalid.

@@ -9,33 +9,45 @@ use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt, future};
 use kvasir_store::{StoreError, layout::Key};
-use kvasir_types::{ModelId, Name, ObjectKey, RootHash, SeqHash};
-use object_store::PutPayload;
+use kvasir_types::{ModelId, Name, ObjectKey, SeqHash};
+use object_store::{PutPayload, path::Path};
 
 use super::Catalog;
 use crate::{error::CatalogError, index::Scope, limits};
 
 impl Catalog {
-    /// The root of a namespace, which is recorded as requested.
+    /// Records a namespace as requested. Returns whether it was not yet.
+    pub(crate) async fn record_namespace(&self, tenant: &Name, namespace: &Name) -> Result<bool, StoreError> {
+        if self.has_namespace(tenant, namespace).await? {
+            return Ok(false);
+        }
+        let path = self.namespace_path(tenant, namespace);
+        // Always empty: it does not matter who writes it last.
+        let created = self.bucket.create(&path, PutPayload::new(), "recording a namespace").await?;
+        self.registered.insert((tenant.clone(), namespace.clone()), ());
+        Ok(created)
+    }
+
+    /// Whether a namespace is recorded as requested.
     ///
     /// # Errors
-    /// As [`root`](Self::root).
-    pub async fn open_namespace(
-        self: &Arc<Self>,
-        tenant: &Name,
-        namespace: &Name,
-        model_id: &ModelId,
-    ) -> Result<RootHash, CatalogError> {
-        let root = self.root(tenant, namespace, model_id).await?;
+    /// [`StoreError::Request`].
+    pub async fn has_namespace(&self, tenant: &Name, namespace: &Name) -> Result<bool, StoreError> {
         let known = (tenant.clone(), namespace.clone());
         if self.registered.contains(&known) {
-            return Ok(root);
+            return Ok(true);
         }
-        let key = Key::Namespace { tenant: tenant.clone(), namespace: namespace.clone() };
-        // Always empty: it does not matter who writes it last.
-        self.bucket.put(&self.bucket.path(&key), PutPayload::new(), "recording a namespace").await?;
-        self.registered.insert(known, ());
-        Ok(root)
+        let path = self.namespace_path(tenant, namespace);
+        let is_there = self.bucket.head(&path, "asking for a namespace").await?.is_some();
+        if is_there {
+            self.registered.insert(known, ());
+        }
+        Ok(is_there)
+    }
+
+    fn namespace_path(&self, tenant: &Name, namespace: &Name) -> Path {
+        let (tenant, namespace) = (tenant.clone(), namespace.clone());
+        self.bucket.path(&Key::Namespace { tenant, namespace })
     }
 
     /// The names that an opaque object may have: under the newest salt of its namespace, then under earlier

@@ -117,7 +117,8 @@ impl Catalog {
         model_id: &ModelId,
         retention: Duration,
     ) -> Result<RootHash, CatalogError> {
-        self.open_namespace(tenant, namespace, model_id).await?;
+        // Nothing is written for an unknown model.
+        self.root(tenant, namespace, model_id).await?;
         let retention = retention.min(Duration::from_secs(NamespaceRotation::KEEP_S_MAX));
         let before = self.load_salt_rotations(tenant, namespace).await?;
         let (id, salt): (Uuid, Salt) = (id_after(&before), rand::random());

@@ -15,7 +15,7 @@ use std::{sync::Arc, time::Duration};
 use kvasir_types::{ModelId, Name};
 
 pub use self::journal::JournalReading;
-pub(crate) use self::usage::context_digest;
+pub(crate) use self::usage::{context_digest, path_digest};
 use self::{
     events::EventLog,
     journal::{Journal, JournalEntry},

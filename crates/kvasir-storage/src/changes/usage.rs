@@ -4,6 +4,7 @@ use futures::TryStreamExt;
 use kvasir_api::UsageResponse;
 use kvasir_store::{StoreError, layout::Key};
 use kvasir_types::Name;
+use object_store::path::Path;
 use uuid::Uuid;
 
 use super::{
@@ -18,6 +19,11 @@ use crate::error::QuotaError;
 pub(crate) fn context_digest(context_id: &Uuid, version: u64) -> [u8; 32] {
     let mut hash = blake3::Hasher::new();
     *hash.update(context_id.as_bytes()).update(&version.to_le_bytes()).finalize().as_bytes()
+}
+
+/// Identifies a part, a model spec or the record of a namespace in a count.
+pub(crate) fn path_digest(path: &Path) -> [u8; 32] {
+    *blake3::hash(path.as_ref().as_bytes()).as_bytes()
 }
 
 /// The collector is listing. What is stored meanwhile is remembered until this is published or dropped.
@@ -91,7 +97,8 @@ impl Changes {
                 + usage.removed_objects
                 + usage.context_versions
                 + usage.waiting_uploads
-                + usage.profiles,
+                + usage.profiles
+                + usage.records,
             bytes: usage.bytes + usage.removed_bytes + usage.profile_bytes + usage.other_bytes,
         };
         self.ledger.take_count(tenant, counted, self.journal.replica(), &reach);
@@ -145,7 +152,8 @@ impl Changes {
         Counting { changes: self, begun_ms, counts }
     }
 
-    /// Counts all objects of a tenant: one listing, with one request per thousand objects.
+    /// Counts a tenant's objects: one listing, with one request per thousand objects. Keys, salts, tombstones, and the
+    /// markers of listed objects are left out.
     ///
     /// # Errors
     /// [`StoreError::Request`].
@@ -159,6 +167,7 @@ impl Changes {
             profile_bytes: 0,
             context_versions: 0,
             waiting_uploads: 0,
+            records: 0,
             other_bytes: 0,
             stored_objects_max: None,
             stored_bytes_max: None,
@@ -183,6 +192,10 @@ impl Changes {
                 }
                 Key::Upload(_) | Key::Part(_) => {
                     usage.waiting_uploads += 1;
+                    usage.other_bytes += meta.size;
+                }
+                Key::Spec { .. } | Key::Namespace { .. } => {
+                    usage.records += 1;
                     usage.other_bytes += meta.size;
                 }
                 _ => {}

@@ -5,6 +5,7 @@ mod digest;
 mod multipart;
 mod opaque;
 mod profiles;
+mod records;
 pub(crate) mod spool;
 mod streamed;
 mod uploads;
@@ -33,7 +34,8 @@ use crate::{
     memory::MemoryBudget, read::Reads,
 };
 
-/// Stores chunk objects and profiles: verified as they stream in, visible only as a whole.
+/// Stores chunk objects and profiles, verified as they stream in and visible only as a whole, and records of models and
+/// namespaces.
 #[derive(Debug)]
 pub struct Ingest {
     bucket: Arc<Bucket>,

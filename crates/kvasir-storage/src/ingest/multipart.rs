@@ -5,7 +5,7 @@
 //! end as the part's ETag, so the service keeps no state. Parts that are never completed are collected with
 //! direct uploads.
 
-use std::{collections::HashSet, fmt, str::FromStr, sync::Arc};
+use std::{collections::BTreeSet, fmt, str::FromStr, sync::Arc};
 
 use bytes::Bytes;
 use futures::{Stream, StreamExt, TryStreamExt, stream};
@@ -21,8 +21,9 @@ use uuid::Uuid;
 
 use super::{Ingest, PutObject, digest::AlignedDigest, limited, sent};
 use crate::{
-    changes::ledger::Reservation,
+    changes::{ledger::Reservation, path_digest},
     error::{ObjectError, PutError},
+    transitions::Transition,
 };
 
 /// A part to store.
@@ -112,9 +113,11 @@ impl Ingest {
         let this = Arc::clone(self);
         let sending = tokio::spawn(carry(async move {
             let _reservation = reservation;
+            let is_new = spool.send(this.bucket.objects(), &path, false).await?;
+            this.bucket.reached(Transition::PartStaged);
             // Its bytes may stay there until they are collected, completed or not. One that is sent again is the same object.
-            if spool.send(this.bucket.objects(), &path, false).await? {
-                this.changes.note_stored(&tenant, *blake3::hash(path.as_ref().as_bytes()).as_bytes(), bytes);
+            if is_new {
+                this.changes.note_stored(&tenant, path_digest(&path), bytes);
             }
             Ok::<_, PutError>(content)
         }));
@@ -154,13 +157,13 @@ impl Ingest {
     /// [`StoreError::Request`]; the request may be sent again.
     pub async fn abort_parts(&self, tenant: &Name, upload_id: Uuid) -> Result<(), StoreError> {
         for path in self.parts_of(tenant, upload_id).await? {
-            self.bucket.delete(&path).await?;
+            self.delete_part(&path).await?;
         }
         Ok(())
     }
 
     /// The paths of an upload's parts.
-    async fn parts_of(&self, tenant: &Name, upload_id: Uuid) -> Result<HashSet<Path>, StoreError> {
+    async fn parts_of(&self, tenant: &Name, upload_id: Uuid) -> Result<BTreeSet<Path>, StoreError> {
         let prefix = self.bucket.layout().upload_prefix(tenant, upload_id);
         let listed = self.bucket.list(&prefix, "listing an upload's parts");
         let paths = listed
@@ -193,10 +196,16 @@ impl Ingest {
     async fn delete_parts(&self, paths: &[Path]) {
         for path in paths {
             // If it stays, it will be collected.
-            if let Err(error) = self.bucket.delete(path).await {
+            if let Err(error) = self.delete_part(path).await {
                 tracing::warn!(%error, "a part of a completed upload could not be deleted; the collector will delete it");
             }
         }
+    }
+
+    async fn delete_part(&self, path: &Path) -> Result<(), StoreError> {
+        self.bucket.delete(path).await?;
+        self.bucket.reached(Transition::StagedPartDeleted);
+        Ok(())
     }
 
     fn part_path(&self, tenant: &Name, upload_id: Uuid, part: StoredPart) -> Path {

@@ -55,7 +55,7 @@ pub struct PutObject {
     /// Whether lists of the namespace's keys include it. Sealed tenants have no lists: they would reveal
     /// keys.
     pub listed: bool,
-    /// The quota reserved for it, until it is stored or given up.
+    /// The quota reserved for it, and for a new namespace's record, until it is stored or given up.
     pub reservation: Option<Arc<Reservation>>,
 }
 
@@ -124,11 +124,12 @@ impl Ingest {
         let storing = tokio::spawn(carry(async move {
             let tenant = upload.put.tenant.clone();
             // Of a body that was refused, nothing is left.
-            let root_now = this.catalog.open_namespace(&tenant, &namespace, &ModelId::OPAQUE).await?;
+            let root_now = this.catalog.root(&tenant, &namespace, &ModelId::OPAQUE).await?;
             if root_now != root {
                 let reason = "the salt of its namespace was rotated while its body arrived";
                 return Err(StoreError::own("storing an object", reason).into());
             }
+            this.record_namespace(&tenant, &namespace).await?;
             let (created, object_digest) = this.commit_opaque(&mut upload, &of_key, &older_names).await?;
             if listed && !this.bucket.seals(&tenant) {
                 let listed = ListedKey { tenant, namespace, key: of_key, object_digest };

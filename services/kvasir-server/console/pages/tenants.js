@@ -29,7 +29,8 @@ function Own({ usage }) {
   const most = Math.max(1, ...byModel.map(([, bytes]) => Number(bytes)));
   // As the service counts against the quotas.
   const allBytes = usage.bytes + usage.removed_bytes + usage.profile_bytes + usage.other_bytes;
-  const allObjects = usage.objects + usage.removed_objects + usage.profiles + usage.context_versions + usage.waiting_uploads;
+  const allObjects =
+    usage.objects + usage.removed_objects + usage.profiles + usage.context_versions + usage.waiting_uploads + (usage.records ?? 0);
   return html`
     <dl class="tiles">
       <${Tile} label="Stored" value=${format.bytes(usage.bytes)} sub=${format.plural(usage.objects, "object")} />
@@ -37,6 +38,7 @@ function Own({ usage }) {
       <${Tile} label="Profiles" value=${format.count(usage.profiles ?? 0)} sub=${format.bytes(usage.profile_bytes ?? 0)} />
       <${Tile} label="Context versions" value=${format.count(usage.context_versions ?? 0)} />
       <${Tile} label="Uploads not committed" value=${format.count(usage.waiting_uploads ?? 0)} />
+      <${Tile} label="Models and namespaces" value=${format.count(usage.records ?? 0)} />
     </dl>
     <div class="grid">
       <${Panel} title="Quotas" note="on all that is stored, also what is removed but not yet deleted">

@@ -71,7 +71,8 @@ impl Operations {
         let (storage, upload_id) = (self.state().storage().map_err(S3Failure::from)?, upload(&upload_id)?);
         // Its parts may have been counted by another replica, and count until they are deleted.
         let reservation =
-            quota_reservation::reserve(self.state(), &principal, bytes).await.map_err(S3Failure::from)?;
+            quota_reservation::reserve_object(self.state(), &principal, &put.namespace, bytes).await;
+        let reservation = reservation.map_err(S3Failure::from)?;
         let reserved = PutObject { reservation, ..put.clone() };
         let stored = storage.ingest().complete_parts(upload_id, reserved, parts).await;
         let stored = stored.map_err(S3Failure::from)?;

@@ -79,7 +79,8 @@ impl Operations {
             Declared { bytes, headers: &request.headers, trailers: request.trailing_headers, is_signed };
         let mut upload = Upload::new(self.state(), body, held, declared)?;
         let stored = async {
-            let reservation = quota_reservation::reserve(self.state(), &principal, bytes).await?;
+            let reservation =
+                quota_reservation::reserve_object(self.state(), &principal, &put.namespace, bytes).await?;
             let put = PutObject { reservation, ..put.clone() };
             Ok::<_, S3Failure>(storage.ingest().put_object(put, upload.parts()).await?)
         };

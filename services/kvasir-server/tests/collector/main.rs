@@ -114,7 +114,7 @@ fn storage_over(store: impl ObjectStore, change: impl FnOnce(&mut Settings)) -> 
 }
 
 async fn prepare(storage: &Arc<Storage>) -> RootHash {
-    storage.catalog().register_model(&tenant(), chunks::spec()).await.expect("registers");
+    storage.ingest().register_model(&tenant(), chunks::spec(), None).await.expect("registers");
     let (model_id, hash) = (chunks::spec().model_id(), ProfileHash::of(chunks::PROFILE));
     storage
         .ingest()
@@ -306,7 +306,7 @@ async fn an_objects_status_counts_its_uses_where_they_matter() {
 /// Stores a chunk for each seed in a tenant's name; gives the bytes of one.
 async fn furnish(storage: &Arc<Storage>, tenant: &Name, seeds: std::ops::Range<u64>) -> u64 {
     let (model_id, hash) = (chunks::spec().model_id(), ProfileHash::of(chunks::PROFILE));
-    storage.catalog().register_model(tenant, chunks::spec()).await.expect("registers");
+    storage.ingest().register_model(tenant, chunks::spec(), None).await.expect("registers");
     storage
         .ingest()
         .put_profile(tenant, &model_id, &hash, None, body(chunks::PROFILE))

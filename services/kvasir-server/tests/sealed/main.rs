@@ -61,7 +61,7 @@ fn body(bytes: &[u8]) -> impl futures::Stream<Item = Result<Bytes, std::io::Erro
 }
 
 async fn prepare(storage: &Arc<Storage>) -> RootHash {
-    storage.catalog().register_model(&name("default"), chunks::spec()).await.expect("registers");
+    storage.ingest().register_model(&name("default"), chunks::spec(), None).await.expect("registers");
     let (model_id, hash) = (chunks::spec().model_id(), ProfileHash::of(chunks::PROFILE));
     storage
         .ingest()

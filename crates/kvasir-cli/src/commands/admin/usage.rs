@@ -38,7 +38,8 @@ pub(crate) fn run(arguments: &UsageArguments) -> CliResult {
             vec![format!("  model {}", &id.to_string()[..16]), String::new(), bytes(*size)]
         }),
     );
-    rows.push(vec!["profiles and specs".to_owned(), String::new(), bytes(usage.profile_bytes)]);
+    rows.push(row("profiles", usage.profiles, usage.profile_bytes));
+    rows.push(vec!["models and namespaces".to_owned(), usage.records.to_string(), String::new()]);
     rows.push(vec!["context versions".to_owned(), usage.context_versions.to_string(), String::new()]);
     rows.push(vec!["uploads to be committed".to_owned(), usage.waiting_uploads.to_string(), String::new()]);
     print(&columns(&rows))

@@ -26,7 +26,8 @@ use crate::limits;
 /// Objects and their bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stored {
-    /// Chunk objects, profiles, versions of contexts, uploads waiting for their commit.
+    /// Chunk objects, profiles, versions of contexts, uploads waiting for their commit, model specs, records of
+    /// namespaces.
     pub objects: u64,
     /// Their bytes.
     pub bytes: u64,

@@ -50,7 +50,7 @@ use super::{
     work_share::{Units, WorkShare},
 };
 use crate::{
-    changes::{context_digest, count::Count},
+    changes::{context_digest, count::Count, path_digest},
     limits,
     removal::Removal,
     transitions::Transition,
@@ -453,7 +453,8 @@ impl<'a> GcPass<'a> {
             Key::Chunk(key) => (&key.tenant, *key.object_digest.as_bytes()),
             Key::Profile { tenant, profile_hash, .. } => (tenant, *profile_hash.as_bytes()),
             Key::Upload(key) => (&key.chunk.tenant, *blake3::hash(key.upload_id.as_bytes()).as_bytes()),
-            Key::Part(key) => (&key.tenant, *blake3::hash(meta.location.as_ref().as_bytes()).as_bytes()),
+            Key::Part(key) => (&key.tenant, path_digest(&meta.location)),
+            Key::Spec { tenant, .. } | Key::Namespace { tenant, .. } => (tenant, path_digest(&meta.location)),
             Key::Context { tenant, context_id, version } => (tenant, context_digest(context_id, *version)),
             _ => return,
         };

@@ -239,8 +239,8 @@ fn service() -> Value {
         }},
         "get_usage": {"status": 200, "response": {
             "objects": 1, "bytes": OBJECT_BYTES, "removed_objects": 0, "removed_bytes": 0, "profiles": 1,
-            "profile_bytes": 24, "context_versions": 2, "waiting_uploads": 0, "other_bytes": 900, "bytes_by_model": {MODEL_ID: OBJECT_BYTES},
-            "as_of_s_ago": 0,
+            "profile_bytes": 24, "context_versions": 2, "waiting_uploads": 0, "records": 2,
+            "other_bytes": 900, "bytes_by_model": {MODEL_ID: OBJECT_BYTES}, "as_of_s_ago": 0,
         }},
         "report_load": {"request": load(), "status": 204},
         "start_job": {"request": {"kind": "gc", "dry_run": true}, "status": 202, "response": job()},

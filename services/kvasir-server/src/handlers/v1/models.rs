@@ -7,7 +7,7 @@ use axum::{
     response::Response,
 };
 use kvasir_api::{ModelList, RegisteredModel, Role, routes};
-use kvasir_storage::CatalogError;
+use kvasir_storage::{Catalog, CatalogError};
 use kvasir_types::{ModelId, ModelSpec};
 
 use super::{body, path::id};
@@ -23,15 +23,15 @@ pub(in crate::handlers) async fn register(
     request_body: Body,
 ) -> Result<Response, ApiError> {
     let spec: ModelSpec = body::json(request_body).await?;
-    let (catalog, model_id) = (state.storage()?.catalog(), spec.model_id());
+    let (storage, model_id) = (state.storage()?, spec.model_id());
     // Readers, and tenants without room, may refer to a model that is there; only writers may add one.
-    match catalog.model(&principal.tenant, &model_id).await {
+    match storage.catalog().model(&principal.tenant, &model_id).await {
         Ok(_) => return Ok(body::created_or_ok(false, RegisteredModel { model_id, created: false })),
         Err(CatalogError::UnknownModel { .. }) if principal.role >= Role::Write => {}
         Err(error) => return Err(error.into()),
     }
-    let _reservation = quota_reservation::reserve(&state, &principal, 0).await?;
-    let registered = catalog.register_model(&principal.tenant, spec).await?;
+    let reservation = quota_reservation::reserve(&state, &principal, Catalog::spec_bytes(&spec)?).await?;
+    let registered = storage.ingest().register_model(&principal.tenant, spec, reservation).await?;
     Ok(body::created_or_ok(registered.created, registered))
 }
 

@@ -6,7 +6,7 @@ use axum::{Json, body::Body, extract::State};
 use kvasir_api::{NamespaceRequest, NamespaceResponse, NamespaceRotation, Role, routes};
 
 use super::body;
-use crate::{api_error::ApiError, auth::Principal, state::AppState};
+use crate::{api_error::ApiError, auth::Principal, quota_reservation, state::AppState};
 
 /// The root of a namespace, where its token chains start. The first request for a namespace creates it.
 #[utoipa::path(post, path = routes::NAMESPACES, operation_id = "open_namespace", tag = "namespaces",
@@ -18,11 +18,14 @@ pub(in crate::handlers) async fn post(
     request_body: Body,
 ) -> Result<Json<NamespaceResponse>, ApiError> {
     let NamespaceRequest { namespace, model_id } = body::json(request_body).await?;
-    let catalog = state.storage()?.catalog();
+    let (storage, tenant) = (state.storage()?, &principal.tenant);
     // Readers may ask for a root; only writers leave a record of the namespace.
     let root = match principal.role < Role::Write {
-        true => catalog.root(&principal.tenant, &namespace, &model_id).await?,
-        false => catalog.open_namespace(&principal.tenant, &namespace, &model_id).await?,
+        true => storage.catalog().root(tenant, &namespace, &model_id).await?,
+        false => {
+            let reservation = quota_reservation::reserve_namespace(&state, &principal, &namespace).await?;
+            storage.ingest().open_namespace(tenant, &namespace, &model_id, reservation).await?
+        }
     };
     Ok(Json(NamespaceResponse { root }))
 }
@@ -43,10 +46,10 @@ pub(in crate::handlers) async fn rotate(
         let most = NamespaceRotation::KEEP_S_MAX;
         return Err(ApiError::bad_request(format!("keep_s is {keep}; the maximum is {most} (ten years)")));
     }
-    let storage = state.storage()?;
-    let root = storage
-        .catalog()
-        .rotate_namespace(&principal.tenant, &namespace, &model_id, Duration::from_secs(keep))
-        .await?;
+    let (storage, tenant) = (state.storage()?, &principal.tenant);
+    let reservation = quota_reservation::reserve_namespace(&state, &principal, &namespace).await?;
+    storage.ingest().open_namespace(tenant, &namespace, &model_id, reservation).await?;
+    let keep = Duration::from_secs(keep);
+    let root = storage.catalog().rotate_namespace(tenant, &namespace, &model_id, keep).await?;
     Ok(Json(NamespaceResponse { root }))
 }

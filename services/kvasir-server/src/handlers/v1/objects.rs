@@ -46,7 +46,7 @@ pub(in crate::handlers) async fn put(
     };
     let bytes = body::declared_length(&headers).ok_or_else(no_length)?;
     let (tenant, hint) = (principal.tenant.clone(), hint::parse(state.cluster(), &headers)?);
-    let reservation = quota_reservation::reserve(&state, &principal, bytes).await?;
+    let reservation = quota_reservation::reserve_object(&state, &principal, &namespace, bytes).await?;
     let mut upload = body::upload(&state, request_body);
     let put = PutObject { tenant, namespace, key, bytes, hint, listed: false, reservation };
     match storage.ingest().put_object(put, &mut upload).await {

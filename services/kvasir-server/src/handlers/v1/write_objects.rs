@@ -50,6 +50,8 @@ pub(in crate::handlers) async fn write(
     let at_once = Arc::new(Semaphore::new(parallel));
     let stored = async {
         let objects = received.head(bytes_max, declared).await?;
+        // Room for the record of their namespace, once for all of them.
+        let namespace_room = quota_reservation::reserve_namespace(&state, &principal, &namespace).await?;
         let mut storing: Vec<JoinHandle<Result<StoredObject, ApiError>>> = Vec::with_capacity(objects.len());
         for NewObject { key, bytes } in objects {
             let permit =
@@ -58,8 +60,9 @@ pub(in crate::handlers) async fn write(
             let put = PutObject { tenant, namespace, key, bytes, hint, listed: false, reservation: None };
             let (mut sender, parts) = mpsc::channel(0);
             let (state, principal) = (state.clone(), principal.clone());
+            let held = (permit, namespace_room.clone());
             storing.push(tokio::spawn(carry(async move {
-                let _permit = permit;
+                let _held = held;
                 store(&state, &principal, put, parts).await
             })));
             let mut left = bytes;
