@@ -132,6 +132,9 @@ QUALITY = [
           [Query("level {{level}}", rate("kvasir_load_bytes_total", "level"))], unit="Bps", width=12, stacked=True),
     Panel("Kept near, by level", "Bytes in memory and on disk. Coarse levels stay longest.",
           [Query("{{medium}} level {{level}}", "sum by (medium, level) (kvasir_hot_bytes{@}) > 0")], unit="bytes", width=12, stacked=True),
+    Panel("Profiles in the last day", "New profiles, and trainings that trainers reported, by outcome. A training that was refused changes nothing: its profile would not have made loads smaller, or would have made them slower.",
+          [Query("stored", "sum(increase(kvasir_profiles_stored_total{@}[1d]))"),
+           Query("training: {{outcome}}", "sum by (outcome) (increase(kvasir_profile_trainings_total{@}[1d]))", quiet=True)], width=24),
 ]
 
 SPREADS = [

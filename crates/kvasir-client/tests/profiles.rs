@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::{Fault, Server, find, kv, load, range, save, save_kv, spec, start, tokens};
 use kvasir_client::{
-    Builder, Deadline, Error, Kvasir,
+    Builder, Deadline, Error, Kvasir, Session,
     report::{ChunkOutcome, SaveOutcome, SaveRefusal},
     tuning::{LoadOptions, RecomputeModel},
 };
@@ -21,6 +21,22 @@ fn builder(server: &Server) -> Builder {
 
 async fn profiles(kvasir: &Kvasir) -> usize {
     kvasir.rest().list_profiles(&kvasir.model_id()).await.unwrap().profiles.len()
+}
+
+/// A session of a new client of a quality.
+async fn session_of(server: &Server, quality: Quality, text: &[u32]) -> Session {
+    let kvasir = builder(server).quality(quality).connect().await.unwrap();
+    kvasir.preload_profiles().await.unwrap();
+    find(&kvasir, text).await
+}
+
+/// Loads a session of 600 tokens and returns the level of its chunks, and the error.
+async fn level_of(session: &Session, options: LoadOptions) -> (Option<Level>, LevelError) {
+    let (loaded, _) = load(session, options).await;
+    assert_eq!(loaded.loaded_tokens(), 600);
+    let levels: Vec<_> = loaded.report().unwrap().chunks.iter().map(|chunk| chunk.level).collect();
+    assert!(levels.iter().all(|level| *level == levels[0]), "{levels:?}");
+    (levels[0], loaded.loss().error)
 }
 
 /// Error of `found` over the power of `truth` about its mean.
@@ -66,24 +82,14 @@ async fn a_named_quality_is_measured_and_kept() {
     let first = builder(&server).connect().await.unwrap();
     let text = tokens(600, 11);
     save(&first, &text).await;
-    let level_of = async |quality: Quality| {
-        let kvasir = builder(&server).quality(quality).connect().await.unwrap();
-        kvasir.preload_profiles().await.unwrap();
-        let session = find(&kvasir, &text).await;
-        if session.matched_tokens() == 0 {
-            return None;
-        }
-        let (loaded, _) = load(&session, LoadOptions::at_level(Level::BASE)).await;
-        assert_eq!(loaded.loaded_tokens(), 600);
-        let levels: Vec<_> = loaded.report().unwrap().chunks.iter().map(|chunk| chunk.level).collect();
-        assert!(levels.iter().all(|level| *level == levels[0]), "{levels:?}");
-        assert!(loaded.loss().error <= quality.error_max());
-        levels[0]
-    };
-    assert_eq!(level_of(Quality::Small).await, Some(Level(0)));
-    assert_eq!(level_of(Quality::Balanced).await, Some(Level(1)));
-    assert_eq!(level_of(Quality::Transparent).await, Some(Level(2)));
-    assert_eq!(level_of(Quality::Exact).await, None, "a starter has no exact level");
+    for (quality, level) in [(Quality::Small, 0), (Quality::Balanced, 1), (Quality::Transparent, 2)] {
+        let session = session_of(&server, quality, &text).await;
+        let (found, error) = level_of(&session, LoadOptions::at_level(Level::BASE)).await;
+        assert_eq!(found, Some(Level(level)), "{quality}");
+        assert!(error <= quality.error_max(), "{quality}: {error}");
+    }
+    let exact = session_of(&server, Quality::Exact, &text).await;
+    assert_eq!(exact.matched_tokens(), 0, "a starter has no exact level");
     let errors = find(&first, &text).await.chunks()[0].errors.clone().unwrap();
     assert_eq!((errors.beneath, errors.hops, errors.levels.len()), (LevelError::NONE, 0, 3));
 
@@ -123,19 +129,10 @@ async fn a_soft_floor_lets_one_load_go_below_the_quality() {
     let server = start().await;
     let text = tokens(600, 11);
     save(&builder(&server).connect().await.unwrap(), &text).await;
-    let kvasir = builder(&server).quality(Quality::Transparent).connect().await.unwrap();
-    kvasir.preload_profiles().await.unwrap();
-    let session = find(&kvasir, &text).await;
-    let level_of = async |options: LoadOptions| {
-        let (loaded, _) = load(&session, options).await;
-        assert_eq!(loaded.loaded_tokens(), 600);
-        let levels: Vec<_> = loaded.report().unwrap().chunks.iter().map(|chunk| chunk.level).collect();
-        assert!(levels.iter().all(|level| *level == levels[0]), "{levels:?}");
-        (levels[0], loaded.loss().error)
-    };
+    let session = session_of(&server, Quality::Transparent, &text).await;
     let coarsest = |soft_floor| LoadOptions { soft_floor, ..LoadOptions::at_level(Level::BASE) };
     for (soft, level) in [(None, 2), (Some(Quality::Balanced), 1), (Some(Quality::Small), 0)] {
-        let (found, error) = level_of(coarsest(soft)).await;
+        let (found, error) = level_of(&session, coarsest(soft)).await;
         assert_eq!(found, Some(Level(level)), "{soft:?}");
         assert!(error <= soft.unwrap_or(Quality::Transparent).error_max(), "{soft:?}: {error}");
     }
@@ -154,9 +151,7 @@ async fn progressive_falls_to_the_soft_floor_only_where_there_is_no_time() {
     let server = start().await;
     let text = tokens(600, 11);
     save(&builder(&server).connect().await.unwrap(), &text).await;
-    let kvasir = builder(&server).quality(Quality::Transparent).connect().await.unwrap();
-    kvasir.preload_profiles().await.unwrap();
-    let session = find(&kvasir, &text).await;
+    let session = session_of(&server, Quality::Transparent, &text).await;
     let levels_within = async |time: Duration, soft_floor: Option<Quality>| {
         // Computing is out of the question.
         let recompute = Some(RecomputeModel::from_seconds(100.0, 1.0, 0.0));
@@ -230,9 +225,7 @@ async fn a_chunk_that_a_trained_profile_does_not_fit_is_stored_with_the_first_on
     let kvasir = builder(&server).connect().await.unwrap();
     kvasir.rest().put_profile(&kvasir.model_id(), trained.to_bytes()).await.unwrap();
     let profiles_of = async |text: &[u32]| {
-        let reader = builder(&server).quality(Quality::Transparent).connect().await.unwrap();
-        reader.preload_profiles().await.unwrap();
-        let session = find(&reader, text).await;
+        let session = session_of(&server, Quality::Transparent, text).await;
         assert_eq!(session.matched_tokens(), 600);
         session.chunks().iter().map(|chunk| chunk.profile_hash).collect::<Vec<_>>()
     };
@@ -251,8 +244,7 @@ async fn a_chunk_that_a_trained_profile_does_not_fit_is_stored_with_the_first_on
 #[tokio::test]
 async fn what_repeats_is_found_by_a_client_with_a_floor_and_stored_once() {
     let server = start().await;
-    let careful = || builder(&server).quality(Quality::Transparent).connect();
-    let kvasir = careful().await.unwrap();
+    let kvasir = builder(&server).quality(Quality::Transparent).connect().await.unwrap();
     save(&kvasir, &tokens(600, 1)).await;
     let (text, mut rows) = (tokens(600, 2), kv(&tokens(600, 2)));
     for layer in 0..spec().layers.len() {
@@ -261,9 +253,7 @@ async fn what_repeats_is_found_by_a_client_with_a_floor_and_stored_once() {
     let uploaded = server.puts();
     save_kv(&kvasir, &text, &rows).await;
     assert_eq!(server.puts(), uploaded + 3);
-    let reader = careful().await.unwrap();
-    reader.preload_profiles().await.unwrap();
-    let session = find(&reader, &text).await;
+    let session = session_of(&server, Quality::Transparent, &text).await;
     assert_eq!(session.matched_tokens(), 600);
     let again = session.save_now(&rows, text.len(), |_| ()).await.unwrap();
     assert!(again.chunks.iter().all(|chunk| chunk.outcome == ChunkOutcome::AlreadyThere), "{again:?}");

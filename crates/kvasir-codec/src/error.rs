@@ -111,7 +111,9 @@ pub enum DecodeError {
         decoder: ProfileHash,
     },
     /// The object belongs to another model.
-    #[error("the object holds KV of model {object}, this decoder is for {decoder}")]
+    #[error(
+        "the object is of model {object}, this decoder is for {decoder}: use a profile of the object's model"
+    )]
     ForeignModel {
         /// Named in the header.
         object: ModelId,
@@ -119,7 +121,7 @@ pub enum DecodeError {
         decoder: ModelId,
     },
     /// The level does not exist.
-    #[error("level {level} does not exist: the object has levels 0 to {top}")]
+    #[error("level {level} does not exist: the object has levels 0 to {top}; choose one of them")]
     NoSuchLevel {
         /// Asked for.
         level: Level,
@@ -127,7 +129,7 @@ pub enum DecodeError {
         top: Level,
     },
     /// The token range is outside the chunk.
-    #[error("tokens {start}..{end} are outside a chunk of {tokens} tokens")]
+    #[error("tokens {start}..{end} are outside a chunk of {tokens} tokens; choose a range within it")]
     NoSuchTokens {
         /// First requested token.
         start: usize,
@@ -149,7 +151,7 @@ pub enum DecodeError {
         found: u64,
     },
     /// The object's sections do not match its profile.
-    #[error("the object's sections do not match its profile ({what}): it is damaged or of another format")]
+    #[error("the object's sections do not match its profile ({what}): fetch it again, or upgrade this build")]
     Sections {
         /// The difference.
         what: &'static str,
@@ -163,7 +165,7 @@ pub enum DecodeError {
         span: usize,
     },
     /// A piece fails to decode in spite of its checksum.
-    #[error("section {section}, span {span} does not decode: {source}")]
+    #[error("section {section}, span {span} does not decode ({source}): fetch the object again")]
     Piece {
         /// Index of the section.
         section: usize,

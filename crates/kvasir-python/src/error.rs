@@ -55,7 +55,13 @@ from! {
         "invalid_config", error, "state what the config leaves open with weights=, revision=, kv_dtype=, pairing=, context="
     );
     EncodeError => error Self::input("not_encodable", error, "check the KV, its tokens and the profile");
-    DecodeError => error Self::data("not_decodable", error, "use the profile and the whole object it was encoded to");
+    DecodeError => error {
+        let remedy = match error {
+            DecodeError::NoSuchLevel { .. } => "choose one of the object's levels",
+            _ => "use the profile and the whole object it was encoded to",
+        };
+        Self::data("not_decodable", error, remedy)
+    };
     ContainerError => error Self::data("invalid_object", error, "fetch or encode the object again");
     ProfileError => error Self::data("invalid_profile", error, "use a profile that was trained for this model");
     DumpError => error Self::data("invalid_dump", error, "write the dump again as described in the README of kvasir-dump");

@@ -145,6 +145,8 @@ impl fmt::Display for LevelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.get() {
             None => f.pad("unknown"),
+            // Two decimals would show it as no error.
+            Some(error) if error > 0.0 && error < 0.01 => f.pad(&format!("{error:.1e}")),
             Some(error) => f.pad(&format!("{error:.2}")),
         }
     }
@@ -268,6 +270,15 @@ mod tests {
             assert_eq!(serde_json::from_str::<LevelError>(&text).expect("a number"), error, "{text}");
         }
         assert_eq!(serde_json::from_str::<LevelError>("-1").expect("a number"), LevelError::UNKNOWN);
+    }
+
+    #[test]
+    fn no_error_alone_is_shown_as_zero() {
+        assert_eq!(LevelError::NONE.to_string(), "0.00");
+        for byte in 1..=u8::MAX {
+            let text = LevelError::from_byte(byte).to_string();
+            assert_ne!(text.parse::<f64>(), Ok(0.0), "step {byte}: {text}");
+        }
     }
 
     proptest! {

@@ -41,7 +41,10 @@ pub enum SaveRefusal {
     #[error("requests of this type are not stored")]
     Class,
     /// Computed over a prefix that was loaded too coarsely.
-    #[error("its prefix has a predicted KL of {kl_beneath:.1e} nats per token, above {kl_beneath_max:.1e}")]
+    #[error(
+        "its prefix has a predicted KL of {kl_beneath:.1e} nats per token, above {kl_beneath_max:.1e}: \
+         load it at a finer level, or compute it"
+    )]
     KlBeneath {
         /// Predicted KL beneath it.
         kl_beneath: f64,
@@ -52,7 +55,7 @@ pub enum SaveRefusal {
     /// measured errors; or nobody measured them.
     #[error(
         "the error of its prefix, relative to the bound of `transparent`, is {error} after {hops} lossy loads; at most 1 and \
-         {HOPS_MAX} are stored"
+         {HOPS_MAX} are stored: load it at `transparent` or better, or compute it"
     )]
     Beneath {
         /// Error beneath it.
