@@ -26,6 +26,7 @@ constexpr uint32_t kStatusRange = 6u;  // encoder: a value that is not finite or
 constexpr uint32_t kStatusUncodable = 7u;  // encoder: the tables cannot express a value
 constexpr uint32_t kStatusSpace = 8u;  // encoder: no room for a stream's words, or for a piece
 constexpr uint32_t kStatusRaw = 9u;  // encoder: the piece is stored raw
+constexpr uint32_t kStatusPattern = 10u;  // raw bits of an exact level that tell no pattern
 constexpr uint32_t kGatherSteps = 0u;  // rows to finest steps, f32
 constexpr uint32_t kGatherIntegers = 1u;  // rows to quantised values
 constexpr uint32_t kGatherRows = 2u;  // rows as they are, f32
@@ -180,6 +181,25 @@ struct ScatterTask {
   uint32_t factor_rows;
   uint32_t matrix;
   uint32_t shifts;
+};
+
+struct CellTask {
+  ScatterTask beneath;
+  uint32_t cells;
+  uint32_t floors;
+  uint32_t known;
+  uint32_t dtype;
+};
+
+struct PatternTask {
+  uint32_t stream;
+  uint32_t cells;
+  uint32_t floors;
+  uint32_t elements;
+  uint32_t tokens;
+  uint32_t known;
+  uint32_t dtype;
+  uint32_t reserved;
 };
 
 struct ExactTask {
@@ -401,6 +421,9 @@ struct EncodeParams {
   X(kv_angles, AngleParams) \
   X(kv_scatter, DecodeParams) \
   X(kv_exact, DecodeParams) \
+  X(kv_cells, DecodeParams) \
+  X(kv_patterns, DecodeParams) \
+  X(kv_restore, DecodeParams) \
   X(kv_prepare, PrepareParams) \
   X(kv_synthesise, SynthesiseParams) \
   X(kv_gather, GatherParams) \

@@ -40,6 +40,7 @@ const CONSTANTS: &[(&str, u64, &str)] = &[
     ("kStatusUncodable", crate::STATUS_UNCODABLE as u64, "encoder: the tables cannot express a value"),
     ("kStatusSpace", crate::STATUS_SPACE as u64, "encoder: no room for a stream's words, or for a piece"),
     ("kStatusRaw", crate::STATUS_RAW as u64, "encoder: the piece is stored raw"),
+    ("kStatusPattern", crate::STATUS_PATTERN as u64, "raw bits of an exact level that tell no pattern"),
     ("kGatherSteps", crate::GATHER_STEPS as u64, "rows to finest steps, f32"),
     ("kGatherIntegers", crate::GATHER_INTEGERS as u64, "rows to quantised values"),
     ("kGatherRows", crate::GATHER_ROWS as u64, "rows as they are, f32"),

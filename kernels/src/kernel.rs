@@ -14,7 +14,9 @@ pub const SOURCES: &[(&str, &str)] = &[
     ("steps.cuh", include_str!("../cuda/steps.cuh")),
     ("decode.cu", include_str!("../cuda/decode.cu")),
     ("direct.cu", include_str!("../cuda/direct.cu")),
+    ("scratch.cuh", include_str!("../cuda/scratch.cuh")),
     ("scatter.cu", include_str!("../cuda/scatter.cu")),
+    ("lossless.cu", include_str!("../cuda/lossless.cu")),
     ("mma.cuh", include_str!("../cuda/mma.cuh")),
     ("synthesise.cu", include_str!("../cuda/synthesise.cu")),
     ("predict.cuh", include_str!("../cuda/predict.cuh")),
@@ -112,6 +114,12 @@ kernels! {
     Scatter = "kv_scatter", "DecodeParams", "scatter.cu", TILE_THREADS;
     /// Exact tokens to pages.
     Exact = "kv_exact", "DecodeParams", "scatter.cu", TILE_THREADS;
+    /// Differences of an exact level to cells.
+    Cells = "kv_cells", "DecodeParams", "lossless.cu", TILE_THREADS;
+    /// Cells and raw bits of an exact level to patterns.
+    Patterns = "kv_patterns", "DecodeParams", "lossless.cu", TILE_THREADS;
+    /// Patterns of an exact level to pages.
+    Restore = "kv_restore", "DecodeParams", "lossless.cu", TILE_THREADS;
     /// A basis profile's values to operands.
     Prepare = "kv_prepare", "PrepareParams", "synthesise.cu", TILE_THREADS;
     /// The product, and its rows to pages.

@@ -44,6 +44,8 @@ pub const STATUS_UNCODABLE: u32 = 7;
 pub const STATUS_SPACE: u32 = 8;
 /// Encoder: the piece is stored raw.
 pub const STATUS_RAW: u32 = 9;
+/// Raw bits of an exact level that tell no pattern, or that are too few or too many.
+pub const STATUS_PATTERN: u32 = 10;
 /// What a gather makes of rows: finest steps in f32.
 pub const GATHER_STEPS: u32 = 0;
 /// What a gather makes of rows: quantised values.

@@ -25,6 +25,7 @@ macro_rules! device_records {
             &[$((stringify!($name), &[$(($crate::device_records!(@c $type), stringify!($field)),)*]),)*];
     };
     (@c PageParams) => { "PageParams" };
+    (@c ScatterTask) => { "ScatterTask" };
     (@c u32) => { "uint32_t" };
     (@c i32) => { "int32_t" };
     (@c u64) => { "uint64_t" };
@@ -210,7 +211,7 @@ device_records! { RECORDS:
         pub tile_columns: u32,
     }
 
-    /// Parameters of `kv_decode_*` and `kv_direct_*`. `u64` are device addresses.
+    /// Parameters of all kernels from streams to rows without a basis. `u64` are device addresses.
     pub struct DecodeParams {
         /// Compressed bytes.
         pub bytes: u64,
@@ -232,7 +233,7 @@ device_records! { RECORDS:
         pub steps: u64,
         /// Factors of tokens, `i8`; for `kv_scatter`, as the next.
         pub factors: u64,
-        /// Matrices and shifts of token predictors.
+        /// Matrices and shifts of token predictors, and floors of exact levels, bytes.
         pub matrices: u64,
         /// Where rows go.
         pub pages: PageParams,
@@ -272,7 +273,7 @@ device_records! { RECORDS:
         pub count: u32,
         /// Tokens of the span.
         pub tokens: u32,
-        /// Index of the scope's first value in scratch.
+        /// Index of the scope's first value in scratch, or [`NONE`](crate::NONE): all values are 0.
         pub values: u32,
         /// Index of the scope's first anchor in scratch.
         pub anchors: u32,
@@ -292,6 +293,40 @@ device_records! { RECORDS:
         pub matrix: u32,
         /// Index of the scope's shifts.
         pub shifts: u32,
+    }
+
+    /// Part of a head of a (scope, span) at the exact level: from differences to cells, and from patterns to pages.
+    pub struct CellTask {
+        /// What lies beneath the exact level.
+        pub beneath: ScatterTask,
+        /// Index of the scope's first difference in scratch, `[element][token]`; cells and patterns replace it.
+        pub cells: u32,
+        /// Index of the scope's floors among the matrices.
+        pub floors: u32,
+        /// Tokens at the start that are stored exactly.
+        pub known: u32,
+        /// `kDtype…` of the patterns.
+        pub dtype: u32,
+    }
+
+    /// One (scope, span) at the exact level: from cells and raw bits to patterns.
+    pub struct PatternTask {
+        /// Index of the stream whose words are the raw bits; they are bytes, and so is their count.
+        pub stream: u32,
+        /// Index of the scope's first cell in scratch, `[element][token]`; patterns replace it.
+        pub cells: u32,
+        /// Index of the scope's floors among the matrices.
+        pub floors: u32,
+        /// Elements of the scope.
+        pub elements: u32,
+        /// Tokens of the span.
+        pub tokens: u32,
+        /// Tokens at the start that are stored exactly.
+        pub known: u32,
+        /// `kDtype…` of the patterns.
+        pub dtype: u32,
+        /// Zero.
+        pub reserved: u32,
     }
 
     /// One (scope, span) whose first tokens are stored exactly.

@@ -33,7 +33,8 @@ pub use kvasir_container as container;
 
 pub use chunk::{ChunkDecoder, ChunkEncoder, ChunkInput, LayerGroup, ScopeReach};
 pub use decoder::{
-    CpuDecoder, DecodePath, MemberView, PieceBytes, PlanView, PredictorView, ScopeSpan, ScopeView,
+    CpuDecoder, DecodePath, LosslessBytes, MemberView, PieceBytes, PlanView, PredictorView, ScopeSpan,
+    ScopeView,
 };
 pub use encoder::{CodedSpan, CpuEncoder, EncodeReport};
 pub use error::{DecodeError, EncodeError, ProfileError};

@@ -313,7 +313,11 @@ impl<D: Device> KernelDecoder<D> {
             queue.tasks::<Task>(*kernel, tasks, bank_bytes, base)?;
         }
         let scatter = DecodeParams { pages: scatter_pages, ..base };
-        queue.tasks(Kernel::Scatter, &batch.scatter, tile_bytes(batch.scatter_columns), scatter)?;
+        let scatter_bytes = tile_bytes(batch.scatter_columns);
+        queue.tasks(Kernel::Scatter, &batch.scatter, scatter_bytes, scatter)?;
+        queue.tasks(Kernel::Cells, &batch.cells, scatter_bytes, scatter)?;
+        queue.tasks(Kernel::Patterns, &batch.patterns, 0, base)?;
+        queue.tasks(Kernel::Restore, &batch.cells, scatter_bytes, scatter)?;
         self.launch_product(queue, batch, buffers, base)?;
         queue.tasks(Kernel::Exact, &batch.exact, 0, base)
     }

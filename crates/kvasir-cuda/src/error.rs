@@ -57,9 +57,9 @@ pub enum CudaError {
     /// The device.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The profile has an exact level.
+    /// The profile of an encoder has an exact level.
     #[error(
-        "the exact level of a lossless profile is coded by `CpuEncoder`: use it, or a profile without one"
+        "the exact level of a lossless profile is encoded by `CpuEncoder`: use it, or a profile without one"
     )]
     ExactLevel,
     /// Sums of ranks that do not belong together.

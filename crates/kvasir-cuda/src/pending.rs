@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, ops::Range};
 
 use kvasir_codec::DecodeError;
-use kvasir_kernels::Status;
+use kvasir_kernels::{STATUS_PATTERN, Status};
 
 use crate::{
     CudaError, Device, DeviceEvent, DeviceMemory, DeviceReadback, batch::DecodeBatch, buffers::DecodeBuffers,
@@ -110,23 +110,22 @@ fn failed_requests(batch: &DecodeBatch, statuses: &[u8]) -> BTreeMap<usize, Cuda
     };
     let failed = batch.names.iter().zip(&batch.streams).zip(statuses.as_chunks().0).filter_map(
         |((name, stream), bytes)| {
-            let (request, name) = (*name)?;
-            match piece_error(words(bytes), *stream, name, &batch.bytes) {
-                Some(Ok(())) => None,
-                Some(Err(source)) => Some((request, name, Some(source))),
-                None => Some((request, name, None)),
-            }
+            let (request, scope, name) = (*name)?;
+            let (section, span, status) = (name.section, name.span, words(bytes));
+            let error = match piece_error(status, *stream, name, &batch.bytes) {
+                Some(Ok(())) => return None,
+                Some(Err(source)) => CudaError::from(DecodeError::Piece { section, span, source }),
+                None if status.code == STATUS_PATTERN => DecodeError::Exact { scope, span }.into(),
+                None => CudaError::NoStatus { section, span },
+            };
+            Some((request, name, error))
         },
     );
     let mut failed: Vec<_> = failed.collect();
     failed.sort_by_key(|(request, name, _)| (*request, name.section, name.span, name.stream));
     let mut first = BTreeMap::new();
-    for (request, name, source) in failed {
-        let (section, span) = (name.section, name.span);
-        first.entry(request).or_insert_with(|| match source {
-            Some(source) => CudaError::from(DecodeError::Piece { section, span, source }),
-            None => CudaError::NoStatus { section, span },
-        });
+    for (request, _, error) in failed {
+        first.entry(request).or_insert(error);
     }
     first
 }

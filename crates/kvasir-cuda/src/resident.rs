@@ -1,7 +1,11 @@
 //! The data of a profile that is kept on the device: tables, coding words, steps, elements, bases,
-//! predictors.
+//! predictors, floors of exact levels.
 
-use kvasir_codec::{CpuDecoder, PredictorView, ScopeView, rans::TableBank};
+use kvasir_codec::{
+    CpuDecoder, PredictorView, ScopeView,
+    authoring::Lossless,
+    rans::{Coding, TableBank},
+};
 use kvasir_kernels::{Element, PRODUCT_DEPTH, RopeShape, Step, record_bytes};
 use kvasir_types::{Level, ModelSpec, Pairing};
 
@@ -20,6 +24,18 @@ pub(crate) struct DecodeScopeOffsets {
     pub(crate) basis: Option<u32>,
     /// First byte of the token predictor's matrix, and of its shifts.
     pub(crate) matrix: [u32; 2],
+    pub(crate) lossless: Option<LosslessOffsets>,
+}
+
+/// The places of a scope's exact level in the resident arrays, and how it is coded.
+#[derive(Debug)]
+pub(crate) struct LosslessOffsets {
+    /// One an element.
+    pub(crate) codings: Vec<Coding>,
+    pub(crate) plan: ScopeCodings,
+    pub(crate) first_coding: u32,
+    /// First byte of its floors, among the matrices.
+    pub(crate) floors: u32,
 }
 
 impl DecodeScopeOffsets {
@@ -112,14 +128,25 @@ impl DecodeProfileArrays {
             let means = &view.mean[member.start..member.start + member.dim];
             self.elements.extend(means.iter().map(|&mean| Element { gain: member.gain, mean }));
         }
+        let matrix = push_predictor(&mut self.matrices, &view.predictor)?;
+        let lossless = view.lossless.map(|lossless| self.lossless(lossless)).transpose()?;
         let mut offsets =
-            DecodeScopeOffsets { main, anchors, codings, elements, steps, basis: None, matrix: [0; 2] };
+            DecodeScopeOffsets { main, anchors, codings, elements, steps, basis: None, matrix, lossless };
         if let Some(synthesis) = view.synthesis {
             offsets.basis = Some(index_u32(self.basis.len())?);
             self.transpose(synthesis, view.mean.len(), &offsets);
         }
-        offsets.matrix = push_predictor(&mut self.matrices, &view.predictor)?;
         Ok(offsets)
+    }
+
+    fn lossless(&mut self, lossless: &Lossless) -> Result<LosslessOffsets, CudaError> {
+        let codings = lossless.codings();
+        let all: Vec<usize> = (0..codings.len()).collect();
+        let plan = ScopeCodings::new(codings.len(), std::iter::once((&all[..], &codings[..])));
+        let (first_coding, floors) = (index_u32(self.codings.len())?, index_u32(self.matrices.len())?);
+        self.codings.extend_from_slice(&plan.words);
+        self.matrices.extend(lossless.elements.iter().map(|element| element.floor));
+        Ok(LosslessOffsets { codings, plan, first_coding, floors })
     }
 
     /// `[coefficient][element]` to `[element][coefficient]`, zero-padded: tensor cores take both operands by rows.

@@ -4,6 +4,7 @@
 #include "decode.cu"
 #include "direct.cu"
 #include "scatter.cu"
+#include "lossless.cu"
 #include "synthesise.cu"
 
 #include "gather.cu"

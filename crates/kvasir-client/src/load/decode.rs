@@ -43,10 +43,8 @@ impl DecodeContext {
     /// The device that is given a unit; `None` without one, or if the CPU has to decode.
     fn device_of(&self, unit: &DecodeUnit) -> Option<&dyn DeviceDecoder> {
         let device = self.tables[unit.rank].device()?;
-        let profile = unit.decoder.shared_profile()?;
-        // Devices decode no lossless level, which is no fault of theirs.
         let is_given = unit.group.is_some()
-            && unit.level.index() < profile.lossy_levels()
+            && unit.decoder.shared_profile().is_some()
             && self.device_faults[unit.rank].load(Ordering::Relaxed) < DEVICE_FAULTS_MAX;
         is_given.then_some(device)
     }

@@ -11,13 +11,25 @@ use crate::{
     DecodeError, Profile,
     exact_piece::{self, ExactDtype},
     levels::{ratio, towards_zero},
-    prepared_scope::{BAND_ANCHORS, BAND_EXACT, BAND_MAIN, PreparedScope, SectionPlan},
+    lossless::{self, Lossless},
+    prepared_scope::{BAND_ANCHORS, BAND_EXACT, BAND_LOSSLESS, BAND_MAIN, PreparedScope, SectionPlan},
     profile::{Basis, Predictor, Scope},
     rans::Coding,
 };
 
 /// A piece: index of its section, and its bytes.
 pub type PieceBytes<'a> = (usize, &'a [u8]);
+
+/// A piece of the exact level (FORMAT.md "Exact level").
+#[derive(Debug, Clone, Copy)]
+pub struct LosslessBytes<'a> {
+    /// Index of its section.
+    pub section: usize,
+    /// The coded differences, a piece over all elements; empty if all are 0.
+    pub coded: &'a [u8],
+    /// The bits that tell the patterns of a cell apart, not yet checked.
+    pub raw: &'a [u8],
+}
 
 /// One scope of one span, with its pieces checked against their checksums.
 #[derive(Debug, Clone)]
@@ -34,8 +46,10 @@ pub struct ScopeSpan<'a> {
     pub exact: Option<(usize, &'a [u8])>,
     /// The anchors; `None` if they are absent or the scope has none.
     pub anchors: Option<PieceBytes<'a>>,
-    /// One entry a level, coarsest first, up to `level`; `None` is absent.
+    /// One entry a lossy level, coarsest first, up to `level`; `None` is absent.
     pub levels: Vec<Option<PieceBytes<'a>>>,
+    /// Present exactly if `level` is the exact level and the span has tokens that are not in `exact`.
+    pub lossless: Option<LosslessBytes<'a>>,
 }
 
 impl ScopeSpan<'_> {
@@ -107,8 +121,10 @@ pub struct ScopeView<'a> {
     pub mean: &'a [f32],
     /// Coefficients of one token.
     pub rank: usize,
-    /// One plan a level.
+    /// One plan a lossy level.
     pub levels: Vec<PlanView<'a>>,
+    /// How the exact level is coded; `None` without one.
+    pub lossless: Option<&'a Lossless>,
     /// Synthesis matrix `[coefficient][element]`; `None` if coefficients are elements.
     pub synthesis: Option<&'a [f16]>,
     /// The predictor.
@@ -144,6 +160,7 @@ pub(crate) fn view_of<'a>(prepared: &'a PreparedScope, scope: &'a Scope) -> Scop
         mean: &scope.mean,
         rank: scope.rank(),
         levels: prepared.levels.iter().map(view).collect(),
+        lossless: scope.lossless.as_ref(),
         synthesis,
         predictor,
     }
@@ -199,10 +216,6 @@ impl CpuDecoder {
         scopes: &[(usize, Level)],
         tokens: Range<usize>,
     ) -> Result<Vec<ScopeSpan<'a>>, DecodeError> {
-        if scopes.iter().any(|(_, level)| level.index() >= self.profile.lossy_levels()) {
-            let cause = "the exact level of a lossless profile is decoded by `CpuDecoder`".to_owned();
-            return Err(DecodeError::Device { cause });
-        }
         let (sections, tasks) = self.plan_tasks(head, scopes, &tokens)?;
         let object = PartialObject { head, bytes: object_prefix, sections: &sections };
         self.check_present(&object, &tasks)?;
@@ -226,11 +239,20 @@ impl CpuDecoder {
             exact,
             anchors: None,
             levels: vec![],
+            lossless: None,
         };
         if !found.is_exact() {
             found.anchors = object.piece(task, BAND_ANCHORS, 0)?;
-            let pieces = (0..=task.level).map(|level| object.piece(task, BAND_MAIN, level));
+            let lossy = self.profile.lossy_levels();
+            let pieces = (0..lossy.min(task.level + 1)).map(|level| object.piece(task, BAND_MAIN, level));
             found.levels = pieces.collect::<Result<_, _>>()?;
+            if task.level == lossy {
+                let bytes = object.piece(task, BAND_LOSSLESS, task.level)?.and_then(|(section, piece)| {
+                    let (coded, raw) = lossless::split(piece)?;
+                    Some(LosslessBytes { section, coded, raw })
+                });
+                found.lossless = Some(bytes.ok_or(DecodeError::Exact { scope, span: task.span })?);
+            }
         }
         Ok(found)
     }

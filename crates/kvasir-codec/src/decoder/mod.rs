@@ -32,7 +32,7 @@ use self::{
     task::DecodeTask,
 };
 pub(crate) use device_view::view_of;
-pub use device_view::{MemberView, PieceBytes, PlanView, PredictorView, ScopeSpan, ScopeView};
+pub use device_view::{LosslessBytes, MemberView, PieceBytes, PlanView, PredictorView, ScopeSpan, ScopeView};
 pub use direct::DecodePath;
 
 /// Decodes chunks of one profile. Spans and scopes are decoded in parallel on rayon's global pool, a few at a

@@ -50,7 +50,8 @@ impl ElementCoding {
 }
 
 impl Lossless {
-    fn codings(&self) -> Vec<Coding> {
+    /// How the differences are coded, one entry per element.
+    pub fn codings(&self) -> Vec<Coding> {
         let stage = |e: &ElementCoding| Coding::Stage { table: e.table, trits: 0, trit_table: 0 };
         self.elements.iter().map(stage).collect()
     }
@@ -120,6 +121,12 @@ pub(crate) fn encode(
     Some(Ok(piece))
 }
 
+/// What is coded in a piece, and its raw bits; `None` if it ends before.
+pub(crate) fn split(piece: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (length, rest) = piece.split_first_chunk::<4>()?;
+    rest.split_at_checked(u32::from_le_bytes(*length) as usize)
+}
+
 /// Values of an exact piece, `[element][token]`; those of known tokens are as predicted. The outer error
 /// means that the piece does not decode, the inner `None` that its numbers are not values.
 pub(crate) fn decode(
@@ -129,10 +136,7 @@ pub(crate) fn decode(
     span: &LosslessSpan<'_>,
     piece: &[u8],
 ) -> Result<Option<Vec<f32>>, PieceError> {
-    let Some((length, rest)) = piece.split_first_chunk::<4>() else { return Ok(None) };
-    let Some((coded, raw)) = rest.split_at_checked(u32::from_le_bytes(*length) as usize) else {
-        return Ok(None);
-    };
+    let Some((coded, raw)) = split(piece) else { return Ok(None) };
     let mut symbols = vec![0i32; lossless.elements.len() * span.tokens];
     let codings = lossless.codings();
     decode_piece(bank, &PiecePlan { coefficients: &codings, tokens: span.tokens }, coded, &mut symbols)?;

@@ -82,7 +82,8 @@ pub fn typed(spec: &ModelSpec, tokens: &[u32], seed: u64) -> KvBuffer {
     kv
 }
 
-fn round_to(dtype: KvDtype, kv: &mut KvBuffer) {
+/// Rounds every value to a type; e4m3 holds those below 464.
+pub fn round_to(dtype: KvDtype, kv: &mut KvBuffer) {
     kv.as_mut_slice().iter_mut().for_each(|x| {
         *x = match dtype {
             KvDtype::Bf16 => bf16::from_f32(*x).to_f32(),
@@ -187,10 +188,15 @@ pub fn setups() -> &'static [Setup] {
 
 /// A bf16 model, and a profile with an exact level above others.
 pub fn exact_setup() -> Setup {
-    let spec = mixed_spec(KvDtype::Bf16);
+    exact_setup_of(KvDtype::Bf16, &Recipe::DirectExact)
+}
+
+/// A model of a type, and a profile of a recipe with an exact level.
+pub fn exact_setup_of(dtype: KvDtype, recipe: &Recipe) -> Setup {
+    let spec = mixed_spec(dtype);
     let mut contexts = contexts(&spec, 6, 400);
     contexts.iter_mut().for_each(|context| round_to(spec.kv_dtype, &mut context.kv));
-    let profile = train(&spec, &contexts, &Recipe::DirectExact, 0.01, &mut |_, _| ()).expect("trains");
+    let profile = train(&spec, &contexts, recipe, 0.01, &mut |_, _| ()).expect("trains");
     Setup::of(spec, profile)
 }
 

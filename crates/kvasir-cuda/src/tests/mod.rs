@@ -4,6 +4,8 @@ mod chunks;
 mod emulated;
 mod encode;
 mod engine_cache;
+#[cfg(feature = "client")]
+mod exact_level;
 mod layouts;
 #[cfg(feature = "client")]
 mod loads;

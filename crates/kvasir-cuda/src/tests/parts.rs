@@ -25,7 +25,7 @@ const BLOCK_TOKENS: usize = 64;
 const BLOCKS: usize = TOKENS.div_ceil(BLOCK_TOKENS);
 
 /// The chunk with changed pieces, under checksums that fit them.
-fn changed(object: &[u8], change: impl Fn(SectionId, &mut Vec<u8>)) -> Vec<u8> {
+pub(super) fn changed(object: &[u8], change: impl Fn(SectionId, &mut Vec<u8>)) -> Vec<u8> {
     let head = Head::parse(object).expect("whole");
     let header = &head.header;
     let meta = ChunkMeta {

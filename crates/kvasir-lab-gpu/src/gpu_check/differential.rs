@@ -26,7 +26,7 @@ pub(crate) fn run(device: &Arc<CudaDevice>, golden: &Path) -> Result<bool, Box<d
             same &= chunk(device, setup, tokens, first)?;
         }
     }
-    same &= beneath_an_exact_level(device)?;
+    same &= an_exact_level(device)?;
     println!(
         "differential: {pieces} golden pieces, {} recipes at all levels, encoded and decoded",
         setups().len()
@@ -82,8 +82,8 @@ fn chunk(device: &Arc<CudaDevice>, setup: &Setup, tokens: usize, first: u64) -> 
     Ok(same)
 }
 
-/// No kernel knows an exact level. Those beneath are predicted from the text, without a basis.
-fn beneath_an_exact_level(device: &Arc<CudaDevice>) -> Result<bool, Box<dyn Error>> {
+/// An exact level, and those beneath, which are predicted from the text without a basis. No kernel encodes them.
+fn an_exact_level(device: &Arc<CudaDevice>) -> Result<bool, Box<dyn Error>> {
     let setup = exact_setup();
     let decoder =
         KernelDecoder::new(Arc::clone(device), Arc::clone(&setup.spec), Arc::clone(&setup.profile))??;
@@ -92,7 +92,7 @@ fn beneath_an_exact_level(device: &Arc<CudaDevice>) -> Result<bool, Box<dyn Erro
     decodes(&decoder, &setup, &object)
 }
 
-/// Compares all lossy levels of a chunk with those that the CPU decodes.
+/// Compares all levels of a chunk with those that the CPU decodes.
 fn decodes(
     decoder: &KernelDecoder<Arc<CudaDevice>>,
     setup: &Setup,
@@ -101,7 +101,7 @@ fn decodes(
     let (profile, head) = (&setup.profile, Head::parse(object)?);
     let (tokens, recipe) = (head.header.token_count as usize, &profile.training().recipe);
     let mut same = true;
-    for level in 0..profile.lossy_levels() {
+    for level in 0..profile.level_count() {
         let mut rows = KvBuffer::new(&setup.spec, tokens);
         decoder.decode(&head, object, Level(level as u8), 0..tokens, &mut rows)?;
         let expected = setup.decode(object, level)?;

@@ -1,5 +1,7 @@
 //! All work of a decode: pieces of several chunks, cut into tasks, joined into one launch a kernel.
 
+mod lossless;
+
 use std::ops::Range;
 
 use kvasir_codec::{
@@ -7,8 +9,8 @@ use kvasir_codec::{
     rans::{Coding, PieceParts, PiecePlan, piece_parts},
 };
 use kvasir_kernels::{
-    Dtype, ExactTask, NONE, PRODUCT_ELEMENTS, PRODUCT_TOKENS, Placement, PrepareTask, ScatterTask, Stream,
-    SynthesiseTask, Task,
+    CellTask, Dtype, ExactTask, NONE, PRODUCT_ELEMENTS, PRODUCT_TOKENS, PatternTask, Placement, PrepareTask,
+    ScatterTask, Stream, SynthesiseTask, Task,
 };
 use kvasir_types::KvDtype;
 
@@ -30,8 +32,8 @@ const PIECE_ALIGNMENT: usize = 4;
 pub(crate) struct DecodeBatch {
     pub(crate) bytes: Vec<u8>,
     pub(crate) streams: Vec<Stream>,
-    /// Request and name of every stream.
-    pub(crate) names: Vec<Option<(usize, StreamName)>>,
+    /// Request, scope and name of every stream.
+    pub(crate) names: Vec<Option<(usize, usize, StreamName)>>,
     /// Straight to pages, by number of levels less one.
     pub(crate) direct: [Vec<Task>; FUSED_LEVELS_MAX],
     /// To scratch, by number of levels less one.
@@ -42,6 +44,9 @@ pub(crate) struct DecodeBatch {
     pub(crate) prepare: Vec<PrepareTask>,
     pub(crate) synthesise: Vec<SynthesiseTask>,
     pub(crate) exact: Vec<ExactTask>,
+    /// Of exact levels: parts of heads, and whole spans.
+    pub(crate) cells: Vec<CellTask>,
+    pub(crate) patterns: Vec<PatternTask>,
     pub(crate) paging: PagingTables,
     /// Factors of token predictors, `[span of a scope][token][factor]`.
     pub(crate) factors: Vec<u8>,
@@ -49,7 +54,7 @@ pub(crate) struct DecodeBatch {
     pub(crate) values: usize,
     pub(crate) operands: usize,
     pub(crate) wide: usize,
-    /// Most elements of a scatter task.
+    /// Most elements of a scatter or cell task.
     pub(crate) scatter_columns: usize,
 }
 
@@ -110,6 +115,9 @@ impl DecodeBatch {
         if span.is_exact() {
             return Ok(());
         }
+        if let Some(piece) = &span.lossless {
+            return self.lossless_tasks(cpu, &site, piece, text);
+        }
         if view.synthesis.is_some() {
             let values = self.main_to_scratch(cpu, &site, tokens)?;
             return self.product_tasks(&site, values, text);
@@ -125,11 +133,7 @@ impl DecodeBatch {
             }
             PredictorView::Token { .. } => {
                 let values = self.main_to_scratch(cpu, &site, tokens)?;
-                let factor_rows = index_u32(self.factors.len())?;
-                let factors = push_factors(&mut self.factors, &view.predictor, text.0, text.1, &span.tokens);
-                let [matrix, shifts] = offsets.matrix;
-                let predictor =
-                    ScatterTask { factors, factor_rows, matrix, shifts, ..ScatterTask::default() };
+                let predictor = self.text_predictor(&site, text)?;
                 self.scatter_tasks(&site, values, predictor)
             }
             PredictorView::Mean => self.direct_tasks(cpu, &site),
@@ -296,7 +300,8 @@ impl DecodeBatch {
         for work in works {
             let streams = index_u32(self.streams.len())?;
             self.streams.extend_from_slice(&work.streams);
-            self.names.extend(work.names.iter().map(|name| name.map(|name| (site.request, name))));
+            let names = work.names.iter();
+            self.names.extend(names.map(|name| name.map(|name| (site.request, site.span.scope, name))));
             let placement = site.placement;
             passes.push(
                 (work.tasks.iter())
@@ -314,6 +319,19 @@ impl DecodeBatch {
         Ok(passes)
     }
 
+    /// The fields of a task that are the token predictor's, if the scope has one.
+    fn text_predictor(
+        &mut self,
+        site: &DecodeSite<'_>,
+        (text, preceding): (&[u32], Option<u32>),
+    ) -> Result<ScatterTask, CudaError> {
+        let factor_rows = index_u32(self.factors.len())?;
+        let (predictor, tokens) = (&site.view.predictor, &site.span.tokens);
+        let factors = push_factors(&mut self.factors, predictor, text, preceding, tokens);
+        let [matrix, shifts] = site.offsets.matrix;
+        Ok(ScatterTask { factors, factor_rows, matrix, shifts, ..ScatterTask::default() })
+    }
+
     /// `predictor` has the fields that are its own.
     fn scatter_tasks(
         &mut self,
@@ -321,27 +339,35 @@ impl DecodeBatch {
         values: u32,
         predictor: ScatterTask,
     ) -> Result<(), CudaError> {
-        let (level, rank) = (site.span.level.index(), site.offsets.main.rank);
+        let tasks = self.head_parts(site, ScatterTask { values, ..predictor });
+        self.scatter.extend(tasks);
+        Ok(())
+    }
+
+    /// One task for each part of a head that fits a tile, at the finest lossy level that the span has pieces of.
+    fn head_parts(&mut self, site: &DecodeSite<'_>, predictor: ScatterTask) -> Vec<ScatterTask> {
+        let rank = site.offsets.main.rank;
+        let level = site.span.levels.len().saturating_sub(1);
         let steps = site.offsets.steps + (level * rank) as u32;
+        let mut tasks = Vec::new();
         for (index, member) in site.view.members.iter().enumerate() {
             let width = if member.rope.is_some() { member.dim } else { TASK_COEFFICIENTS_MAX };
             for first in (0..member.dim).step_by(width) {
                 let count = width.min(member.dim - first);
                 self.scatter_columns = self.scatter_columns.max(count);
-                self.scatter.push(ScatterTask {
+                tasks.push(ScatterTask {
                     placement: site.placement,
                     member: index as u32,
                     first: first as u32,
                     count: count as u32,
                     tokens: site.tokens as u32,
-                    values,
                     steps,
                     rank: rank as u32,
                     ..predictor
                 });
             }
         }
-        Ok(())
+        tasks
     }
 
     fn exact_tasks(
