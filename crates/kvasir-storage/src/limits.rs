@@ -72,8 +72,10 @@ pub const NEGATIVE_TTL: Duration = Duration::from_secs(1);
 pub const CATALOG_ENTRIES_MAX: usize = 65_536;
 /// Objects cached with all of their index data: ~600 bytes each.
 pub const INDEX_ENTRIES_MAX: usize = 16_384;
-/// Objects whose last use is remembered: ~100 bytes each.
+/// Objects whose last use is remembered: ~100 bytes each, and 12 each in the record of a replica's uses.
 pub const USES_MAX: usize = 262_144;
+/// How long the record of a replica's uses is kept after the last one.
+pub const USES_KEPT: Duration = Duration::from_secs(24 * 3600);
 /// Objects among which one pass chooses what to evict: ~400 bytes each while it chooses.
 pub const COLD_OBJECTS_MAX: usize = 1_000_000;
 /// How often a fresh lookup repeats because a matched chunk has a tombstone; after that it ends before that

@@ -54,6 +54,11 @@ impl Changes {
         Self { bucket, catalog, reads, events, journal, ledger: Arc::default(), removals_kept }
     }
 
+    /// The name of this process among all that write to the store.
+    pub(crate) fn replica(&self) -> &Name {
+        self.journal.replica()
+    }
+
     /// Publishes a chunk object that this replica has stored. Its namespace is the one that its writer named,
     /// otherwise that of its parent chunk, if this replica has seen that. `since_ms` is the store's time at
     /// which the object existed, before its tombstone was checked.

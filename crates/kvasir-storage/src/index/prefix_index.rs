@@ -282,6 +282,11 @@ impl PrefixIndex {
         self.uses.as_ref()?.get(&(scope, object))
     }
 
+    /// All last uses that are remembered, in no order.
+    pub(crate) fn uses(&self) -> Vec<((Scope, ObjectDigest), LastUse)> {
+        self.uses.as_ref().map_or_else(Vec::new, BoundedMap::all)
+    }
+
     /// Records a use by a request of `class`; if that is unknown, keeps the class of the previous use.
     pub(crate) fn note_use(&self, scope: Scope, object: ObjectDigest, class: Option<ClassId>) {
         if let Some(uses) = &self.uses {

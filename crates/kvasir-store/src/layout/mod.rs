@@ -20,6 +20,7 @@
 //! {root}/2/j/{log}/{replica}/{n}                                      other journal batches: stored, counted
 //! {root}/2/gc/epoch/{n}                                               beginnings of the collector's passes; not empty: of one over the whole store
 //! {root}/2/gc/intent/{uuid}                                           chunks that a collector is about to delete
+//! {root}/2/gc/uses/{replica}                                          what a replica has served lately
 //! {root}/2/probe/{uuid}                                               start-up probes
 //! ```
 //! The `2` is the layout's version. Counters are 20 digits wide, so that a listing is in order.
@@ -140,6 +141,8 @@ pub enum Key {
     },
     /// Chunks for which a collector is about to write tombstones.
     GcIntent(Uuid),
+    /// What this replica has served lately.
+    GcUses(Name),
     /// A start-up probe.
     Probe(Uuid),
 }
@@ -249,6 +252,7 @@ impl Layout {
             }
             Key::GcEpoch { n } => self.epochs_prefix().join(format!("{n:020}")),
             Key::GcIntent(id) => self.intents_prefix().join(id.to_string()),
+            Key::GcUses(replica) => self.uses_prefix().join(replica.as_str()),
             Key::Probe(id) => self.base.clone().join("probe").join(id.to_string()),
         }
     }
@@ -314,6 +318,7 @@ impl Layout {
             }
             ["gc", "epoch", n] => Key::GcEpoch { n: counter(n)? },
             ["gc", "intent", id] => Key::GcIntent(id.parse().ok()?),
+            ["gc", "uses", replica] => Key::GcUses(replica.parse().ok()?),
             ["probe", id] => Key::Probe(id.parse().ok()?),
             _ => return None,
         };
@@ -429,6 +434,11 @@ impl Layout {
     /// All GC intents.
     pub fn intents_prefix(&self) -> Path {
         self.base.clone().join("gc").join("intent")
+    }
+
+    /// What all replicas have served lately.
+    pub fn uses_prefix(&self) -> Path {
+        self.base.clone().join("gc").join("uses")
     }
 
     /// All GC epochs.

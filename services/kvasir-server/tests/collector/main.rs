@@ -284,6 +284,39 @@ async fn the_capacity_holds_and_what_is_used_stays() {
     assert_eq!((again.evicted, again.deleted), (0, 6), "what is on its way out does not count");
 }
 
+/// In a cluster each replica serves other prompts, and one evicts.
+#[tokio::test]
+async fn what_another_replica_serves_stays() {
+    let truth = Arc::new(InMemory::new());
+    let replica = || storage_over(Arc::clone(&truth), |settings| settings.track_uses = true);
+    let (evicting, serving) = (replica(), replica());
+    let root = prepare(&evicting).await;
+    let contexts: Vec<_> = (0..4).map(|seed| chunks::tokens(30 + seed, 256)).collect();
+    let mut bytes = 0;
+    for tokens in &contexts {
+        let chunk = chunks::chunk(root, tokens, 0, 256, 2_000);
+        bytes = chunk.bytes.len() as u64;
+        put(&evicting, &chunk).await;
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    assert_eq!(matched(&serving, &contexts[0]).await, 256);
+    let full = |chunks: u64| GcPolicy {
+        capacity_bytes: Some(chunks * bytes),
+        eviction: PolicyKind::Lru,
+        ..at_once()
+    };
+    assert_eq!(collect(&serving, &full(4)).await.evicted, 0);
+    assert_eq!(collect(&evicting, &full(1)).await.evicted, 3);
+    let mut left = Vec::new();
+    for (i, tokens) in contexts.iter().enumerate() {
+        if matched(&evicting, tokens).await > 0 {
+            left.push(i);
+        }
+    }
+    assert_eq!(left, [0], "the oldest, and the one that was used");
+}
+
 #[tokio::test]
 async fn an_objects_status_counts_its_uses_where_they_matter() {
     for track_uses in [false, true] {

@@ -70,7 +70,7 @@ impl Lifecycle {
             .iter()
             .enumerate()
             .filter(|(_, (key, ..))| !excluded.contains(&key.object_digest) && !pass.contexts.may_pin(key));
-        let candidates: Vec<_> = candidates
+        let mut candidates: Vec<_> = candidates
             .map(|(i, (key, bytes, stored))| {
                 let scope = Scope::new(&key.tenant, &key.model_id);
                 let entry = self.reads.index().entry(scope, key.object_digest);
@@ -89,6 +89,7 @@ impl Lifecycle {
                 }
             })
             .collect();
+        self.add_uses(pass, &objects, &mut candidates).await?;
         let mut tenants: BTreeMap<&Name, Vec<ColdObject<u32>>> = BTreeMap::new();
         for candidate in candidates {
             let Some((key, ..)) = objects.get(candidate.key as usize) else { continue };
@@ -130,11 +131,11 @@ fn water_level(mut holdings: Vec<u64>, capacity: u64) -> u64 {
 }
 
 impl StoreTime {
-    fn moment(self) -> Moment {
+    pub(super) fn moment(self) -> Moment {
         Moment::from_millis(u64::try_from(self.0).unwrap_or(0))
     }
 
-    fn before(self, age: std::time::Duration) -> Self {
+    pub(super) fn before(self, age: std::time::Duration) -> Self {
         Self(self.0.saturating_sub(i64::try_from(age.as_millis()).unwrap_or(i64::MAX)))
     }
 }

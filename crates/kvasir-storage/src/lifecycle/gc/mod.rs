@@ -23,6 +23,7 @@ mod leftovers;
 mod sweep;
 mod tails;
 mod tenant_budget;
+mod uses;
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -229,6 +230,7 @@ impl Lifecycle {
         let share = &share.at_epoch(epoch.n);
         let (StoreTime(begun_ms), lists_all) = (epoch.begun, epoch.lists_all);
         let mut pass = GcPass::new(policy, share, epoch);
+        self.write_uses(&pass).await?;
         let needs_models = !lists_all || share.has_rows_by_route();
         let models = if needs_models { self.models().await? } else { Vec::new() };
         if lists_all {
