@@ -188,12 +188,11 @@ pub fn setups() -> &'static [Setup] {
 
 /// A bf16 model, and a profile with an exact level above others.
 pub fn exact_setup() -> Setup {
-    exact_setup_of(KvDtype::Bf16, &Recipe::DirectExact)
+    exact_setup_of(mixed_spec(KvDtype::Bf16), &Recipe::DirectExact)
 }
 
-/// A model of a type, and a profile of a recipe with an exact level.
-pub fn exact_setup_of(dtype: KvDtype, recipe: &Recipe) -> Setup {
-    let spec = mixed_spec(dtype);
+/// A model, and a profile of a recipe with an exact level.
+pub fn exact_setup_of(spec: ModelSpec, recipe: &Recipe) -> Setup {
     let mut contexts = contexts(&spec, 6, 400);
     contexts.iter_mut().for_each(|context| round_to(spec.kv_dtype, &mut context.kv));
     let profile = train(&spec, &contexts, recipe, 0.01, &mut |_, _| ()).expect("trains");

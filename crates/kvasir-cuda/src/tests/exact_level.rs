@@ -7,11 +7,11 @@ use kvasir_codec::{
 };
 use kvasir_kernels::Kernel;
 use kvasir_train::Recipe;
-use kvasir_types::{KvDtype, Level};
+use kvasir_types::{KvDtype, KvLayout, Level};
 
 use super::{
     chunks::{assert_same, both, decoder},
-    common::{Noise, Setup, exact_setup, exact_setup_of, round_to, typed},
+    common::{Noise, Setup, exact_setup, exact_setup_of, mixed_spec, round_to, typed},
     parts::changed,
 };
 
@@ -46,7 +46,7 @@ fn every_bit_of_every_type_is_restored() {
     let mut launched = Vec::new();
     for dtype in [KvDtype::Bf16, KvDtype::F16, KvDtype::Fp8E4m3] {
         for recipe in [Recipe::Exact, Recipe::DirectExact] {
-            let predicted = exact_setup_of(dtype, &recipe);
+            let predicted = exact_setup_of(mixed_spec(dtype), &recipe);
             for setup in [without_text(&predicted), predicted] {
                 let (decoder, top) = (decoder(&setup), setup.profile.top_level().index());
                 for (tokens, first_position) in [(1, 0), (5, 0), (300, 0), (270, 77_777)] {
@@ -65,6 +65,21 @@ fn every_bit_of_every_type_is_restored() {
     for kernel in [Kernel::Exact, Kernel::Cells, Kernel::Patterns, Kernel::Restore] {
         assert!(launched.contains(&kernel), "{} was never run", kernel.name());
     }
+}
+
+/// Heads that are wider than a tile: keys are rotated, and so in one part; values are in two.
+#[test]
+fn wide_heads_are_restored() {
+    let mut spec = mixed_spec(KvDtype::Bf16);
+    spec.layers[0].layout = KvLayout::Gqa { kv_heads: 2, head_dim: 140 };
+    let setup = exact_setup_of(spec, &Recipe::DirectExact);
+    let (decoder, top) = (decoder(&setup), setup.profile.top_level().index());
+    let text = Noise::new(7).tokens(40);
+    let kv = values(&setup, &text);
+    let object = setup.encode(&text, 5, &kv);
+    let (cpu, device) = both(&setup, &decoder, &object, top);
+    assert_same(&setup, &kv, &cpu, "the CPU");
+    assert_same(&setup, &cpu, &device, "the device");
 }
 
 /// The raw bits of tokens that nobody wants are read all the same.
