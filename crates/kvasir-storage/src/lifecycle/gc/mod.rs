@@ -230,7 +230,9 @@ impl Lifecycle {
         let share = &share.at_epoch(epoch.n);
         let (StoreTime(begun_ms), lists_all) = (epoch.begun, epoch.lists_all);
         let mut pass = GcPass::new(policy, share, epoch);
-        self.write_uses(&pass).await?;
+        if let Err(error) = self.write_uses(&pass).await {
+            tracing::warn!(%error, "what this replica has served could not be written down: another one that evicts does not know it");
+        }
         let needs_models = !lists_all || share.has_rows_by_route();
         let models = if needs_models { self.models().await? } else { Vec::new() };
         if lists_all {
