@@ -21,6 +21,9 @@ use crate::{
     world::{CONTEXTS, REPLICAS, World},
 };
 
+/// A pause begins within this time: in the middle of the pass that it is decided with.
+pub(crate) const PAUSES_AFTER_MAX: Duration = Duration::from_millis(600);
+
 /// Maximum time of a hot tier's read-ahead: a head and a run of frames, each with all its retries and
 /// timeouts.
 const READING_AHEAD: Duration = Duration::from_secs(400);
@@ -250,7 +253,7 @@ impl World {
             let storage = Arc::clone(&collector.storage);
             let _ = collector.run(storage.lifecycle().collect_garbage(&policy, &share, |_| {})).await;
         });
-        let (pause, after) = (self.dice.below(400), self.dice.below(600));
+        let (pause, after) = (self.dice.below(400), self.dice.below(PAUSES_AFTER_MAX.as_millis() as usize));
         let life = node.life.clone();
         tokio::spawn(async move {
             sleep(Duration::from_millis(after as u64)).await;

@@ -20,6 +20,7 @@ use crate::{
     client::{self, Book, tenant},
     cluster::Cluster,
     node::{Cuts, Disk, JOURNAL_RETENTION, Node, Start, least_cut},
+    traffic::PAUSES_AFTER_MAX,
 };
 
 /// Replicas of most simulations.
@@ -249,6 +250,8 @@ impl World {
     /// Ends all faults; every replica must then find the promised data, and the store must hold it byte for
     /// byte.
     pub(crate) async fn end(mut self) -> Outcome {
+        // A pause that was decided on last may still begin, and nobody would end it.
+        sleep(PAUSES_AFTER_MAX).await;
         for (node, _) in std::mem::take(&mut self.paused) {
             node.life.pause(false);
             self.nodes.push((node, None));
