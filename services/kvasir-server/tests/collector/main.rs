@@ -255,31 +255,46 @@ async fn tails_inside_longer_chunks_go_and_others_stay() {
     assert_eq!(matched(&storage, &[&tokens[..768], &[7; 256]].concat()).await, 1024);
 }
 
-#[tokio::test]
-async fn the_capacity_holds_and_what_is_used_stays() {
-    let storage = storage_over(InMemory::new(), |settings| settings.track_uses = true);
-    let root = prepare(&storage).await;
-    let contexts: Vec<_> = (0..10).map(|seed| chunks::tokens(10 + seed, 256)).collect();
+/// Stores a context of one chunk for each seed, with the oldest first. Returns their tokens, and the bytes of one chunk.
+async fn store_one_by_one(
+    storage: &Arc<Storage>,
+    root: RootHash,
+    seeds: std::ops::Range<u64>,
+) -> (Vec<Vec<u32>>, u64) {
+    let contexts: Vec<_> = seeds.map(|seed| chunks::tokens(seed, 256)).collect();
     let mut bytes = 0;
     for tokens in &contexts {
         let chunk = chunks::chunk(root, tokens, 0, 256, 2_000);
         bytes = chunk.bytes.len() as u64;
-        put(&storage, &chunk).await;
+        put(storage, &chunk).await;
         tokio::time::sleep(Duration::from_millis(3)).await;
     }
     tokio::time::sleep(Duration::from_millis(20)).await;
+    (contexts, bytes)
+}
+
+/// The indices of the contexts of which something is found.
+async fn found(storage: &Arc<Storage>, contexts: &[Vec<u32>]) -> Vec<usize> {
+    let mut found = Vec::new();
+    for (i, tokens) in contexts.iter().enumerate() {
+        if matched(storage, tokens).await > 0 {
+            found.push(i);
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn the_capacity_holds_and_what_is_used_stays() {
+    let storage = storage_over(InMemory::new(), |settings| settings.track_uses = true);
+    let root = prepare(&storage).await;
+    let (contexts, bytes) = store_one_by_one(&storage, root, 10..20).await;
     assert_eq!(matched(&storage, &contexts[0]).await, 256);
     let full = GcPolicy { capacity_bytes: Some(4 * bytes), eviction: PolicyKind::Lru, ..at_once() };
     let dry = collect(&storage, &GcPolicy { dry_run: true, ..full.clone() }).await;
     assert_eq!((dry.evicted, dry.evicted_bytes), (6, 6 * bytes));
     assert_eq!(collect(&storage, &full).await.evicted, 6);
-    let mut left = Vec::new();
-    for (i, tokens) in contexts.iter().enumerate() {
-        if matched(&storage, tokens).await > 0 {
-            left.push(i);
-        }
-    }
-    assert_eq!(left, [0, 7, 8, 9], "the one that was used, and the youngest");
+    assert_eq!(found(&storage, &contexts).await, [0, 7, 8, 9], "the one that was used, and the youngest");
     let again = collect(&storage, &full).await;
     assert_eq!((again.evicted, again.deleted), (0, 6), "what is on its way out does not count");
 }
@@ -291,15 +306,7 @@ async fn what_another_replica_serves_stays() {
     let replica = || storage_over(Arc::clone(&truth), |settings| settings.track_uses = true);
     let (evicting, serving) = (replica(), replica());
     let root = prepare(&evicting).await;
-    let contexts: Vec<_> = (0..4).map(|seed| chunks::tokens(30 + seed, 256)).collect();
-    let mut bytes = 0;
-    for tokens in &contexts {
-        let chunk = chunks::chunk(root, tokens, 0, 256, 2_000);
-        bytes = chunk.bytes.len() as u64;
-        put(&evicting, &chunk).await;
-        tokio::time::sleep(Duration::from_millis(3)).await;
-    }
-    tokio::time::sleep(Duration::from_millis(20)).await;
+    let (contexts, bytes) = store_one_by_one(&evicting, root, 30..34).await;
     assert_eq!(matched(&serving, &contexts[0]).await, 256);
     let full = |chunks: u64| GcPolicy {
         capacity_bytes: Some(chunks * bytes),
@@ -308,13 +315,7 @@ async fn what_another_replica_serves_stays() {
     };
     assert_eq!(collect(&serving, &full(4)).await.evicted, 0);
     assert_eq!(collect(&evicting, &full(1)).await.evicted, 3);
-    let mut left = Vec::new();
-    for (i, tokens) in contexts.iter().enumerate() {
-        if matched(&evicting, tokens).await > 0 {
-            left.push(i);
-        }
-    }
-    assert_eq!(left, [0], "the oldest, and the one that was used");
+    assert_eq!(found(&evicting, &contexts).await, [0], "the oldest, and the one that was used");
 }
 
 #[tokio::test]
