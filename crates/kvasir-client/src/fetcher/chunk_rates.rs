@@ -12,11 +12,8 @@ use super::{
 const TOGETHER: Duration = Duration::from_millis(20);
 /// Rates within this factor count as equal.
 const ALIKE: f64 = 1.5;
-/// Comparisons that a transfer must have lost, and most of them, to count as slow by itself: the link may
-/// change between two arrivals.
-const OUTLIER_MIN: u32 = 2;
 
-/// The rate of each chunk's transfer, and whether transfers differ (replicas, paths) or only the link varies.
+/// The rate of each chunk's transfer, and whether only the link varies or transfers may differ (replicas, paths).
 #[derive(Debug)]
 pub(super) struct ChunkRates {
     /// The last rate of a chunk's own transfer, and its time.
@@ -25,32 +22,14 @@ pub(super) struct ChunkRates {
     expected: Vec<Option<ByteRate>>,
     /// Number of link samples that `expected` is based on.
     samples: usize,
-    /// Per chunk: how its transfer compared with others at the same time.
-    comparisons: Vec<RateComparison>,
-}
-
-/// How often a transfer was as fast as others at the same time, and how often slower.
-#[derive(Debug, Clone, Copy, Default)]
-struct RateComparison {
-    alike: u32,
-    slower: u32,
-}
-
-impl RateComparison {
-    /// Whether the transfer is slow while others are not.
-    const fn is_outlier(&self) -> bool {
-        self.slower >= OUTLIER_MIN && self.slower > self.alike
-    }
+    /// Whether two transfers at the same time were equally fast, so that one transfer's rate says nothing
+    /// specific about it.
+    is_uniform: bool,
 }
 
 impl ChunkRates {
     pub(super) fn new(chunks: usize) -> Self {
-        Self {
-            own: vec![None; chunks],
-            expected: vec![None; chunks],
-            samples: 0,
-            comparisons: vec![RateComparison::default(); chunks],
-        }
+        Self { own: vec![None; chunks], expected: vec![None; chunks], samples: 0, is_uniform: false }
     }
 
     /// Per chunk: the rate of its own transfer, or the rate it would have now; `None` if only the link's rate
@@ -61,28 +40,14 @@ impl ChunkRates {
 
     /// Records that a chunk's transfer has `rate` at `now`.
     pub(super) fn record(&mut self, chunk: usize, rate: ByteRate, now: Duration) {
-        for (i, other) in self.own.iter().enumerate().filter(|(i, _)| *i != chunk) {
-            let Some((other, at)) = *other else { continue };
-            if now.saturating_sub(at) > TOGETHER {
-                continue;
-            }
-            let slower = if rate < other { chunk } else { i };
-            if rate < other.scaled(ALIKE) && other < rate.scaled(ALIKE) {
-                self.comparisons[i].alike += 1;
-                self.comparisons[chunk].alike += 1;
-            } else {
-                self.comparisons[slower].slower += 1;
-            }
-        }
+        let others = self.own.iter().enumerate().filter(|(i, _)| *i != chunk);
+        let together =
+            others.filter_map(|(_, own)| own.filter(|(_, at)| now.saturating_sub(*at) <= TOGETHER));
+        self.is_uniform |= together
+            .map(|(other, _)| other)
+            .any(|other| rate < other.scaled(ALIKE) && other < rate.scaled(ALIKE));
         self.own[chunk] = Some((rate, now));
         self.expected[chunk] = Some(rate);
-    }
-
-    /// Whether transfers at the same time were equally fast, so that one transfer's rate says nothing
-    /// specific about it.
-    fn is_uniform(&self) -> bool {
-        self.comparisons.iter().any(|c| c.alike > 0)
-            && !self.comparisons.iter().any(RateComparison::is_outlier)
     }
 
     /// Corrects transfers that stopped while the link was slow to the link's present rate. If transfers
@@ -94,7 +59,7 @@ impl ChunkRates {
         }
         self.samples = meter.samples().len();
         let caution = self.expectation(meter, None, meter.last_arrival(), &fetching).caution;
-        let uniform = self.is_uniform();
+        let uniform = self.is_uniform;
         for (chunk, expected) in self.expected.iter_mut().enumerate().filter(|(chunk, _)| !fetching(*chunk)) {
             let Some((own, at)) = self.own[chunk] else { continue };
             let by_link = meter.since(own, at).scaled(1.0 / caution);
@@ -111,17 +76,14 @@ impl ChunkRates {
         now: Duration,
         flows: impl Fn(usize) -> bool,
     ) -> ExpectedRate {
-        if self.is_uniform()
+        if self.is_uniform
             && let Some(expected) = meter.expectation()
         {
             return expected;
         }
         let seen = self.own.iter().enumerate();
-        let seen = seen.filter_map(|(chunk, own)| own.map(|(rate, at)| (chunk, (rate, at, flows(chunk)))));
-        let all = transfer_rate::expect(seen.clone().map(|(_, seen)| seen), prior, now);
-        let usual = seen.filter(|(chunk, _)| !self.comparisons[*chunk].is_outlier()).map(|(_, seen)| seen);
-        // Outliers show how far off the next transfer may be, not which rate to expect.
-        ExpectedRate { rate: transfer_rate::expect(usual, prior, now).rate.or(all.rate), ..all }
+        let seen = seen.filter_map(|(chunk, own)| own.map(|(rate, at)| (rate, at, flows(chunk))));
+        transfer_rate::expect(seen, prior, now)
     }
 }
 
@@ -151,7 +113,7 @@ mod tests {
     #[test]
     fn a_link_that_is_the_same_for_all_is_what_counts() {
         let (rates, meter) = shared(1e8, 1.1e8);
-        assert!(rates.is_uniform());
+        assert!(rates.is_uniform);
         assert_eq!(rates.expected()[0], None, "what stopped goes at what the link does");
         let expected = rates.expectation(&meter, None, 130 * MS, |chunk| chunk == 1);
         let rate = expected.rate.unwrap().bytes_per_second();
@@ -160,12 +122,14 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_transfer_beside_a_fast_one_is_slow_for_a_reason_of_its_own() {
+    fn transfers_that_differ_keep_their_own_rates() {
         let (rates, meter) = shared(1e7, 1e8);
-        assert!(!rates.is_uniform());
+        assert!(!rates.is_uniform);
         assert_eq!(rates.expected()[0].unwrap().bytes_per_second(), 1e7);
         let expected = rates.expectation(&meter, None, 130 * MS, |chunk| chunk == 1);
-        assert_eq!(expected.rate.unwrap().bytes_per_second(), 1e8, "others are not expected to be as slow");
-        assert!(expected.caution > 1.5, "but they may be: {}", expected.caution);
+        let mean = 2.0 / (1e-7 + 1e-8);
+        let rate = expected.rate.unwrap().bytes_per_second();
+        assert!((rate / mean - 1.0).abs() < 1e-9, "the next one may be either: {rate}");
+        assert!(expected.caution > 1.5, "and by far: {}", expected.caution);
     }
 }

@@ -83,7 +83,7 @@ impl BaseReads {
     }
 
     /// How much transfer time to keep in flight: enough to hide round trips.
-    fn lookahead(plan: &Forecast<'_>) -> Duration {
+    pub(super) fn lookahead(plan: &Forecast<'_>) -> Duration {
         (plan.view.first_byte * 2).max(plan.view.plan.slo.mul_f64(LOOKAHEAD))
     }
 

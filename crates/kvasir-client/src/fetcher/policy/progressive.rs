@@ -125,17 +125,22 @@ impl Progressive {
     }
 
     /// If the GPU is late with a chunk, the chunk is read as well, and decoded at the last moment that meets
-    /// the deadline.
-    fn rescue(plan: &Forecast<'_>, link_is_free: bool) -> Result<PolicyStep, Option<Duration>> {
+    /// the deadline. It is requested so early that its first byte follows the last of the other bases.
+    fn rescue(plan: &Forecast<'_>, bases_done: bool) -> Result<PolicyStep, Option<Duration>> {
         let view = plan.view;
         let Some(chunk) = view.chunks.iter().position(ChunkFetchState::is_computing) else {
             return Err(None);
         };
         let latest = plan.stop.saturating_sub(plan.decode_bound(chunk));
+        let bases_requested = plan.missing.iter().all(|&i| !plan.is_idle(i));
+        let may_read = bases_done
+            || bases_requested
+                && view.in_flight < Self::depth(plan)
+                && plan.bases_in_flight() <= BaseReads::lookahead(plan);
         match (view.chunks[chunk].status, plan.held(chunk)) {
             (ChunkStatus::Hedged { .. }, Some(_)) if view.now >= latest => Ok(PolicyStep::Finish { chunk }),
             (ChunkStatus::Hedged { .. }, Some(_)) => Err(Some(latest)),
-            (ChunkStatus::Hedged { reading: false }, None) if link_is_free => {
+            (ChunkStatus::Hedged { reading: false }, None) if may_read => {
                 Ok(PolicyStep::Fetch { chunk, level: Level::BASE })
             }
             (ChunkStatus::Text { .. }, None) if view.overdue > 1.0 => Ok(PolicyStep::Hedge { chunk }),
