@@ -161,9 +161,9 @@ fn a_request_allocates_little_and_copies_no_body() {
     for (what, requests, status, answer_bytes_min, calls_max, bytes_max) in [
         ("PUT", &puts, "HTTP/1.1 201", 0, 620, 2 * OBJECT_BYTES as u64),
         ("GET", &gets, "HTTP/1.1 200", OBJECT_BYTES, 140, 40_000),
-        ("lookup by blocks", &by_blocks, "HTTP/1.1 200", found_min, 400, 550_000),
+        ("lookup by blocks", &by_blocks, "HTTP/1.1 200", found_min, 320, 550_000),
         ("lookup by ids", &by_ids, "HTTP/1.1 200", found_min, 220, 160_000),
-        ("lookup by tokens", &by_tokens, "HTTP/1.1 200", found_min, 410, 860_000),
+        ("lookup by tokens", &by_tokens, "HTTP/1.1 200", found_min, 330, 860_000),
         ("GET of a range", &ranges, "HTTP/1.1 206", LEVEL_BYTES, 100, 44_000),
         ("short PUT", &short_puts, "HTTP/1.1 201", 0, 520, 400_000),
     ] {

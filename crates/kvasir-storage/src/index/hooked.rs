@@ -39,8 +39,8 @@ where
     }
 
     fn changed(&self, key: &[u8]) {
-        if let (Some(lineages), Some((lineage, depth))) = (&self.lineages, key::lineage_of_info(key)) {
-            lineages.changed(&lineage, depth);
+        if let (Some(lineages), Some((lineage, depth, name))) = (&self.lineages, key::place_of_info(key)) {
+            lineages.changed(lineage, depth, name);
         }
     }
 }

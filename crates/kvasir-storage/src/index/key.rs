@@ -16,12 +16,12 @@ pub(super) const PREFIX_BYTES: usize = 1 + 8 + RowPosition::BYTES;
 const INFO: u8 = b'i';
 const MATCH: u8 = b'm';
 
-/// The lineage and the depth of an object's row.
-pub(super) fn lineage_of_info(key: &[u8]) -> Option<(LineageId, u32)> {
+/// The lineage of an object's row, its depth, and the beginning of its chunk's seq_hash.
+pub(super) fn place_of_info(key: &[u8]) -> Option<(LineageId, u32, [u8; NAME_BYTES])> {
     let (&INFO, rest) = key.split_first()? else { return None };
     let (lineage, rest) = rest.split_first_chunk()?;
-    let &[a, b, c] = rest.first_chunk()?;
-    Some((*lineage, u32::from_be_bytes([0, a, b, c])))
+    let (&[a, b, c], rest) = rest.split_first_chunk()?;
+    Some((*lineage, u32::from_be_bytes([0, a, b, c]), *rest.first_chunk()?))
 }
 
 /// The start of all rows of objects.
@@ -54,8 +54,13 @@ pub(super) fn infos(scope: Scope, position: RowPosition) -> Vec<u8> {
 
 /// `i · scope · position · seq_hash 8`: the start of all objects of a chunk.
 pub(super) fn infos_of(scope: Scope, position: RowPosition, seq_hash: &SeqHash) -> Vec<u8> {
+    infos_of_name(scope, position, name(seq_hash.as_bytes()))
+}
+
+/// Like [`infos_of`], by the beginning of the chunk's seq_hash.
+pub(super) fn infos_of_name(scope: Scope, position: RowPosition, name: &[u8; NAME_BYTES]) -> Vec<u8> {
     let mut key = infos(scope, position);
-    key.extend(name(seq_hash.as_bytes()));
+    key.extend(name);
     key
 }
 

@@ -8,11 +8,11 @@ use super::{
     IndexError,
     database::HotIndex,
     key::{self, PREFIX_BYTES},
-    packed_lineage::LineageRun,
+    packed_lineage::{LineageRun, RunId},
     position::RowPosition,
     row::{Decoded, IndexRow, prefer},
     scope::Scope,
-    truncated::NAME_BYTES,
+    truncated::{NAME_BYTES, name},
 };
 
 /// The objects that a walk may return, and the rows of others that it found.
@@ -35,6 +35,11 @@ impl<'a> Usable<'a> {
         self.stale.borrow_mut().push(key.to_vec());
     }
 
+    /// How many keys are recorded.
+    fn stale_count(&self) -> usize {
+        self.stale.borrow().len()
+    }
+
     /// The recorded keys.
     pub(super) fn take_stale(&self) -> Vec<Vec<u8>> {
         self.stale.take()
@@ -54,27 +59,32 @@ impl Child {
         let beside = position.of_children(&row.seq_hash, continues);
         Self { children: [Some(beside), continues.then_some(own)], row }
     }
+
+    /// Whether its children are next to it.
+    fn continues(&self) -> bool {
+        self.children[1].is_some()
+    }
 }
 
 /// Visits the chunks from `position` along its lineage, one per depth, while `visit` returns true; ends at
-/// siblings. The first sibling is visited, unless `alone` is requested.
+/// siblings. The first sibling is visited, unless `alone` is requested. Returns the position of siblings, if it ended there.
 pub(super) fn along(
     index: &dyn HotIndex,
     scope: Scope,
     mut position: RowPosition,
     alone: bool,
     visit: &mut dyn FnMut(Child) -> bool,
-) -> Result<(), IndexError> {
+) -> Result<Option<RowPosition>, IndexError> {
     let Some(cache) = index.lineages() else {
         return scanned(index, scope, position, alone, &mut |child, _, _| visit(child));
     };
-    let lineage = position.lineage_in(scope);
+    let lineage = RunId::of_lineage(position.lineage_in(scope));
     let (known, before) = cache.get(&lineage);
     let depth = position.depth();
     for (row, continues) in known.iter().flat_map(|run| run.from(depth)) {
         let beside = position.of_children(&row.seq_hash, continues);
         if !visit(Child::new(position, row, continues)) || !continues {
-            return Ok(());
+            return Ok(None);
         }
         position = beside;
     }
@@ -84,7 +94,7 @@ pub(super) fn along(
         _ => LineageRun::at(position.depth()),
     };
     let known = run.end();
-    scanned(index, scope, position, alone, &mut |child, continues, has_siblings| {
+    let siblings = scanned(index, scope, position, alone, &mut |child, continues, has_siblings| {
         if !has_siblings {
             run.push(&child.row, continues);
         }
@@ -93,7 +103,7 @@ pub(super) fn along(
     if run.end() > known {
         cache.offer(lineage, run, before);
     }
-    Ok(())
+    Ok(siblings)
 }
 
 /// Like [`along`], from the database itself. `visit` also learns whether the chunk's children are next to it,
@@ -104,7 +114,7 @@ fn scanned(
     mut position: RowPosition,
     alone: bool,
     visit: &mut dyn FnMut(Child, bool, bool) -> bool,
-) -> Result<(), IndexError> {
+) -> Result<Option<RowPosition>, IndexError> {
     let mut prefix = key::infos(scope, position);
     let mut waiting: Option<(Child, bool)> = None;
     let mut has_siblings = false;
@@ -131,7 +141,7 @@ fn scanned(
     if let Some((child, continues)) = waiting.filter(|_| !(has_siblings && alone)) {
         visit(child, continues, has_siblings);
     }
-    Ok(())
+    Ok(has_siblings.then_some(position))
 }
 
 /// The preferred usable object of a chunk at a position.
@@ -142,8 +152,51 @@ pub(super) fn objects(
     seq_hash: &SeqHash,
     usable: &Usable<'_>,
 ) -> Result<Option<Child>, IndexError> {
-    let prefix = key::infos_of(scope, position, seq_hash);
-    Ok(objects_under(index, position, &prefix, usable)?.filter(|child| child.row.seq_hash == *seq_hash))
+    let found = sibling(index, scope, position, name(seq_hash.as_bytes()), usable)?;
+    Ok(found.filter(|child| child.row.seq_hash == *seq_hash))
+}
+
+/// Like [`objects`], of the chunk whose seq_hash begins with `name`. Kept in memory: [`along`] keeps those without siblings.
+pub(super) fn sibling(
+    index: &dyn HotIndex,
+    scope: Scope,
+    position: RowPosition,
+    name: &[u8; NAME_BYTES],
+    usable: &Usable<'_>,
+) -> Result<Option<Child>, IndexError> {
+    if let Some(child) = cached_sibling(index, scope, position, name, usable) {
+        return Ok(Some(child));
+    }
+    let id = sibling_id(scope, position, name);
+    let cache = index.lineages().map(|cache| (cache, cache.get(&id).1));
+    let stale = usable.stale_count();
+    let found = objects_under(index, position, &key::infos_of_name(scope, position, name), usable)?;
+    // Where an object is unusable, another one is found that is not preferred once that changes.
+    if let (Some((cache, before)), Some(child)) = (cache, &found)
+        && usable.stale_count() == stale
+    {
+        let mut run = LineageRun::at(position.depth());
+        run.push(&child.row, child.continues());
+        cache.offer(id, run, before);
+    }
+    Ok(found)
+}
+
+/// Like [`sibling`], if it is in memory.
+pub(super) fn cached_sibling(
+    index: &dyn HotIndex,
+    scope: Scope,
+    position: RowPosition,
+    name: &[u8; NAME_BYTES],
+    usable: &Usable<'_>,
+) -> Option<Child> {
+    let (run, _) = index.lineages()?.get(&sibling_id(scope, position, name));
+    let (row, continues) = run?.from(position.depth()).next()?;
+    usable.has(&row).then(|| Child::new(position, row, continues))
+}
+
+fn sibling_id(scope: Scope, position: RowPosition, name: &[u8; NAME_BYTES]) -> RunId {
+    RunId::of_sibling(position.lineage_in(scope), position.depth(), *name)
 }
 
 /// All usable objects of a chunk at a position.
@@ -163,7 +216,7 @@ pub(super) fn all_objects(
     Ok(rows)
 }
 
-/// Like [`objects`], for the chunk whose rows begin with `prefix`.
+/// Like [`objects`], for the chunk whose rows begin with `prefix`, from the database itself.
 pub(super) fn objects_under(
     index: &dyn HotIndex,
     position: RowPosition,

@@ -1,11 +1,11 @@
 //! Lineages packed in memory for lookups of whole contexts, in a fifth of the memory that the same rows take
 //! as database pages.
 //!
-//! A *run* is the chunks of one lineage (`position`) at consecutive depths, each alone at its depth. Scans
-//! fill runs, and the first change to one of their rows drops them, so they never disagree with the database:
-//! a scan whose lineage changed in the meantime is not kept. At about 90 bytes per chunk, the lineages of a
-//! million chunks fit into [`INDEX_CACHE_BYTES`](crate::limits::INDEX_CACHE_BYTES), and a lookup costs the
-//! same however many there are.
+//! A *run* is the chunks of one lineage (`position`) at consecutive depths, each alone at its depth; or one chunk
+//! that has siblings, as the first of a context mostly has. Scans fill runs, and the first change to one of their
+//! rows drops them, so they never disagree with the database: a scan whose lineage changed in the meantime is not
+//! kept. At about 90 bytes per chunk, the lineages of a million chunks fit into
+//! [`INDEX_CACHE_BYTES`](crate::limits::INDEX_CACHE_BYTES), and a lookup costs the same however many there are.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -13,13 +13,33 @@ use kvasir_eviction::{Access, ClassId, EvictionPolicy, Lru, Moment};
 use kvasir_types::ProfileHash;
 use parking_lot::Mutex;
 
-use super::{position::LineageId, row::IndexRow};
+use super::{position::LineageId, row::IndexRow, truncated::NAME_BYTES};
 use crate::limits;
 
 /// Shards of the memory, so that lookups rarely wait for each other.
 const SHARDS: usize = 16;
 /// Overhead of a run beyond its bytes: entries in a map and in a list, and allocation headers.
-const RUN_OVERHEAD_BYTES: u64 = 200;
+const RUN_OVERHEAD_BYTES: u64 = 240;
+
+/// Names a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct RunId {
+    lineage: LineageId,
+    /// Of one chunk that has siblings: its depth, and the beginning of its seq_hash.
+    sibling: Option<(u32, [u8; NAME_BYTES])>,
+}
+
+impl RunId {
+    /// The chunks of a lineage.
+    pub(super) fn of_lineage(lineage: LineageId) -> Self {
+        Self { lineage, sibling: None }
+    }
+
+    /// One chunk of those at a depth of a lineage.
+    pub(super) fn of_sibling(lineage: LineageId, depth: u32, name: [u8; NAME_BYTES]) -> Self {
+        Self { lineage, sibling: Some((depth, name)) }
+    }
+}
 
 /// Chunks of one lineage at consecutive depths.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -70,10 +90,18 @@ impl LineageRun {
 
 #[derive(Debug, Default)]
 struct Shard {
-    runs: HashMap<LineageId, Arc<LineageRun>>,
-    order: Lru<LineageId>,
+    runs: HashMap<RunId, Arc<LineageRun>>,
+    order: Lru<RunId>,
     /// Number of changes to rows of any of its lineages.
     changes: u64,
+}
+
+impl Shard {
+    fn remove(&mut self, id: &RunId) {
+        if self.runs.remove(id).is_some() {
+            self.order.remove(id);
+        }
+    }
 }
 
 /// The number of changes when a scan started.
@@ -97,40 +125,41 @@ impl LineageCache {
         &self.shards[usize::from(lineage[8]) % SHARDS]
     }
 
-    /// The cached run of a lineage, and the version that a scan continuing it must present to be kept.
-    pub(super) fn get(&self, lineage: &LineageId) -> (Option<Arc<LineageRun>>, CacheVersion) {
-        let mut shard = self.shard(lineage).lock();
-        let run = shard.runs.get(lineage).cloned();
+    /// A cached run, and the version that a scan which continues or makes it must present to be kept.
+    pub(super) fn get(&self, id: &RunId) -> (Option<Arc<LineageRun>>, CacheVersion) {
+        let mut shard = self.shard(&id.lineage).lock();
+        let run = shard.runs.get(id).cloned();
         if let Some(run) = &run {
-            shard.order.touch(lineage, &access(run));
+            shard.order.touch(id, &access(run));
         }
         (run, CacheVersion(shard.changes))
     }
 
     /// Adds a run that was read after `before`, if nothing changed since.
-    pub(super) fn offer(&self, lineage: LineageId, mut run: LineageRun, before: CacheVersion) {
+    pub(super) fn offer(&self, id: RunId, mut run: LineageRun, before: CacheVersion) {
         run.bytes.shrink_to_fit();
-        let mut guard = self.shard(&lineage).lock();
+        let mut guard = self.shard(&id.lineage).lock();
         let shard = &mut *guard;
         if shard.changes != before.0 {
             return;
         }
-        shard.order.insert(lineage, &access(&run));
-        shard.runs.insert(lineage, Arc::new(run));
+        shard.order.insert(id, &access(&run));
+        shard.runs.insert(id, Arc::new(run));
         while shard.order.bytes() > self.shard_bytes_max {
             let Some(victim) = shard.order.evict(Moment::default()) else { break };
             shard.runs.remove(&victim);
         }
     }
 
-    /// A row of a lineage at some depth has changed.
-    pub(super) fn changed(&self, lineage: &LineageId, depth: u32) {
-        let mut shard = self.shard(lineage).lock();
+    /// A row of a lineage at some depth has changed, of the chunk whose seq_hash begins with `name`.
+    pub(super) fn changed(&self, lineage: LineageId, depth: u32, name: [u8; NAME_BYTES]) {
+        let mut shard = self.shard(&lineage).lock();
         shard.changes += 1;
+        shard.remove(&RunId::of_sibling(lineage, depth, name));
         // A row after a run extends it, but does not invalidate it.
-        if shard.runs.get(lineage).is_some_and(|run| (run.first..run.end()).contains(&depth)) {
-            shard.runs.remove(lineage);
-            shard.order.remove(lineage);
+        let id = RunId::of_lineage(lineage);
+        if shard.runs.get(&id).is_some_and(|run| (run.first..run.end()).contains(&depth)) {
+            shard.remove(&id);
         }
     }
 
@@ -142,7 +171,7 @@ impl LineageCache {
     }
 }
 
-fn access(run: &LineageRun) -> Access<LineageId> {
+fn access(run: &LineageRun) -> Access<RunId> {
     Access::new(Moment::default(), ClassId::OTHER).bytes(run.bytes.len() as u64 + RUN_OVERHEAD_BYTES)
 }
 
@@ -189,6 +218,7 @@ mod tests {
     fn a_change_ends_the_run_that_holds_it_and_scans_that_began_before_it() {
         let scope = Scope::new(&"t".parse().expect("a name"), &[7; 32].into());
         let lineage = position(0).lineage_in(scope);
+        let (id, name) = (RunId::of_lineage(lineage), [6; NAME_BYTES]);
         let runs = LineageCache::new(1 << 20);
         let of = |count: u32| {
             let mut run = LineageRun::at(1);
@@ -196,43 +226,66 @@ mod tests {
             run.count = count;
             run
         };
-        let (none, before) = runs.get(&lineage);
+        let (none, before) = runs.get(&id);
         assert!(none.is_none());
-        runs.offer(lineage, of(3), before);
-        assert_eq!(runs.get(&lineage).0.map(|run| run.end()), Some(4));
+        runs.offer(id, of(3), before);
+        assert_eq!(runs.get(&id).0.map(|run| run.end()), Some(4));
         // Before it and after it.
-        runs.changed(&lineage, 0);
-        runs.changed(&lineage, 4);
-        assert!(runs.get(&lineage).0.is_some());
-        runs.changed(&lineage, 3);
-        let (none, late) = runs.get(&lineage);
+        runs.changed(lineage, 0, name);
+        runs.changed(lineage, 4, name);
+        assert!(runs.get(&id).0.is_some());
+        runs.changed(lineage, 3, name);
+        let (none, late) = runs.get(&id);
         assert!(none.is_none());
-        runs.offer(lineage, of(3), before);
-        assert!(runs.get(&lineage).0.is_none(), "it was read before the change");
-        runs.offer(lineage, of(2), late);
-        assert!(runs.get(&lineage).0.is_some());
+        runs.offer(id, of(3), before);
+        assert!(runs.get(&id).0.is_none(), "it was read before the change");
+        runs.offer(id, of(2), late);
+        assert!(runs.get(&id).0.is_some());
         runs.clear();
-        assert!(runs.get(&lineage).0.is_none());
-        runs.offer(lineage, of(2), late);
-        assert!(runs.get(&lineage).0.is_none());
+        assert!(runs.get(&id).0.is_none());
+        runs.offer(id, of(2), late);
+        assert!(runs.get(&id).0.is_none());
+    }
+
+    #[test]
+    fn a_chunk_with_siblings_is_kept_until_its_own_row_changes() {
+        let scope = Scope::new(&"t".parse().expect("a name"), &[7; 32].into());
+        let lineage = position(0).lineage_in(scope);
+        let [name, other] = [[6; NAME_BYTES], [7; NAME_BYTES]];
+        let runs = LineageCache::new(1 << 20);
+        let id = RunId::of_sibling(lineage, 2, name);
+        let run = || LineageRun { first: 2, count: 1, bytes: vec![0; 10], ..LineageRun::default() };
+        let (none, before) = runs.get(&id);
+        assert!(none.is_none());
+        runs.offer(id, run(), before);
+        for elsewhere in [RunId::of_lineage(lineage), RunId::of_sibling(lineage, 2, other)] {
+            assert!(runs.get(&elsewhere).0.is_none());
+        }
+        for (depth, name) in [(1, name), (3, name), (2, other)] {
+            runs.changed(lineage, depth, name);
+        }
+        assert!(runs.get(&id).0.is_some());
+        runs.changed(lineage, 2, name);
+        assert!(runs.get(&id).0.is_none());
+        runs.offer(id, run(), before);
+        assert!(runs.get(&id).0.is_none(), "it was read before the change");
     }
 
     #[test]
     fn its_memory_is_bounded() {
         let scope = Scope::new(&"t".parse().expect("a name"), &[7; 32].into());
         let runs = LineageCache::new(16 * 10_000);
-        let lineage =
-            |n: u64| RowPosition::under(blake3::hash(&n.to_le_bytes()).as_bytes()).lineage_in(scope);
+        let id = |n: u64| {
+            let position = RowPosition::under(blake3::hash(&n.to_le_bytes()).as_bytes());
+            RunId::of_lineage(position.lineage_in(scope))
+        };
         for n in 0..2_000 {
-            let (_, before) = runs.get(&lineage(n));
-            runs.offer(
-                lineage(n),
-                LineageRun { bytes: vec![0; 800], count: 1, ..LineageRun::default() },
-                before,
-            );
-            assert!(runs.get(&lineage(n)).0.is_some());
+            let (_, before) = runs.get(&id(n));
+            let run = LineageRun { bytes: vec![0; 800], count: 1, ..LineageRun::default() };
+            runs.offer(id(n), run, before);
+            assert!(runs.get(&id(n)).0.is_some());
         }
-        let kept = (0..2_000).filter(|n| runs.get(&lineage(*n)).0.is_some()).count();
+        let kept = (0..2_000).filter(|n| runs.get(&id(*n)).0.is_some()).count();
         assert!((100..=160).contains(&kept), "{kept} of at most 160");
     }
 }

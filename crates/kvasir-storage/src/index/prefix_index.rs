@@ -85,12 +85,12 @@ impl PrefixIndex {
 
     /// The longest match of `blocks` after `parent`, of objects that are not known to be gone.
     pub(crate) fn walk(&self, scope: Scope, parent: &[u8; 32], blocks: &[SeqHash], search: Search) -> Walk {
-        self.index.walk(scope, parent, blocks, search, &self.is_offered(scope))
+        self.index.walk(scope, parent, blocks, search, &|row| !self.is_gone(scope, row.object_digest))
     }
 
     /// Like [`walk`](Self::walk), for whole chunks, each the child of the previous one.
     pub(crate) fn walk_chunks(&self, scope: Scope, parent: &[u8; 32], chunks: &[SeqHash]) -> Vec<IndexRow> {
-        self.index.walk_chunks(scope, parent, chunks, &self.is_offered(scope))
+        self.index.walk_chunks(scope, parent, chunks, &|row| !self.is_gone(scope, row.object_digest))
     }
 
     /// The objects of an opaque object's name that are not known to be gone.
@@ -175,7 +175,7 @@ impl PrefixIndex {
 
     fn remove_at(&self, scope: Scope, object: ObjectDigest, row: RemovedRow, at: u64) {
         let before = self.gone.get(&(scope, object)).unwrap_or(0);
-        self.gone.insert((scope, object), at.max(before));
+        self.note_gone(scope, object, at.max(before));
         self.index.put_removed(scope, &object, row);
         self.take_out(scope, object);
     }
@@ -185,8 +185,14 @@ impl PrefixIndex {
     pub(crate) fn remove(&self, scope: Scope, object: ObjectDigest) {
         let _turning = self.turning.lock();
         let at = self.next_removal();
-        self.gone.insert((scope, object), at);
+        self.note_gone(scope, object, at);
         self.take_out(scope, object);
+    }
+
+    fn note_gone(&self, scope: Scope, object: ObjectDigest, at: u64) {
+        // First: what the index does not know to be gone is offered.
+        self.index.note_gone(&object);
+        self.gone.insert((scope, object), at);
     }
 
     /// A place in the order of removals: after all earlier removals and listings.
@@ -207,20 +213,10 @@ impl PrefixIndex {
         self.removals.load(Ordering::Acquire)
     }
 
+    /// Whether an object is known to be gone. A walk asks for each row that it meets, and mostly learns it without a lock.
     pub(crate) fn is_gone(&self, scope: Scope, object: ObjectDigest) -> bool {
-        self.gone.contains(&(scope, object)) || self.index.removed(scope, &object).is_some()
-    }
-
-    /// Whether a row's object is not known to be gone, for a walk: it asks for each row that it meets, so the filter of
-    /// removals is taken once. What is removed during the walk is in `gone` at once.
-    fn is_offered(&self, scope: Scope) -> impl Fn(&IndexRow) -> bool {
-        let filter = self.index.removed_filter();
-        move |row| {
-            let object = row.object_digest;
-            let may_be_removed = filter.as_ref().is_none_or(|filter| filter.may_have(&object));
-            let is_removed = may_be_removed && self.index.removed(scope, &object).is_some();
-            !is_removed && !self.gone.contains(&(scope, object))
-        }
+        self.index.may_be_gone(&object)
+            && (self.gone.contains(&(scope, object)) || self.index.removed(scope, &object).is_some())
     }
 
     /// Whether a request or a damaged object caused its removal.
@@ -426,6 +422,17 @@ mod tests {
     /// Whether the index itself has a row, without the rule.
     fn has_row(index: &PrefixIndex, scope: Scope) -> bool {
         index.index().walk(scope, &[5; 32], &[[2; 32].into()], Search::Fast, &|_| true).whole_blocks == 1
+    }
+
+    #[test]
+    fn what_only_this_process_knows_to_be_gone_is_not_offered() {
+        let index = PrefixIndex::new(Index::memory(), Duration::ZERO, false);
+        let (scope, entry) = entry();
+        index.insert_unless_gone(scope, &entry);
+        index.remove(scope, entry.row.object_digest);
+        index.index().insert(scope, &entry);
+        assert!(has_row(&index, scope));
+        assert_eq!(index.walk(scope, &[5; 32], &[[2; 32].into()], Search::Fast).whole_blocks, 0);
     }
 
     #[test]

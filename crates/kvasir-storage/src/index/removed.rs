@@ -8,11 +8,12 @@
 //! ```
 //! A row holds the removals whose digests have a common prefix; separate rows would take five times the bytes
 //! in the database's pages. Lookups check every row they find here, so a filter in memory answers first: one
-//! bit for each value of a digest's leading bits. A set bit without an entry costs one read of the index.
+//! bit for each value of a digest's leading bits. A set bit without an entry costs one read of the index. No bit
+//! is ever cleared, so objects that only this process knows to be gone may be in the filter as well.
 
 use std::{
     collections::{BTreeSet, HashSet},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use kvasir_types::ObjectDigest;
@@ -43,6 +44,8 @@ pub(super) type RemovedObject = ([u8; 8], [u8; NAME_BYTES]);
 #[derive(Debug)]
 pub(super) struct RemovedFilter {
     bits: Box<[AtomicU64]>,
+    /// Whether it has all removals of the index; until then any digest may have one.
+    is_complete: AtomicBool,
     /// Held while a bucket is changed: it is read and written.
     changing: Mutex<()>,
 }
@@ -57,16 +60,39 @@ pub struct RemovedRow {
 }
 
 impl RemovedFilter {
-    /// Builds the filter from the rows in `index`.
-    pub(super) fn of(index: &dyn HotIndex) -> Result<Self, IndexError> {
+    /// A filter that has not [`read`](Self::read) its index: any digest may have a removal.
+    pub(super) fn new() -> Self {
         let bits = (0..FILTER_BITS / 64).map(|_| AtomicU64::new(0)).collect();
-        let this = Self { bits, changing: Mutex::default() };
-        for_each_bucket(index, |_, bucket| {
-            for entry in bucket.entries() {
-                this.bit(&entry.digest, |word, bit| word.fetch_or(bit, Ordering::Relaxed));
-            }
-        })?;
-        Ok(this)
+        Self { bits, is_complete: AtomicBool::new(false), changing: Mutex::default() }
+    }
+
+    /// Takes in the removals in `index`. Reading it twice changes nothing.
+    pub(super) fn read(&self, index: &dyn HotIndex) -> Result<(), IndexError> {
+        for_each_bucket(index, |_, bucket| bucket.entries().for_each(|entry| self.set(&entry.digest)))
+    }
+
+    /// The index that is in use was read.
+    pub(super) fn mark_complete(&self) {
+        self.is_complete.store(true, Ordering::Release);
+    }
+
+    /// Whether it has all removals of the index.
+    pub(super) fn is_complete(&self) -> bool {
+        self.is_complete.load(Ordering::Acquire)
+    }
+
+    /// Another index took the place of the one that was read: it has to be read as well.
+    pub(super) fn mark_incomplete(&self) {
+        self.is_complete.store(false, Ordering::Release);
+    }
+
+    /// Adds an object that is gone and has no row.
+    pub(super) fn add(&self, digest: &ObjectDigest) {
+        self.set(name(digest.as_bytes()));
+    }
+
+    fn set(&self, digest: &[u8; NAME_BYTES]) {
+        self.bit(digest, |word, bit| word.fetch_or(bit, Ordering::Release));
     }
 
     fn bit<R>(&self, digest: &[u8; NAME_BYTES], with: impl FnOnce(&AtomicU64, u64) -> R) -> R {
@@ -75,8 +101,11 @@ impl RemovedFilter {
         with(&self.bits[bit / 64], 1 << (bit % 64))
     }
 
+    /// Whether an object may have a removal, or be gone without one.
     pub(super) fn may_have(&self, digest: &ObjectDigest) -> bool {
-        self.bit(name(digest.as_bytes()), |word, bit| word.load(Ordering::Relaxed) & bit != 0)
+        // In this order: what is complete has every bit.
+        !self.is_complete()
+            || self.bit(name(digest.as_bytes()), |word, bit| word.load(Ordering::Acquire) & bit != 0)
     }
 
     /// Records a removal. One by request replaces another one, never the other way round.
@@ -96,7 +125,7 @@ impl RemovedFilter {
             Entry { scope: *scope.as_bytes(), digest, row: RemovedRow { by_request, ..row } }.to_bytes(),
         );
         bucket.write(index, &key)?;
-        self.bit(&digest, |word, bit| word.fetch_or(bit, Ordering::Release));
+        self.set(&digest);
         Ok(())
     }
 
@@ -115,7 +144,7 @@ impl RemovedFilter {
         Ok(found.map(|entry| entry.row))
     }
 
-    /// Deletes the removal of an object. Its bit stays set until the index is opened again.
+    /// Deletes the removal of an object. Its bit stays set.
     pub(super) fn remove(
         &self,
         index: &dyn HotIndex,
@@ -292,6 +321,13 @@ mod tests {
         Scope::new(&name.parse().expect("a name"), &[1; 32].into())
     }
 
+    fn filter_of(index: &MemoryIndex) -> RemovedFilter {
+        let filter = RemovedFilter::new();
+        filter.read(index).expect("memory");
+        filter.mark_complete();
+        filter
+    }
+
     fn digest(n: u8) -> ObjectDigest {
         // Four to a bucket.
         let mut bytes = [n; 32];
@@ -302,12 +338,12 @@ mod tests {
     #[test]
     fn removals_are_found_until_they_expire_and_over_a_restart() {
         let (index, scope, other) = (MemoryIndex::default(), scope("a"), scope("b"));
-        let filter = RemovedFilter::of(&index).expect("memory");
+        let filter = filter_of(&index);
         let row = |n: u8| RemovedRow { expires_ms: 1_000 * i64::from(n), by_request: n.is_multiple_of(2) };
         for n in 0..10 {
             filter.put(&index, scope, &digest(n), row(n)).expect("memory");
         }
-        let again = RemovedFilter::of(&index).expect("memory");
+        let again = filter_of(&index);
         for n in 0..10 {
             assert_eq!(again.get(&index, scope, &digest(n)).expect("memory"), Some(row(n)));
             assert_eq!(filter.get(&index, scope, &digest(n)).expect("memory"), Some(row(n)));
@@ -341,7 +377,7 @@ mod tests {
     #[test]
     fn a_flipped_bit_is_noticed() {
         let (index, scope) = (MemoryIndex::default(), scope("a"));
-        let filter = RemovedFilter::of(&index).expect("memory");
+        let filter = filter_of(&index);
         let row = RemovedRow { expires_ms: 7_000, by_request: true };
         filter.put(&index, scope, &digest(4), row).expect("memory");
         let key = key(&digest(4));
@@ -358,7 +394,7 @@ mod tests {
         #[test]
         fn buckets_are_a_map(steps in prop::collection::vec((0u8..12, any::<bool>(), 0i64..8, 0u8..8), 0..60)) {
             let index = MemoryIndex::default();
-            let mut filter = RemovedFilter::of(&index).expect("memory");
+            let mut filter = filter_of(&index);
             let mut map = std::collections::BTreeMap::new();
             for (n, by_request, seconds, what) in steps {
                 let of = (n % 2, n);
@@ -376,7 +412,7 @@ mod tests {
                         map.remove(&of);
                         filter.remove(&index, scope, &digest(n)).expect("memory");
                     }
-                    2 => filter = RemovedFilter::of(&index).expect("memory"),
+                    2 => filter = filter_of(&index),
                     _ => {
                         let row = RemovedRow { expires_ms: 1_000 * seconds, by_request };
                         let kept = map.get(&of).is_some_and(|row| row.by_request);

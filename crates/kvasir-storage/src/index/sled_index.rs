@@ -109,8 +109,8 @@ impl SledIndex {
 
     /// After a change of a row: earlier reads of its lineage must not be cached.
     fn changed(&self, key: &[u8]) {
-        if let Some((lineage, depth)) = key::lineage_of_info(key) {
-            self.lineages.changed(&lineage, depth);
+        if let Some((lineage, depth, name)) = key::place_of_info(key) {
+            self.lineages.changed(lineage, depth, name);
         }
     }
 
@@ -183,9 +183,15 @@ impl HotIndex for SledIndex {
     }
 
     fn clear(&self) -> Result<(), IndexError> {
+        // Removals last, although their keys come first: an object that is left would be offered without them.
+        for key in self.rows.range(key::ALL_INFOS..).keys() {
+            self.rows.remove(key.map_err(error)?).map_err(error)?;
+        }
+        self.lineages.clear();
         self.rows.clear().map_err(error)?;
         self.db.remove(META_HEARD).map_err(error)?;
         self.row_count.store(0, Ordering::Relaxed);
+        // Of what was added meanwhile.
         self.lineages.clear();
         Ok(())
     }
@@ -212,5 +218,23 @@ impl HotIndex for SledIndex {
     fn abandon(&self) {
         // If even this fails, the next start finds the damage itself, or row by row.
         let _ = std::fs::write(self.path.join(ABANDONED), b"");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_are_cleared_before_the_removals() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let index = SledIndex::open(directory.path(), &[5; 32], 1 << 20).expect("opens");
+        for key in [b"d", b"i", b"m"] {
+            index.put(key, b"").expect("written");
+        }
+        let events = index.rows.watch_prefix(b"");
+        index.clear().expect("cleared");
+        let cleared: Vec<u8> = events.take(3).map(|event| event.key()[0]).collect();
+        assert_eq!(cleared, b"imd");
     }
 }

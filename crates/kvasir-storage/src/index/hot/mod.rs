@@ -49,8 +49,8 @@ pub struct Index {
     replaced: AtomicU64,
     emptied: AtomicU64,
     positions: PositionCache,
-    /// Filter of objects that may have the row of a removal; `None` before its first use.
-    removed: RwLock<Option<Arc<RemovedFilter>>>,
+    /// Filter of objects that may have the row of a removal; read from the rows at its first use.
+    removed: RemovedFilter,
     /// Held by insertions and removals, which read before they write.
     writing: Mutex<()>,
 }
@@ -79,7 +79,7 @@ impl Index {
             replaced: replaced.into(),
             emptied: AtomicU64::new(0),
             positions: PositionCache::new(),
-            removed: RwLock::default(),
+            removed: RemovedFilter::new(),
             writing: Mutex::default(),
         }
     }
@@ -148,7 +148,7 @@ impl Index {
         usable: &dyn Fn(&IndexRow) -> bool,
     ) -> Walk {
         let usable = Usable::of(usable);
-        let walk = self.with(|index| walk(index, &self.positions, scope, root, blocks, search, &usable));
+        let walk = self.walked(|index| walk(index, &self.positions, scope, root, blocks, search, &usable));
         self.sweep(&usable);
         walk.unwrap_or_default()
     }
@@ -162,7 +162,7 @@ impl Index {
         usable: &dyn Fn(&IndexRow) -> bool,
     ) -> Vec<IndexRow> {
         let usable = Usable::of(usable);
-        let rows = self.with(|index| walk_chunks(index, &self.positions, scope, root, chunks, &usable));
+        let rows = self.walked(|index| walk_chunks(index, &self.positions, scope, root, chunks, &usable));
         self.sweep(&usable);
         rows.unwrap_or_default()
     }
@@ -177,7 +177,7 @@ impl Index {
     ) -> Vec<IndexRow> {
         let usable = Usable::of(usable);
         let position = RowPosition::under(&parent_of_opaque(seq_hash));
-        let rows = self.with(|index| all_objects(index, scope, position, seq_hash, &usable));
+        let rows = self.walked(|index| all_objects(index, scope, position, seq_hash, &usable));
         self.sweep(&usable);
         rows.unwrap_or_default()
     }
@@ -207,7 +207,6 @@ impl Index {
     /// Removes all rows.
     pub fn clear(&self) {
         self.with(HotIndex::clear);
-        *self.removed.write() = None;
         self.emptied.fetch_add(1, Ordering::Release);
     }
 
@@ -223,16 +222,22 @@ impl Index {
 
     /// The removal of an object.
     pub(crate) fn removed(&self, scope: Scope, digest: &ObjectDigest) -> Option<RemovedRow> {
-        // Asked for each row that a lookup meets: mostly the filter alone knows.
-        if self.removed.read().as_ref().is_some_and(|removed| !removed.may_have(digest)) {
+        if !self.may_be_gone(digest) {
             return None;
         }
-        self.with_removed(|index, removed| removed.get(index, scope, digest)).flatten()
+        // The filter is not read here: a walk asks while it reads rows.
+        self.with(|index| self.removed.get(index, scope, digest)).flatten()
     }
 
-    /// The filter of objects that may have a removal, for a caller that asks for many; `None` before its first use.
-    pub(super) fn removed_filter(&self) -> Option<Arc<RemovedFilter>> {
-        self.removed.read().clone()
+    /// Whether an object may have a removal, or was noted by [`note_gone`](Self::note_gone). Takes no lock: a lookup asks
+    /// for each row that it meets, and mostly the filter alone knows.
+    pub(super) fn may_be_gone(&self, digest: &ObjectDigest) -> bool {
+        self.removed.may_have(digest)
+    }
+
+    /// Records that an object may be gone, although it has no removal.
+    pub(super) fn note_gone(&self, digest: &ObjectDigest) {
+        self.removed.add(digest);
     }
 
     /// Deletes the removal of an object.
@@ -304,21 +309,34 @@ impl Index {
         }
     }
 
+    /// For operations that ask for removals while they read rows. If all rows are removed meanwhile, their result is dropped:
+    /// removals went as well, or were asked of another database than the rows.
+    fn walked<R>(&self, operation: impl FnOnce(&dyn HotIndex) -> Result<R, IndexError>) -> Option<R> {
+        self.complete_removed();
+        let emptied = self.emptied();
+        self.with(operation).filter(|_| self.emptied() == emptied)
+    }
+
     fn with_removed<R>(
         &self,
         operation: impl FnOnce(&dyn HotIndex, &RemovedFilter) -> Result<R, IndexError>,
     ) -> Option<R> {
-        let known = self.removed.read().clone();
-        let filter = match known {
-            Some(filter) => filter,
-            None => {
-                let filter = Arc::new(self.with(RemovedFilter::of)?);
-                // Two concurrent first callers build it twice; the one that is kept must be the one that is
-                // written to.
-                Arc::clone(self.removed.write().get_or_insert(filter))
-            }
-        };
-        self.with(|index| operation(index, &filter))
+        self.complete_removed();
+        self.with(|index| operation(index, &self.removed))
+    }
+
+    /// Reads the removals into their filter, unless it has them.
+    fn complete_removed(&self) {
+        if self.removed.is_complete() {
+            return;
+        }
+        let replaced = self.replaced();
+        self.with(|index| self.removed.read(index));
+        // Not if it failed, or another one took its place meanwhile: that one may have removals of its own.
+        let _in_place = self.current.read();
+        if self.replaced() == replaced {
+            self.removed.mark_complete();
+        }
     }
 
     fn replace(&self, failed: &Arc<dyn HotIndex>, error: &IndexError) {
@@ -327,7 +345,7 @@ impl Index {
             return;
         }
         self.replaced.fetch_add(1, Ordering::Relaxed);
-        *self.removed.write() = None;
+        self.removed.mark_incomplete();
         failed.abandon();
         let fresh = self.home.as_ref().map(|home| home.open(|_| {}));
         *current = match fresh {

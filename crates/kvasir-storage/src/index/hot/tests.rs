@@ -1,6 +1,10 @@
 //! Damage to the database, before and under use; walks beside writes.
 
-use std::{cell::Cell, fs::File, sync::OnceLock};
+use std::{
+    cell::Cell,
+    fs::File,
+    sync::{OnceLock, atomic::AtomicBool},
+};
 
 use kvasir_types::{BLOCK_TOKENS, ModelId, TokenChain};
 use tempfile::TempDir;
@@ -160,6 +164,69 @@ fn a_failure_under_use_replaces_the_database_once() {
         assert_eq!(found(&index, 10), 10);
         assert_eq!(index.replaced(), 1, "after {left} operations");
     }
+}
+
+/// What only this process knows is in no row from which the filter could be filled again.
+#[test]
+fn what_was_noted_as_gone_stays_noted_when_the_database_is_emptied_or_replaced() {
+    let is_broken = Arc::new(AtomicBool::new(false));
+    let breaks = Arc::clone(&is_broken);
+    let index = Index::over(Arc::new(HookedIndex::new(move |_| {
+        let corrupt = || IndexError::Corrupt { what: "as the test wants it".to_owned() };
+        (!breaks.load(Ordering::Relaxed)).then_some(()).ok_or_else(corrupt)
+    })));
+    let (gone, other) = (ObjectDigest::from([1; 32]), ObjectDigest::from([2; 32]));
+    index.note_gone(&gone);
+    assert!(index.may_be_gone(&other), "no row was read yet");
+    let may_be_gone = || {
+        // Reads the filter.
+        index.clear_removed(scope(), &other);
+        [gone, other].map(|object| index.may_be_gone(&object))
+    };
+    assert_eq!(may_be_gone(), [true, false]);
+    index.clear();
+    assert_eq!(may_be_gone(), [true, false]);
+    is_broken.store(true, Ordering::Relaxed);
+    index.flush();
+    assert_eq!((index.replaced(), may_be_gone()), (1, [true, false]));
+}
+
+/// The one that takes its place may have removals: then nothing is known of those.
+#[test]
+fn a_database_that_is_replaced_while_its_removals_are_read_says_nothing_of_the_next() {
+    let shared: Arc<OnceLock<Index>> = Arc::default();
+    let hook = Arc::clone(&shared);
+    let database = HookedIndex::new(move |operation| match (operation, hook.get()) {
+        (Operation::Seek, Some(index)) => {
+            index.flush();
+            Ok(())
+        }
+        (Operation::Whole, _) => Err(IndexError::Corrupt { what: "as the test wants it".to_owned() }),
+        _ => Ok(()),
+    });
+    let index = shared.get_or_init(|| Index::over(Arc::new(database)));
+    let object = ObjectDigest::from([1; 32]);
+    for may_be_gone in [true, false] {
+        // Reads the filter.
+        index.clear_removed(scope(), &object);
+        assert_eq!((index.replaced(), index.may_be_gone(&object)), (1, may_be_gone));
+    }
+}
+
+/// Removals would be asked of the next one, which lacks them.
+#[test]
+fn a_walk_during_which_the_database_is_replaced_finds_nothing() {
+    let index = Index::over(Arc::new(HookedIndex::new(|operation| match operation {
+        Operation::Whole => Err(IndexError::Corrupt { what: "as the test wants it".to_owned() }),
+        _ => Ok(()),
+    })));
+    index.insert(scope(), &row(0));
+    let fails_meanwhile = |_: &IndexRow| {
+        index.flush();
+        true
+    };
+    let walk = index.walk(scope(), &ROOT, chain(0).blocks(), Search::Fast, &fails_meanwhile);
+    assert_eq!((walk, index.replaced()), (Walk::default(), 1));
 }
 
 #[test]

@@ -2,18 +2,19 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use foldhash::fast::RandomState;
 use kvasir_types::{BLOCK_TOKENS, SeqHash};
 
 use super::{
     IndexError,
-    database::HotIndex,
+    database::{HotIndex, Pair},
     key::{self, PREFIX_BYTES},
-    lineage::{Child, Usable, along, objects, objects_under},
+    lineage::{Child, Usable, along, cached_sibling, objects, sibling},
     placement::check_matching,
     position::{PositionCache, RowPosition},
     row::{BLOCKS_MAX, Decoded, IndexRow, prefer},
     scope::Scope,
-    truncated::{BLOCK_BYTES, END, ONE, short},
+    truncated::{BLOCK_BYTES, END, NAME_BYTES, ONE, name, short},
 };
 
 /// Last chunks of a walk whose children's positions are recorded.
@@ -80,10 +81,37 @@ impl Walk {
     }
 }
 
+/// By the index of a block in the request.
+type ByBlock<T> = HashMap<usize, T, RandomState>;
+
 /// A block that a walk has reached: the chunk that ends there, and the position of its children.
 struct Cursor {
     chunk: MatchedChunk,
     children: [Option<RowPosition>; 2],
+}
+
+/// The blocks that a walk has reached.
+struct Reached {
+    /// Those from which it has not gone on, in order, each with the number of chunks before it.
+    open: BTreeMap<usize, usize>,
+    cursors: ByBlock<Cursor>,
+}
+
+impl Reached {
+    /// Reaches the end of a whole chunk from block `at`, which has `count` chunks before it.
+    fn add(&mut self, at: usize, count: usize, Child { row, children }: Child) {
+        let chunk = MatchedChunk { matched_blocks: row.block_count(), first_block: at, row };
+        let end = chunk.end();
+        let better = self.open.get(&end).is_none_or(|&other| {
+            let prefers =
+                || self.cursors.get(&end).is_none_or(|cursor| prefer(&chunk.row, &cursor.chunk.row));
+            count + 1 < other || (count + 1 == other && prefers())
+        });
+        if better {
+            self.open.insert(end, count + 1);
+            self.cursors.insert(end, Cursor { chunk, children });
+        }
+    }
 }
 
 /// The matching children of one parent: whole chunks, longest first, and the best partial match of another.
@@ -121,45 +149,33 @@ pub(super) fn walk(
     search: Search,
     usable: &Usable<'_>,
 ) -> Result<Walk, IndexError> {
-    // Reached positions in order, each with the number of chunks so far.
-    let mut reached: BTreeMap<usize, usize> = BTreeMap::from([(0, 0)]);
-    let mut cursors: HashMap<usize, Cursor> = HashMap::new();
-    let mut only_children: HashMap<usize, Child> = HashMap::new();
+    let mut reached = Reached { open: BTreeMap::from([(0, 0)]), cursors: ByBlock::default() };
+    let mut only_children: ByBlock<Child> = ByBlock::default();
+    // Where the last scan met siblings: nobody has to scan for an only child there.
+    let mut siblings: Option<RowPosition> = None;
     let (mut best_part, mut best_end, mut whole_blocks): (Option<MatchedChunk>, usize, usize) = (None, 0, 0);
-    while let Some((at, count)) = reached.pop_first() {
+    while let Some((at, count)) = reached.open.pop_first() {
         whole_blocks = at;
         let Some(rest) = blocks.get(at..).filter(|rest| !rest.is_empty()) else { continue };
         let positions =
-            cursors.get(&at).map_or([Some(RowPosition::under(root)), None], |cursor| cursor.children);
+            reached.cursors.get(&at).map_or([Some(RowPosition::under(root)), None], |cursor| cursor.children);
         let [Some(first), second] = positions else { continue };
-        if search == Search::Fast && !only_children.contains_key(&at) {
+        if search == Search::Fast && siblings != Some(first) && !only_children.contains_key(&at) {
             // Beside those of other chains: contexts that are cut in two ways take turns.
-            only_children.extend(only_children_from(index, scope, first, at, blocks, usable)?);
+            siblings = add_only_children(index, scope, first, at, blocks, usable, &mut only_children)?;
+            reached.cursors.reserve(only_children.len());
         }
-        let only_child = only_children.remove(&at);
-        let is_only = only_child.is_some();
-        let mut found = match only_child {
-            Some(child) => ChildMatches { whole: vec![child], partial: None },
-            None => child_matches(index, scope, first, rest, usable)?,
-        };
-        if !is_only {
-            let parent = at.checked_sub(1).and_then(|i| blocks.get(i)).map_or(root, SeqHash::as_bytes);
-            for position in other_positions(cache, scope, parent, first, second) {
-                found.merge(child_matches(index, scope, position, rest, usable)?);
-            }
+        if let Some(child) = only_children.remove(&at) {
+            reached.add(at, count, child);
+            continue;
+        }
+        let mut found = child_matches(index, scope, first, siblings, rest, usable)?;
+        let parent = at.checked_sub(1).and_then(|i| blocks.get(i)).map_or(root, SeqHash::as_bytes);
+        for position in other_positions(cache, scope, parent, first, second) {
+            found.merge(child_matches(index, scope, position, siblings, rest, usable)?);
         }
         for child in found.whole {
-            let Child { row, children } = child;
-            let chunk = MatchedChunk { matched_blocks: row.block_count(), first_block: at, row };
-            let end = chunk.end();
-            let better = reached.get(&end).is_none_or(|&other| {
-                let prefers = || cursors.get(&end).is_none_or(|cursor| prefer(&chunk.row, &cursor.chunk.row));
-                count + 1 < other || (count + 1 == other && prefers())
-            });
-            if better {
-                reached.insert(end, count + 1);
-                cursors.insert(end, Cursor { chunk, children });
-            }
+            reached.add(at, count, child);
         }
         if let Some(PartialMatch { blocks: matched_blocks, row }) = found.partial
             && at + matched_blocks > best_end
@@ -169,7 +185,8 @@ pub(super) fn walk(
         }
     }
     let last = best_part.filter(|part| part.end() > whole_blocks);
-    let mut chunks: Vec<MatchedChunk> = Vec::new();
+    let mut cursors = reached.cursors;
+    let mut chunks: Vec<MatchedChunk> = Vec::with_capacity(cursors.len() + 1);
     let mut at = last.as_ref().map_or(whole_blocks, |part| part.first_block);
     chunks.extend(last);
     while let Some(cursor) = cursors.remove(&at) {
@@ -184,28 +201,28 @@ pub(super) fn walk(
     Ok(Walk { chunks, whole_blocks })
 }
 
-/// The run of chunks after `at` in one lineage that have no siblings and match as a whole: the largest part
-/// of most walks.
-fn only_children_from(
+/// Adds the run of chunks after `at` in one lineage that have no siblings and match as a whole: the largest part
+/// of most walks. Returns the position of siblings, if the scan ended there.
+fn add_only_children(
     index: &dyn HotIndex,
     scope: Scope,
     position: RowPosition,
     at: usize,
     blocks: &[SeqHash],
     usable: &Usable<'_>,
-) -> Result<HashMap<usize, Child>, IndexError> {
-    let (mut run, mut end) = (HashMap::new(), at);
+    only_children: &mut ByBlock<Child>,
+) -> Result<Option<RowPosition>, IndexError> {
+    let mut end = at;
     along(index, scope, position, true, &mut |child| {
         let next = end + child.row.block_count();
         let fits = next > end && blocks.get(next - 1) == Some(&child.row.seq_hash) && usable.has(&child.row);
         if fits {
-            run.insert(end, child);
+            only_children.insert(end, child);
             end = next;
         }
         // Behind the last one nothing is wanted: the database would be read in vain.
         fits && end < blocks.len()
-    })?;
-    Ok(run)
+    })
 }
 
 /// The chunks of a list of ids, each following the previous one.
@@ -221,7 +238,14 @@ pub(super) fn walk_chunks(
     let mut positions = [Some(RowPosition::under(root)), None];
     loop {
         let known = rows.len();
-        let [Some(first), second] = positions else { break };
+        let ([Some(first), second], Some(wanted)) = (positions, chunks.get(known)) else { break };
+        if let Some(child) = cached_sibling(index, scope, first, name(wanted.as_bytes()), usable)
+            && child.row.seq_hash == *wanted
+        {
+            rows.push(child.row);
+            positions = child.children;
+            continue;
+        }
         along(index, scope, first, false, &mut |child| {
             let fits = chunks.get(rows.len()) == Some(&child.row.seq_hash) && usable.has(&child.row);
             if fits {
@@ -231,7 +255,6 @@ pub(super) fn walk_chunks(
             // Behind the last one nothing is wanted: the database would be read in vain.
             fits && rows.len() < chunks.len()
         })?;
-        let Some(wanted) = chunks.get(rows.len()) else { break };
         if rows.len() > known {
             continue;
         }
@@ -267,18 +290,23 @@ fn other_positions(
 ///
 /// Rows that are prefixes of the query sort before it; between two of them, truncating the query where they
 /// diverge skips whole ranges of siblings. So the number of seeks depends on the lengths that occur, not on
-/// the number of siblings.
+/// the number of siblings. `siblings` is a position that is known to have some.
 fn child_matches(
     index: &dyn HotIndex,
     scope: Scope,
     position: RowPosition,
+    siblings: Option<RowPosition>,
     blocks: &[SeqHash],
     usable: &Usable<'_>,
 ) -> Result<ChildMatches, IndexError> {
     let mut query = key::matches(scope, position);
     query.extend(blocks.iter().take(BLOCKS_MAX).flat_map(|b| short(b.as_bytes())));
     let mut found = ChildMatches::default();
-    if let Some((first, common)) = only_child(index, scope, position, &query)? {
+    let only_child = match siblings == Some(position) {
+        true => None,
+        false => only_child(index, scope, position, &query)?,
+    };
+    if let Some((first, common)) = only_child {
         let seq_hash = first.row.seq_hash;
         // Its first object may be gone, and another one not.
         let child = match usable.has(&first.row) {
@@ -292,32 +320,38 @@ fn child_matches(
         }
         return Ok(found);
     }
-    let (mut from, mut bound) = (query.clone(), query.clone());
+    let is_beside = |(key, _): &Pair| shares_position(key, &query);
+    // Where the loops go on; they begin at the query.
+    let (mut from, mut bound): (Option<Vec<u8>>, Option<Vec<u8>>) = (None, None);
     // Above the query: the row that extends it, its own (handled by the loop below), or a diverging one.
-    while let Some((key, value)) = index.at_or_above(&from)?.filter(|(k, _)| shares_position(k, &query)) {
+    while let Some((key, value)) = index.at_or_above(from.as_deref().unwrap_or(&query))?.filter(is_beside) {
         check_matching(&key, &value)?;
-        let Some(child) = named(index, position, &key, usable)? else {
+        let common = common_blocks(&key, &query);
+        if common == 0 {
+            // Nor has one above it anything in common.
+            break;
+        }
+        let Some(child) = named(index, scope, position, &key, usable)? else {
             usable.note_stale(&key);
-            from = [&key[..], &[0]].concat();
+            from = Some([&key[..], &[0]].concat());
             continue;
         };
-        let common = common_blocks(&key, &query);
         if is_end_at(&key, common) {
-            bound = above_whole(&query, common);
+            bound = Some(above_whole(&query, common));
         } else {
             found.offer_partial(common, child.row);
         }
         break;
     }
-    while let Some((key, value)) = index.below(&bound)?.filter(|(k, _)| shares_position(k, &query)) {
+    while let Some((key, value)) = index.below(bound.as_deref().unwrap_or(&query))?.filter(is_beside) {
         check_matching(&key, &value)?;
         let common = common_blocks(&key, &query);
         if common == 0 {
             break;
         }
-        let Some(child) = named(index, position, &key, usable)? else {
+        let Some(child) = named(index, scope, position, &key, usable)? else {
             usable.note_stale(&key);
-            bound = key;
+            bound = Some(key);
             continue;
         };
         if is_end_at(&key, common) {
@@ -325,10 +359,10 @@ fn child_matches(
             if blocks.get(common - 1) == Some(&child.row.seq_hash) {
                 found.whole.push(child);
             }
-            bound = key;
+            bound = Some(key);
         } else {
             found.offer_partial(common, child.row);
-            bound = above_whole(&query, common);
+            bound = Some(above_whole(&query, common));
         }
     }
     Ok(found)
@@ -356,12 +390,13 @@ fn only_child(
 /// The preferred object of the chunk named by a matching row.
 fn named(
     index: &dyn HotIndex,
+    scope: Scope,
     position: RowPosition,
     matching: &[u8],
     usable: &Usable<'_>,
 ) -> Result<Option<Child>, IndexError> {
-    match key::infos_of_matching(matching) {
-        Some(prefix) => objects_under(index, position, &prefix, usable),
+    match matching.last_chunk::<NAME_BYTES>() {
+        Some(name) => sibling(index, scope, position, name, usable),
         None => Ok(None),
     }
 }

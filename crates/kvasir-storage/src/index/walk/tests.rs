@@ -200,6 +200,31 @@ proptest! {
         prop_assert_eq!(index.index.len(), 0);
     }
 
+    /// Whatever changes between two walks, what is kept in memory says what the rows say.
+    #[test]
+    fn a_cache_changes_no_walk(
+        rows in any_rows(), steps in prop::collection::vec((any::<prop::sample::Index>(), any::<bool>()), 0..40), query in any_context(),
+    ) {
+        prop_assume!(!rows.is_empty());
+        let plain = Rows::new(MemoryIndex::default());
+        let cached = Rows::new(HookedIndex::new(|_| Ok(())).caching(Some(LineageCache::new(1 << 20))));
+        let chain = TokenChain::new(ROOT.into(), &query);
+        for (at, is_removed) in &steps {
+            let entry = at.get(&rows);
+            if *is_removed {
+                plain.remove(entry);
+                cached.remove(entry);
+            } else {
+                plain.insert(entry);
+                cached.insert(entry);
+            }
+            let walk = plain.walk(chain.blocks());
+            let ids: Vec<_> = walk.chunks.iter().map(|chunk| chunk.row.seq_hash).collect();
+            prop_assert_eq!(cached.walk(chain.blocks()), walk);
+            prop_assert_eq!(cached.walk_chunks(&ids), plain.walk_chunks(&ids));
+        }
+    }
+
     #[test]
     fn rows_of_dead_objects_are_skipped(rows in any_rows(), query in any_context()) {
         let index = Rows::new(MemoryIndex::default());
@@ -222,6 +247,22 @@ fn a_chunk_of_which_one_object_is_gone_is_found() {
         let alive = |row: &IndexRow| row.object_digest.as_bytes()[0] != gone;
         let walk = index.walk_as(chain.blocks(), Search::Fast, &alive);
         assert_eq!(walk.whole_blocks, 3, "{gone} is gone");
+    }
+}
+
+/// What is kept of a chunk with siblings is its preferred object, not the one that was usable when it was read.
+#[test]
+fn an_object_that_comes_back_is_preferred_again() {
+    let index = Rows::new(HookedIndex::new(|_| Ok(())).caching(Some(LineageCache::new(1 << 20))));
+    let tokens = [1; 40];
+    [1, 2].iter().for_each(|&object| index.insert(&row(&tokens, 0, 40, object)));
+    index.insert(&row(&[2; 40], 0, 40, 3));
+    let chain = TokenChain::new(ROOT.into(), &tokens);
+    for gone in [1, 3, 1, 2, 3] {
+        let alive = |row: &IndexRow| row.object_digest.as_bytes()[0] != gone;
+        let walk = index.walk_as(chain.blocks(), Search::Fast, &alive);
+        let preferred: u8 = if gone == 1 { 2 } else { 1 };
+        assert_eq!(walk.chunks[0].row.object_digest, [preferred; 32].into(), "{gone} is gone");
     }
 }
 
@@ -302,6 +343,29 @@ fn a_context_that_was_walked_before_needs_no_seek() {
     seeks();
     assert_eq!((index.walk_chunks(&ids).len(), seeks()), (64, 0), "by ids");
     assert_eq!((index.walk(chain.blocks()).chunks.len(), seeks()), (64, 0), "by blocks");
+}
+
+/// The first chunks of contexts are siblings: all follow the root.
+#[test]
+fn a_context_among_others_that_was_looked_up_before_needs_no_seek_by_its_ids() {
+    let (index, seeks) = counting_caching(Some(LineageCache::new(1 << 20)));
+    let tokens = |context: u32| -> Vec<u32> { (0..64 * 32).map(|i| i ^ (context << 16)).collect() };
+    for context in 0..20 {
+        let tokens = tokens(context);
+        for chunk in 0..64 {
+            index.insert(&row(&tokens[..(chunk + 1) * 32], chunk * 32, (chunk + 1) * 32, 1));
+        }
+    }
+    for context in [0, 7, 19] {
+        let chain = TokenChain::new(ROOT.into(), &tokens(context));
+        let ids: Vec<_> = index.walk(chain.blocks()).chunks.iter().map(|chunk| chunk.row.seq_hash).collect();
+        index.walk_chunks(&ids);
+        seeks();
+        assert_eq!((index.walk_chunks(&ids).len(), seeks()), (64, 0), "context {context}");
+        assert_eq!(index.walk(chain.blocks()).chunks.len(), 64);
+        let by_blocks = seeks();
+        assert!(by_blocks <= 4, "context {context}: {by_blocks}");
+    }
 }
 
 #[test]

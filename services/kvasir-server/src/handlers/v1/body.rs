@@ -29,17 +29,24 @@ pub(crate) async fn of_tenant<F: Future>(tenant: Name, handling: F) -> F::Output
     TENANT.scope(tenant, handling).await
 }
 
-/// A whole body of at most `limit` bytes.
-pub(super) async fn read(body: Body, limit: usize) -> Result<Bytes, ApiError> {
-    let read = read_within(LONG_BODIES.hold(TENANT.try_with(Name::clone).ok()), body, limit);
+/// A whole body of at most `limit` bytes; its head may declare how many it has.
+pub(super) async fn read(body: Body, declared: Option<u64>, limit: usize) -> Result<Bytes, ApiError> {
+    let read = read_within(LONG_BODIES.hold(TENANT.try_with(Name::clone).ok()), body, declared, limit);
     tokio::time::timeout(limits::WHOLE_BODY_TIME_MAX, read).await.unwrap_or_else(|_| {
         let seconds = limits::WHOLE_BODY_TIME_MAX.as_secs();
         Err(Problem::new(ErrorCode::BodyTooSlow, format!("the body took longer than {seconds} s")).into())
     })
 }
 
-async fn read_within(mut room: HeldRoom, body: Body, limit: usize) -> Result<Bytes, ApiError> {
-    let mut bytes = Vec::new();
+async fn read_within(
+    mut room: HeldRoom,
+    body: Body,
+    declared: Option<u64>,
+    limit: usize,
+) -> Result<Bytes, ApiError> {
+    // Memory that grows is copied. No more than what needs no room: the rest may never come.
+    let at_once = declared.map_or(0, |bytes| bytes.min(limits::SHORT_BODY_BYTES as u64) as usize);
+    let mut bytes = Vec::with_capacity(at_once.min(limit));
     let mut parts = body.into_data_stream();
     while let Some(part) = parts.next().await {
         let part = part.map_err(|e| ApiError::bad_request(format!("the body broke off: {e}")))?;
@@ -64,7 +71,7 @@ pub(super) async fn json<T: DeserializeOwned>(body: Body) -> Result<T, ApiError>
 
 /// A JSON body of at most `limit` bytes.
 pub(super) async fn json_within<T: DeserializeOwned>(body: Body, limit: usize) -> Result<T, ApiError> {
-    let bytes = read(body, limit).await?;
+    let bytes = read(body, None, limit).await?;
     serde_json::from_slice(&bytes)
         .map_err(|e| ApiError::bad_request(format!("the body is not valid JSON for this route: {e}")))
 }
@@ -157,10 +164,15 @@ mod tests {
         static ROOM: BodyRoom = BodyRoom::new(4);
         let body = |bytes: usize| Body::from(vec![7; bytes]);
         let unit = limits::SHORT_BODY_BYTES;
-        let read =
-            async |bytes| read_within(ROOM.hold(None), body(bytes), 10 * unit).await.map(|bytes| bytes.len());
+        let read_declared = async |bytes, declared| {
+            read_within(ROOM.hold(None), body(bytes), declared, 10 * unit).await.map(|bytes| bytes.len())
+        };
+        let read = async |bytes| read_declared(bytes, None).await;
         for bytes in [0, 1, unit, 3 * unit] {
             assert_eq!(read(bytes).await.expect("there is room"), bytes);
+            for declared in [0, bytes as u64, u64::MAX] {
+                assert_eq!(read_declared(bytes, Some(declared)).await.expect("there is room"), bytes);
+            }
         }
         assert!(read(3 * unit + 1).await.is_err(), "no room");
         let mut other = ROOM.hold(None);
@@ -177,6 +189,6 @@ mod tests {
             tokio::time::sleep(std::time::Duration::from_secs(20)).await;
             Some((Ok::<_, std::io::Error>(Bytes::from_static(b" ")), ()))
         });
-        assert!(read(Body::from_stream(trickle), 1 << 20).await.is_err());
+        assert!(read(Body::from_stream(trickle), None, 1 << 20).await.is_err());
     }
 }

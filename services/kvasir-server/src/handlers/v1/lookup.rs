@@ -2,8 +2,8 @@
 
 use axum::{
     body::Body,
-    extract::{Query as UrlQuery, State, rejection::QueryRejection},
-    http::{HeaderMap, HeaderValue, header},
+    extract::{Query as UrlQuery, Request, State},
+    http::{HeaderMap, HeaderValue, header, request::Parts},
     response::Response,
 };
 use kvasir_api::{
@@ -27,17 +27,18 @@ use crate::{api_error::ApiError, auth::Principal, state::AppState};
 pub(in crate::handlers) async fn post(
     State(state): State<AppState>,
     principal: Principal,
-    query: Result<UrlQuery<LookupQuery>, QueryRejection>,
-    headers: HeaderMap,
-    request_body: Body,
+    request: Request,
 ) -> Result<Response, ApiError> {
+    // Extractors would copy the headers, and make an error of the query that a body of JSON does not have.
+    let (Parts { uri, headers, .. }, request_body) = request.into_parts();
     let media = headers.get(header::CONTENT_TYPE).map_or(&[][..], |value| value.as_bytes());
     let (target, query) = if media == MEDIA_TOKENS.as_bytes() || media == MEDIA_BLOCKS.as_bytes() {
-        let UrlQuery(target) = query.map_err(|e| ApiError::bad_request(e.to_string()))?;
+        let target = UrlQuery::try_from_uri(&uri);
+        let UrlQuery(target) = target.map_err(|e| ApiError::bad_request(e.to_string()))?;
         let query = if media == MEDIA_TOKENS.as_bytes() {
-            Query::Tokens(read_tokens(request_body).await?)
+            Query::Tokens(read_tokens(&headers, request_body).await?)
         } else {
-            Query::Blocks(read_blocks(request_body).await?)
+            Query::Blocks(read_blocks(&headers, request_body).await?)
         };
         (target, query)
     } else {
@@ -113,8 +114,8 @@ fn from_json(request: LookupRequest) -> Result<(LookupQuery, Query), ApiError> {
     Ok((LookupQuery { model_id, namespace, fresh, direct }, query))
 }
 
-async fn read_tokens(request_body: Body) -> Result<Vec<u32>, ApiError> {
-    let bytes = body::read(request_body, LOOKUP_TOKENS_MAX * 4).await?;
+async fn read_tokens(headers: &HeaderMap, request_body: Body) -> Result<Vec<u32>, ApiError> {
+    let bytes = body::read(request_body, body::declared_length(headers), LOOKUP_TOKENS_MAX * 4).await?;
     let (tokens, rest) = bytes.as_chunks::<4>();
     if !rest.is_empty() {
         return Err(ApiError::bad_request("a body of raw tokens must have four bytes per token"));
@@ -122,8 +123,8 @@ async fn read_tokens(request_body: Body) -> Result<Vec<u32>, ApiError> {
     Ok(tokens.iter().map(|token| u32::from_le_bytes(*token)).collect())
 }
 
-async fn read_blocks(request_body: Body) -> Result<Vec<SeqHash>, ApiError> {
-    let bytes = body::read(request_body, LOOKUP_BLOCKS_MAX * 32).await?;
+async fn read_blocks(headers: &HeaderMap, request_body: Body) -> Result<Vec<SeqHash>, ApiError> {
+    let bytes = body::read(request_body, body::declared_length(headers), LOOKUP_BLOCKS_MAX * 32).await?;
     let (hashes, rest) = bytes.as_chunks::<32>();
     if !rest.is_empty() {
         return Err(ApiError::bad_request("a body of block hashes must have 32 bytes per hash"));
