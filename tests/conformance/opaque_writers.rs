@@ -1,6 +1,7 @@
 //! Writers of one key that meet, fail, or are slow: an acknowledged value stays.
 
 use std::{
+    collections::BTreeSet,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -230,6 +231,29 @@ async fn what_a_writer_left_behind_is_not_served() {
     }
     assert!(put(&cold, "k", &payload(3, 100)).await.expect("stores"));
     assert!(get(&backend.replica().await, "k", ByteRange::Whole).await.expect("reads") == payload(3, 100));
+}
+
+/// Over a directory, writers on threads of their own find each other as tasks do.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writers_that_have_a_thread_find_each_other() {
+    let backend = Backend::file();
+    let replicas = [backend.replica().await, backend.replica().await];
+    for round in 0..4 {
+        let text = format!("k{round}");
+        let writers = (0..6).map(|writer: u8| {
+            let replica = Arc::clone(&replicas[usize::from(writer % 2)]);
+            let (text, seed) = (text.clone(), writer / 2);
+            tokio::spawn(async move { put(&replica, &text, &payload(seed, 70_000)).await.map(|_| seed) })
+        });
+        let done = join_all(writers).await.into_iter().map(|done| done.expect("no panic"));
+        let kept: BTreeSet<u8> = done.filter_map(Result::ok).collect();
+        assert!(kept.len() <= 1, "{kept:?} were acknowledged under one key");
+        for seed in kept {
+            let cold = backend.replica().await;
+            assert!(get(&cold, &text, ByteRange::Whole).await.expect("reads") == payload(seed, 70_000));
+            assert!(exists(&put(&cold, &text, &payload(seed + 1, 70_000)).await));
+        }
+    }
 }
 
 /// A name that only its writer uses is not asked for before it is written.

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures::{Stream, stream};
 use object_store::{Error, Result};
 
-use crate::limits;
+use crate::{file_thread::blocking, limits};
 
 /// The bytes of a range of a file, in order. A file that is shorter is an error.
 pub(crate) fn parts(
@@ -34,7 +34,7 @@ pub(crate) fn parts(
                 let mut part = vec![0; length as usize];
                 file.read_exact_at(&mut part, at).map(|()| Bytes::from(part))
             };
-            let read = tokio::task::spawn_blocking(read).await.map_err(io::Error::other).flatten();
+            let read = blocking(read).await.map_err(io::Error::other).flatten();
             match read {
                 Ok(part) => Ok(Some((part, at + length))),
                 Err(error) => Err(failed(&path, &error)),

@@ -19,7 +19,7 @@ use object_store::{
     path::{self, Path},
 };
 
-use crate::{file_store::failed, limits};
+use crate::{file_staged::failed, file_thread::blocking, limits};
 
 /// The objects of `files` under `prefix`, with names greater than `offset` if it is given, in no order. They are
 /// those that `object_store` lists: links are followed, and staged files, broken links and what vanishes are left
@@ -43,7 +43,7 @@ pub(crate) fn objects(
     let walk = Walk::new(root, prefix, offset.cloned());
     let batches = stream::try_unfold(Some(walk), |walk| async move {
         let Some(walk) = walk else { return Ok::<_, Error>(None) };
-        let (batch, rest) = tokio::task::spawn_blocking(move || walk.batch()).await?;
+        let (batch, rest) = blocking(move || walk.batch()).await?;
         Ok(Some((stream::iter(batch), rest)))
     });
     batches.try_flatten().boxed()

@@ -1,19 +1,12 @@
 //! A directory as a store. Long payloads bypass the page cache: they are written once, frequently read parts
 //! are in the hot tier, and a page of memory for each page of the payload would cost several times as much as
 //! the write. Each write syncs what its durability needs and no more: `object_store` would sync a new folder
-//! twice.
+//! twice, and a folder before its last change.
 
 use std::{
-    ffi::OsString,
-    fmt,
-    fs::{File, OpenOptions},
-    io,
-    os::unix::fs::{FileExt, OpenOptionsExt},
+    fmt, io,
     path::{Path as FilePath, PathBuf},
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::Arc,
 };
 
 use async_trait::async_trait;
@@ -23,23 +16,29 @@ use object_store::{
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart, local::LocalFileSystem,
     path::Path,
 };
-use parking_lot::Mutex;
 
-use crate::{file_list, limits};
-
-/// Alignment of addresses, offsets and lengths of unbuffered writes: the longest sector in use.
-const SECTOR_BYTES: usize = 4096;
+use crate::{
+    file_folders::{Folders, create_file},
+    file_list,
+    file_staged::{StagedFile, named},
+    file_thread::blocking,
+};
 
 /// `object_store`'s directory, with its own writes.
 #[derive(Debug)]
 pub(crate) struct FileStore {
     files: LocalFileSystem,
+    folders: Arc<Folders>,
 }
 
 impl FileStore {
     /// Objects under the existing `directory`.
     pub(crate) fn new(directory: &FilePath) -> Result<Self> {
-        Ok(Self { files: LocalFileSystem::new_with_prefix(directory)?.with_fsync(true) })
+        let files = LocalFileSystem::new_with_prefix(directory)?.with_fsync(true);
+        // As it is spelt in the paths of files.
+        let mut root = files.path_to_filesystem(&Path::from("object"))?;
+        root.pop();
+        Ok(Self { files, folders: Arc::new(Folders::new(root)) })
     }
 }
 
@@ -57,13 +56,8 @@ impl ObjectStore for FileStore {
             return self.files.put_opts(location, payload, opts).await;
         }
         let place = self.files.path_to_filesystem(location)?;
-        let replace = matches!(opts.mode, PutMode::Overwrite);
-        blocking(move || {
-            let staged = StagedFile::create(place)?;
-            staged.write(0, &payload)?;
-            staged.publish(replace)
-        })
-        .await
+        let (folders, replace) = (Arc::clone(&self.folders), matches!(opts.mode, PutMode::Overwrite));
+        blocking(move || write_whole(&folders, place, &payload, replace)).await?
     }
 
     async fn put_multipart_opts(
@@ -75,8 +69,9 @@ impl ObjectStore for FileStore {
             return self.files.put_multipart_opts(location, opts).await;
         }
         let place = self.files.path_to_filesystem(location)?;
-        let file = Some(Arc::new(blocking(move || StagedFile::create(place)).await?));
-        Ok(Box::new(FileUpload { file, end: 0 }))
+        let folders = Arc::clone(&self.folders);
+        let file = blocking(move || StagedFile::create(&folders, place)).await??;
+        Ok(Box::new(FileUpload { file: Some(Arc::new(file)), end: 0 }))
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
@@ -123,23 +118,19 @@ impl MultipartUpload for FileUpload {
         self.end += data.content_length() as u64;
         let write = async move {
             let file = file.ok_or_else(ended)?;
-            blocking(move || file.write(at, &data)).await
+            blocking(move || file.write(at, &data)).await?
         };
         write.boxed()
     }
 
     async fn complete(&mut self) -> Result<PutResult> {
         let file = self.file.take().ok_or_else(ended)?;
-        blocking(move || file.publish(true)).await
+        blocking(move || file.publish(true)).await?
     }
 
     async fn abort(&mut self) -> Result<()> {
         let file = self.file.take().ok_or_else(ended)?;
-        blocking(move || {
-            drop(file);
-            Ok(())
-        })
-        .await
+        Ok(blocking(move || drop(file)).await?)
     }
 }
 
@@ -147,225 +138,39 @@ fn ended() -> Error {
     Error::Generic { store: "LocalFileSystem", source: "the upload has ended".into() }
 }
 
-/// A file under a unique name, `{name}#{number}`, which listings do not show. Deleted when dropped; the
-/// collector deletes those of killed processes.
-#[derive(Debug)]
-struct StagedFile {
+/// Writes an object. An empty one is whole as soon as it has a name: it gets its own at once, so that its folder does not
+/// change again after the file was synced.
+fn write_whole(
+    folders: &Arc<Folders>,
     place: PathBuf,
-    staging: PathBuf,
-    file: File,
-    /// The same file, bypassing the page cache, if the file system supports it: opened for the first long write.
-    /// The writer holds the buffer.
-    unbuffered: OnceLock<Option<(File, Mutex<AlignedBuffer>)>>,
-    /// Whether it was renamed: from then on its staging name may be another writer's.
-    is_renamed: AtomicBool,
-}
-
-impl StagedFile {
-    fn create(place: PathBuf) -> Result<Self> {
-        let created = (|| {
-            for number in 1u64.. {
-                let mut staging = OsString::from(&place);
-                staging.push(format!("#{number}"));
-                let staging = PathBuf::from(staging);
-                let open = || OpenOptions::new().write(true).create_new(true).open(&staging);
-                let file = match open() {
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                        create_folders(&place)?;
-                        open()
-                    }
-                    opened => opened,
-                };
-                match file {
-                    Ok(file) => return Ok((staging, file)),
-                    Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                    Err(error) => return Err(error),
-                }
-            }
-            Err(io::ErrorKind::AlreadyExists.into())
-        })();
-        let (staging, file) = created.map_err(|error| failed("creating", &place, &error))?;
-        let unbuffered = OnceLock::new();
-        Ok(Self { place, staging, file, unbuffered, is_renamed: AtomicBool::new(false) })
-    }
-
-    fn unbuffered(&self) -> Option<&(File, Mutex<AlignedBuffer>)> {
-        let open = || {
-            let file = OpenOptions::new().write(true).custom_flags(libc::O_DIRECT).open(&self.staging);
-            Some((file.ok()?, Mutex::default()))
-        };
-        self.unbuffered.get_or_init(open).as_ref()
-    }
-
-    /// Writes a payload from offset `at` on.
-    fn write(&self, at: u64, payload: &PutPayload) -> Result<()> {
-        self.try_write(at, payload).map_err(|error| failed("writing", &self.staging, &error))
-    }
-
-    fn try_write(&self, mut at: u64, payload: &PutPayload) -> io::Result<()> {
-        let is_short = payload.content_length() < limits::STORE_UNBUFFERED_WRITE_BYTES_MIN;
-        let is_buffered = is_short || !at.is_multiple_of(SECTOR_BYTES as u64);
-        let unbuffered = if is_buffered { None } else { self.unbuffered() };
-        let Some((unbuffered, buffer)) = unbuffered else {
-            for part in payload {
-                self.file.write_all_at(part, at)?;
-                at += part.len() as u64;
-            }
-            return Ok(());
-        };
-        let mut buffer = buffer.lock();
-        // A failed write may have left data.
-        buffer.clear();
-        for part in payload {
-            let mut part = &part[..];
-            while !part.is_empty() {
-                let whole = part.len() / SECTOR_BYTES * SECTOR_BYTES;
-                let is_aligned = part.as_ptr().addr().is_multiple_of(SECTOR_BYTES)
-                    && whole >= limits::STORE_UNBUFFERED_WRITE_BYTES_MIN;
-                // Short ones go together, long ones as they lie.
-                if is_aligned && buffer.bytes().len().is_multiple_of(SECTOR_BYTES) {
-                    self.write_sectors(unbuffered, buffer.bytes(), at)?;
-                    at += buffer.bytes().len() as u64;
-                    buffer.clear();
-                    self.write_sectors(unbuffered, &part[..whole], at)?;
-                    (at, part) = (at + whole as u64, &part[whole..]);
-                    continue;
-                }
-                part = buffer.take(part);
-                if buffer.is_full() {
-                    self.write_sectors(unbuffered, buffer.bytes(), at)?;
-                    at += buffer.bytes().len() as u64;
-                    buffer.clear();
-                }
-            }
-        }
-        // The remainder does not fill a sector: no page of it may be written in both ways.
-        let (whole, rest) = buffer.bytes().split_at(buffer.bytes().len() / SECTOR_BYTES * SECTOR_BYTES);
-        self.write_sectors(unbuffered, whole, at)?;
-        self.file.write_all_at(rest, at + whole.len() as u64)
-    }
-
-    /// Writes whole sectors past the page cache, or through it if the file system opens files this way but
-    /// then refuses to write them.
-    fn write_sectors(&self, unbuffered: &File, bytes: &[u8], at: u64) -> io::Result<()> {
-        match unbuffered.write_all_at(bytes, at) {
-            Err(error) if error.kind() == io::ErrorKind::InvalidInput => self.file.write_all_at(bytes, at),
-            written => written,
+    payload: &PutPayload,
+    replace: bool,
+) -> Result<PutResult> {
+    if payload.content_length() == 0 {
+        let created = create_file(&place);
+        let is_taken = created.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::AlreadyExists);
+        if !(is_taken && replace) {
+            let synced = created.and_then(|file| {
+                file.sync_all()?;
+                folders.sync_above(&place)
+            });
+            return named(folders, &place, synced);
         }
     }
-
-    /// Makes it durable under its own name. If it must not replace an existing file, that file stays and this
-    /// is an error.
-    fn publish(&self, replace: bool) -> Result<PutResult> {
-        self.file.sync_all().map_err(|error| failed("writing", &self.staging, &error))?;
-        let published = if replace {
-            std::fs::rename(&self.staging, &self.place)
-                .inspect(|()| self.is_renamed.store(true, Ordering::Relaxed))
-        } else {
-            std::fs::hard_link(&self.staging, &self.place)
-        };
-        let synced = published.and_then(|()| sync_folder(self.place.parent()));
-        match synced {
-            Ok(()) => Ok(PutResult { e_tag: None, version: None, extensions: Default::default() }),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                let (path, source) = (self.place.display().to_string(), error.into());
-                Err(Error::AlreadyExists { path, source })
-            }
-            Err(error) => Err(failed("naming", &self.place, &error)),
-        }
-    }
-}
-
-impl Drop for StagedFile {
-    fn drop(&mut self) {
-        if !*self.is_renamed.get_mut() {
-            let _ = std::fs::remove_file(&self.staging);
-        }
-    }
-}
-
-/// Bytes to be written past the page cache that are not aligned; allocates on first use.
-#[derive(Debug, Default)]
-struct AlignedBuffer {
-    memory: Vec<u8>,
-    start: usize,
-    filled: usize,
-}
-
-impl AlignedBuffer {
-    /// Takes as much as fits, and returns the rest.
-    fn take<'a>(&mut self, bytes: &'a [u8]) -> &'a [u8] {
-        if self.memory.is_empty() {
-            self.memory = vec![0; limits::STORE_UNBUFFERED_WRITE_BYTES + SECTOR_BYTES];
-            self.start = self.memory.as_ptr().align_offset(SECTOR_BYTES);
-        }
-        let free = limits::STORE_UNBUFFERED_WRITE_BYTES - self.filled;
-        let (now, later) = bytes.split_at(bytes.len().min(free));
-        let at = self.start + self.filled;
-        self.memory[at..at + now.len()].copy_from_slice(now);
-        self.filled += now.len();
-        later
-    }
-
-    fn bytes(&self) -> &[u8] {
-        &self.memory[self.start..self.start + self.filled]
-    }
-
-    fn is_full(&self) -> bool {
-        self.filled == limits::STORE_UNBUFFERED_WRITE_BYTES
-    }
-
-    fn clear(&mut self) {
-        self.filled = 0;
-    }
-}
-
-/// Creates the folders above a file, durably. What is in the innermost one is for the file's writer to make
-/// durable.
-fn create_folders(place: &FilePath) -> io::Result<()> {
-    let mut missing = Vec::new();
-    // Mostly only the innermost one is missing.
-    for folder in place.ancestors().skip(1) {
-        match create_folder(folder) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => missing.push(folder),
-            created => {
-                created?;
-                break;
-            }
-        }
-    }
-    missing.into_iter().rev().try_for_each(create_folder)
-}
-
-/// Creates a folder that was missing a moment ago, and syncs its entry: another writer that has just created it
-/// may not have done so yet.
-fn create_folder(folder: &FilePath) -> io::Result<()> {
-    match std::fs::create_dir(folder) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
-        _ => sync_folder(folder.parent()),
-    }
-}
-
-fn sync_folder(folder: Option<&FilePath>) -> io::Result<()> {
-    folder.map_or(Ok(()), |folder| File::open(folder)?.sync_all())
-}
-
-pub(crate) fn failed(what: &str, path: &FilePath, error: &io::Error) -> Error {
-    let source = format!("{what} {}: {error}", path.display()).into();
-    // As `object_store` names it: a directory refuses the same again.
-    Error::Generic { store: "LocalFileSystem", source }
-}
-
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work).await?
+    let staged = StagedFile::create(folders, place)?;
+    staged.write(0, payload)?;
+    staged.publish(replace)
 }
 
 #[cfg(test)]
 mod tests {
-    use futures::TryStreamExt;
+    use std::fs;
+
+    use futures::{TryStreamExt, future::join_all};
     use object_store::ObjectStoreExt;
 
     use super::*;
+    use crate::{file_staged::SECTOR_BYTES, limits};
 
     fn content(bytes: usize) -> Vec<u8> {
         (0..bytes).map(|at| ((at * 31) >> 3) as u8).collect()
@@ -394,25 +199,6 @@ mod tests {
         assert!(read == bytes, "{path}: {} of {} bytes", read.len(), bytes.len());
     }
 
-    /// A writer renames its file, and before it has ended, another one begins under the same staging name.
-    #[test]
-    fn a_writer_that_has_finished_leaves_the_files_of_others_alone() {
-        let directory = tempfile::tempdir().expect("a directory");
-        let place = directory.path().join("object");
-        let create = || StagedFile::create(place.clone()).expect("creates");
-        let first = create();
-        first.write(0, &payload(b"bytes")).expect("writes");
-        first.publish(true).expect("is named");
-        let second = create();
-        drop(first);
-        let third = create();
-        third.write(0, &payload(b"by")).expect("writes");
-        second.write(0, &payload(b"bytes")).expect("writes");
-        second.publish(true).expect("its file is there");
-        drop(third);
-        assert_eq!(std::fs::read(&place).expect("reads"), b"bytes");
-    }
-
     #[tokio::test]
     async fn what_is_written_is_read_whatever_its_length_and_nothing_is_left_beside_it() {
         let directory = tempfile::tempdir().expect("a directory");
@@ -432,8 +218,10 @@ mod tests {
                 store.put(&path, payload(&other)).await.expect("replaces");
                 is_there(&store, &path, &other).await;
             }
+            store.put(&path, PutPayload::new()).await.expect("replaces");
+            is_there(&store, &path, b"").await;
             let folder = directory.path().join(format!("a/{length}"));
-            assert_eq!(std::fs::read_dir(folder).expect("lists").count(), 1);
+            assert_eq!(fs::read_dir(folder).expect("lists").count(), 1);
         }
     }
 
@@ -460,24 +248,26 @@ mod tests {
             is_there(&store, &path, &bytes).await;
         }
         let listed: Vec<_> = store.list(None).try_collect().await.expect("lists");
-        assert_eq!((listed.len(), std::fs::read_dir(directory.path()).expect("lists").count()), (4, 4));
+        assert_eq!((listed.len(), fs::read_dir(directory.path()).expect("lists").count()), (4, 4));
     }
 
-    #[test]
-    fn writers_that_need_the_same_new_folders_all_succeed() {
+    #[tokio::test]
+    async fn of_those_that_create_one_object_one_wins_and_the_others_may_rely_on_it() {
         let directory = tempfile::tempdir().expect("a directory");
-        for round in 0..20 {
-            let folder = directory.path().join(format!("{round}/a/b/c"));
-            let write = |writer: u8| {
-                let staged = StagedFile::create(folder.join(writer.to_string())).expect("creates");
-                staged.publish(true).expect("is named");
-            };
-            std::thread::scope(|threads| {
-                for writer in 0..8 {
-                    threads.spawn(move || write(writer));
-                }
-            });
-            assert_eq!(std::fs::read_dir(&folder).expect("lists").count(), 8);
+        for bytes in [&b""[..], b"bytes"] {
+            let store = FileStore::new(directory.path()).expect("opens");
+            let path = Path::from(format!("{}/object", bytes.len()));
+            let create = || store.put_opts(&path, payload(bytes), PutMode::Create.into());
+            let created = join_all((0..8).map(|_| create())).await;
+            assert_eq!(created.iter().filter(|created| created.is_ok()).count(), 1);
+            // Another process does not know what the first one has synced.
+            let other = FileStore::new(directory.path()).expect("opens");
+            let place = other.files.path_to_filesystem(&path).expect("a place");
+            let folder = place.parent().expect("it is in one");
+            assert!(!other.folders.is_durable(folder));
+            let refused = other.put_opts(&path, payload(bytes), PutMode::Create.into()).await;
+            assert!(matches!(refused, Err(Error::AlreadyExists { .. })), "{refused:?}");
+            assert!(other.folders.is_durable(folder));
         }
     }
 
@@ -485,7 +275,7 @@ mod tests {
     async fn a_directory_that_refuses_says_which() {
         let directory = tempfile::tempdir().expect("a directory");
         let store = FileStore::new(directory.path()).expect("opens");
-        std::fs::write(directory.path().join("file"), b"").expect("writes");
+        fs::write(directory.path().join("file"), b"").expect("writes");
         let long = payload(&content(limits::STORE_UNBUFFERED_WRITE_BYTES_MIN));
         let error = store.put(&Path::from("file/object"), long).await.expect_err("a file is no folder");
         assert!(matches!(&error, Error::Generic { store: "LocalFileSystem", .. }), "{error:?}");

@@ -41,6 +41,13 @@ pub const STORE_BODY_STALL_MAX: Duration = Duration::from_secs(10);
 pub const STORE_BODY_BYTES_PER_SECOND_MIN: u64 = 256 << 10;
 /// Objects of a directory listed with one thread switch, ~200 bytes each.
 pub const STORE_LISTED_AT_ONCE: usize = 1_024;
+/// Threads of a directory that stay with one piece of work for all its requests. The work may wait for another thread of
+/// the runtime's 512, so most of those stay free for that. Never more than half of the concurrent requests.
+pub const STORE_FILE_THREADS_MAX: usize = 64;
+/// Bytes that such work writes at most: more cost far more than thread switches do, and stay in memory while a disk hangs.
+pub const STORE_FILE_THREAD_BYTES_MAX: u64 = 8 << 20;
+/// Folders of a directory that are known to be durable, ~250 bytes each; one that is forgotten costs a sync.
+pub const STORE_FOLDERS_REMEMBERED_MAX: usize = 4_096;
 /// Concurrent deletions of one stream.
 pub const STORE_DELETES_AT_ONCE: usize = 8;
 /// Unfinished multipart uploads that one pass of the collector examines: ten pages of a listing.

@@ -11,8 +11,12 @@ use tokio::time::Instant;
 
 use crate::{
     config::{OpenError, StoreConfig, StoreKind},
+    error::StoreError,
+    file_folders::create_root,
     file_store::FileStore,
+    file_thread::FileThreads,
     layout::Layout,
+    limits,
     observe::{ObservedStore, StoreObserver},
     presign::Presigner,
     resilient::ResilientStore,
@@ -31,6 +35,7 @@ pub struct OpenStore {
     presigner: Option<Presigner>,
     keyring: Arc<Keyring>,
     directory: Option<PathBuf>,
+    threads: FileThreads,
     unfinished: Option<UnfinishedUploads>,
     /// Set once the store was found not to implement conditional creates: they are made without the
     /// condition.
@@ -50,8 +55,7 @@ impl OpenStore {
         match url.scheme() {
             "file" => {
                 let path = url.to_file_path().map_err(|()| wrong("is not a local absolute path"))?;
-                std::fs::create_dir_all(&path)
-                    .map_err(|source| OpenError::Directory { path: path.clone(), source })?;
+                create_root(&path).map_err(|source| OpenError::Directory { path: path.clone(), source })?;
                 let store = FileStore::new(&path).map_err(OpenError::backend)?;
                 let open = Self::with(store, &Path::default(), StoreKind::File, config, observer);
                 Ok(Self { directory: Some(path), ..open })
@@ -121,6 +125,25 @@ impl OpenStore {
         self.directory.as_ref()
     }
 
+    /// Runs work that writes about `bytes`, in several requests one after another, to its end, whether or not the caller waits
+    /// for it. Over a directory, short work has a thread for all of them, while such threads are free: handing over each
+    /// request costs more than most of them.
+    ///
+    /// # Errors
+    /// [`StoreError::Request`] if a disk does not respond; the work goes on, and may still succeed. [`StoreError::Task`] if it
+    /// panics.
+    ///
+    /// # Panics
+    /// Outside a runtime.
+    pub fn run<T: Send + 'static>(
+        &self,
+        operation: &'static str,
+        bytes: u64,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> impl Future<Output = Result<T, StoreError>> + Send {
+        self.threads.run(operation, bytes, work)
+    }
+
     /// Unfinished multipart uploads, if the backend supports them.
     pub fn unfinished(&self) -> Option<&UnfinishedUploads> {
         self.unfinished.as_ref()
@@ -148,9 +171,12 @@ impl OpenStore {
     ) -> Self {
         let identity = format!("{}\n{}", config.url, config.endpoint.as_deref().unwrap_or_default());
         let observed = ObservedStore::new(backend, Arc::clone(&observer));
+        let is_directory = kind == StoreKind::File;
         // A walk of folders has no order in which a listing could resume.
-        let ordered = kind != StoreKind::File;
-        let resilient = ResilientStore::new(observed, config, ordered, observer);
+        let resilient = ResilientStore::new(observed, config, !is_directory, observer);
+        // Where a disk hangs, work on threads keeps its permits of requests. Others, which may be reads, need some.
+        let most = limits::STORE_FILE_THREADS_MAX.min(config.requests_max / 2);
+        let threads = FileThreads::new(if is_directory { most } else { 0 }, resilient.executor());
         let plain_creates = resilient.plain_creates();
         let layout = Layout::new(root);
         let keyring = Arc::new(Keyring::new(Arc::new(resilient), layout.clone(), None));
@@ -162,6 +188,7 @@ impl OpenStore {
             presigner: None,
             keyring,
             directory: None,
+            threads,
             unfinished: None,
             plain_creates,
             probed_at: Arc::default(),
@@ -188,6 +215,20 @@ mod tests {
             let left = futures::TryStreamExt::try_collect::<Vec<_>>(store.objects().list(None)).await;
             assert_eq!(left.expect("lists"), vec![]);
         }
+    }
+
+    /// Requests of work that has a thread have no deadline, and must leave some to others.
+    #[test]
+    fn work_on_threads_has_at_most_half_of_the_requests() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let url = format!("file://{}", directory.path().display());
+        for (requests_max, most) in [(1, 0), (2, 1), (5, 2), (1_000, limits::STORE_FILE_THREADS_MAX)] {
+            let mut config = StoreConfig::new(url.parse().expect("a url"));
+            config.requests_max = requests_max;
+            let store = OpenStore::open(&config, Arc::new(NoObserver)).expect("opens");
+            assert_eq!(store.threads.free(), most, "{requests_max}");
+        }
+        assert_eq!(open("memory://").expect("opens").threads.free(), 0);
     }
 
     #[test]

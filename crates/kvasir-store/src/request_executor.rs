@@ -187,6 +187,19 @@ impl RequestExecutor {
         })
     }
 
+    /// Waits for work whose requests cannot be ended, for as long as one call may take with its retries. If it has not
+    /// ended by then, it counts as a failed request.
+    pub(crate) async fn patiently<T>(&self, side: RequestSide, work: impl Future<Output = T>) -> Result<T> {
+        let patience = self.retry_timeout.saturating_add(self.request_timeout);
+        timeout(patience, work).await.map_err(|_| {
+            self.observer.event(StoreEvent::DeadlinePassed);
+            if let Ok(breaker_permit) = self.breaker(side).admit() {
+                self.settle(side, breaker_permit, ErrorClass::Transient);
+            }
+            CallError::Deadline(patience).into()
+        })
+    }
+
     /// A number below one. Seeded, so that a simulation is reproducible.
     fn jitter(&self) -> f64 {
         let mut z = self.jitter.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);

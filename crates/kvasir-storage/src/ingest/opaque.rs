@@ -121,7 +121,7 @@ impl Ingest {
         };
         let mut upload = Upload::new(put, (head, object_digest, spool));
         let (this, of_key) = (Arc::clone(self), key.clone());
-        let storing = tokio::spawn(carry(async move {
+        let storing = carry(async move {
             let tenant = upload.put.tenant.clone();
             // Of a body that was refused, nothing is left.
             let root_now = this.catalog.root(&tenant, &namespace, &ModelId::OPAQUE).await?;
@@ -139,8 +139,8 @@ impl Ingest {
                 tracing::warn!(%error, "a stored object could not be read back from the spool for the hot tier");
             }
             Ok::<_, ObjectError>(created)
-        }));
-        let created = storing.await.map_err(StoreError::Task)??;
+        });
+        let created = self.bucket.open().run("storing an object", bytes, storing).await??;
         Ok(StoredObject { key, bytes, created })
     }
 

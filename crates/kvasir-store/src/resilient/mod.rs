@@ -63,6 +63,11 @@ impl<T: ObjectStore> ResilientStore<T> {
         Self { inner, executor, ordered, plain_creates: Arc::default() }
     }
 
+    /// Executes its calls.
+    pub(crate) fn executor(&self) -> Arc<RequestExecutor> {
+        Arc::clone(&self.executor)
+    }
+
     /// Becomes true once the store has refused a conditional create as not implemented.
     pub(crate) fn plain_creates(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.plain_creates)
