@@ -76,8 +76,11 @@ pub const INDEX_ENTRIES_MAX: usize = 16_384;
 pub const USES_MAX: usize = 262_144;
 /// How long the record of a replica's uses is kept after the last one.
 pub const USES_KEPT: Duration = Duration::from_secs(24 * 3600);
-/// Objects among which one pass chooses what to evict: ~400 bytes each while it chooses.
+/// Objects among which one pass chooses what to evict: ~400 bytes each while it chooses, and 8 each in the record of what
+/// others are to evict. Of a store with more, a pass sees an even share, and each pass another one.
 pub const COLD_OBJECTS_MAX: usize = 1_000_000;
+/// Age from which nobody evicts by that record: several of the longest intervals that a large store has between passes.
+pub const VICTIMS_AGE_MAX: Duration = Duration::from_secs(24 * 3600);
 /// How often a fresh lookup repeats because a matched chunk has a tombstone; after that it ends before that
 /// chunk. Also how often a lookup asks the store again for a chunk that a removal hid in the meantime, or
 /// restarts because the index was emptied.
@@ -133,8 +136,10 @@ pub const JOURNAL_FOLDERS_AT_ONCE: usize = 16;
 pub const JOURNAL_LOOKS_BY_FOLDER: u32 = 30;
 /// Resolution of the coarser of a store's dates: HTTP headers have seconds where listings have milliseconds.
 pub const STORE_DATE_UNIT: Duration = Duration::from_secs(1);
-/// Tombstones and deletions of one tenant in one pass of the collector: 100 s at the default rate.
-pub const GC_TENANT_ACTIONS_MAX: u32 = 10_000;
+/// Tombstones and deletions of one tenant in one pass of the collector: what the rate allows in this many seconds.
+pub const GC_TENANT_SECONDS: u32 = 100;
+/// The same at a low rate: as at the default one.
+pub const GC_TENANT_ACTIONS_MIN: u32 = 10_000;
 /// Chunks named by one intent of the collector: one listing of the contexts for this many tombstones. At the
 /// default rate they are written within a second, during which a pin of one of them waits.
 pub const GC_INTENT_CHUNKS_MAX: usize = 100;

@@ -109,8 +109,13 @@ const STATED: &[(&str, f64, &str)] = &[
     ),
     (
         "actions_of_a_collected_chunk",
+        3.0,
+        "that count for gc.actions_per_second, by the owner of its unit: its tombstone, the deletions of its bytes and of its tombstone",
+    ),
+    (
+        "tenant_actions_of_a_collected_chunk",
         2.0,
-        "that count for gc.actions_per_second, by the owner of its unit: the deletions of its bytes and of its tombstone",
+        "that count for what its tenant may have of a pass: its tombstone, the deletion of its bytes",
     ),
     (
         "requests_of_an_intent",
@@ -129,7 +134,7 @@ const STATED: &[(&str, f64, &str)] = &[
 ];
 
 /// Limits and defaults of the service, as its code has them.
-fn limits_and_defaults() -> [(&'static str, f64, &'static str); 18] {
+fn limits_and_defaults() -> [(&'static str, f64, &'static str); 21] {
     let defaults = Config::default();
     let policy = &defaults.gc.policy;
     [
@@ -141,7 +146,10 @@ fn limits_and_defaults() -> [(&'static str, f64, &'static str); 18] {
         ("slice_keys", limits::LISTING_SLICE_KEYS as f64, "LISTING_SLICE_KEYS"),
         ("collected_at_once", limits::GC_PARALLEL as f64, "GC_PARALLEL"),
         ("chunks_of_an_intent", limits::GC_INTENT_CHUNKS_MAX as f64, "GC_INTENT_CHUNKS_MAX"),
+        ("objects_to_choose_from", limits::COLD_OBJECTS_MAX as f64, "COLD_OBJECTS_MAX"),
         ("gc_actions_per_s", f64::from(policy.actions_per_second), "default of gc.actions_per_second"),
+        ("tenant_actions_of_a_pass", f64::from(limits::GC_TENANT_ACTIONS_MIN), "GC_TENANT_ACTIONS_MIN"),
+        ("tombstones_kept_s", policy.tombstone_retention.as_secs_f64(), "default of gc.tombstone_retention"),
         ("rebuilt_at_once", limits::REBUILD_PARALLEL as f64, "REBUILD_PARALLEL"),
         ("journal_pages_max", limits::JOURNAL_PAGES_MAX as f64, "JOURNAL_PAGES_MAX"),
         ("rows_members_max", JOURNAL_ROWS_MEMBERS_MAX as f64, "JOURNAL_ROWS_MEMBERS_MAX"),

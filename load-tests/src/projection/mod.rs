@@ -64,11 +64,13 @@ const MODEL: [&str; 9] = [
     "more replicas: all together read removals journal_reads_per_s times a second, each at least every journal_interval_max_s, and \
      counts every journal_counts_every_s; one reads what all stored, for quotas; each has rows of an equal share of the chunks",
     "of removals each read lists the batches of the last removals_window_s; the log of what was stored, whose batches are kept for \
-     journal_retention_s, is listed replica by replica where it has more than journal_pages_max pages; one replica evicts all the \
-     time, and each announces removals once in each of its passes",
+     journal_retention_s, is listed replica by replica where it has more than journal_pages_max pages; who marks what is evicted \
+     announces it meanwhile, and each replica announces removals once in each of its passes",
     "the collector waits gc_interval_s between passes: one replica lists everything, work_units or fewer list their shares of one \
-     model; the bill is of listings only, without what they find to do; the owner of a unit collects collected_at_once \
-     chunks at a time, and the replica that evicts carries out one intent after the other",
+     model, which is one tenant's; the bill is of listings only, without what they find to do; the owner of a unit looks under \
+     the tombstones that are kept and deletes chunks, collected_at_once at a time, then marks what was chosen to be evicted, one \
+     intent after the other, while its tenant has some of tenant_actions_of_a_pass left; a pass over everything chooses among at \
+     most objects_to_choose_from",
     "everything is in one region; the sum is for one zone, beside it what traffic between three costs",
 ];
 

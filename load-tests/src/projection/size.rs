@@ -35,9 +35,9 @@ pub(super) struct ProjectedSize {
     pub(super) gc_pass_h: f64,
     pub(super) gc_share_h: f64,
     pub(super) gc_listings: f64,
-    /// Chunks of one model that the members can collect a second, at most: as many have to be as are stored, once the store has
-    /// reached `gc.capacity`. Its keeper alone writes their tombstones, one intent after the other, and the owners of units
-    /// delete them. None of them exceeds the default of `gc.actions_per_second`.
+    /// Chunks of one tenant's model that the members can collect a second, at most: as many have to be as are stored, once the
+    /// store has reached `gc.capacity`. One replica chooses them, and the owners of units mark and delete them. None of these
+    /// exceeds the default of `gc.actions_per_second`, nor what it leaves a tenant of a pass.
     pub(super) gc_chunks_per_s_max: f64,
     /// Dollars a month.
     pub(super) bill: Bill,
@@ -57,17 +57,23 @@ fn listings_of_a_log(inputs: &Inputs, replicas: f64, batches_per_s: f64, kept_s:
     if pages <= inputs.value("journal_pages_max") { pages.min(replicas) } else { replicas }
 }
 
-/// `gc_period_s`: from the pass of a replica to its next.
-fn journal(inputs: &Inputs, replicas: f64, writes_per_s: f64, gc_period_s: f64) -> JournalRequests {
+/// `gc_period_s`: from the pass of a replica to its next. `evicted_per_s`: chunks.
+fn journal(
+    inputs: &Inputs,
+    replicas: f64,
+    writes_per_s: f64,
+    gc_period_s: f64,
+    evicted_per_s: f64,
+) -> JournalRequests {
     let of = |name: &str| inputs.value(name);
     let routes = replicas > of("rows_members_max");
     let shared = (replicas / of("journal_reads_per_s")).min(of("journal_interval_max_s"));
     let interval_s = if routes { of("journal_interval_s").max(shared) } else { of("journal_interval_s") };
     // Each replica that stored something appends one batch per interval.
     let stored = writes_per_s.min(replicas / interval_s);
-    // The one that evicts to the capacity appends one as well. In each of its passes every replica announces what it deleted, and
-    // the tails that it marked.
-    let removed = 1.0 / interval_s + replicas / gc_period_s;
+    // Those that mark what is evicted do so as well, while they mark. In each of its passes every replica announces what it
+    // deleted, and the tails that it marked.
+    let removed = evicted_per_s * marking_s(inputs) / interval_s + replicas / gc_period_s;
     let counted = if routes { 1.0 / interval_s } else { 0.0 };
     let looks = replicas / interval_s;
     let of_stored = listings_of_a_log(inputs, replicas, stored, of("journal_retention_s"));
@@ -83,16 +89,29 @@ fn journal(inputs: &Inputs, replicas: f64, writes_per_s: f64, gc_period_s: f64) 
     JournalRequests { appends, listings: looks * (of_stored + of_removed + 1.0), reads: appends * others }
 }
 
-/// Chunks a second that the keeper of `gc.capacity` can mark and the owners of units delete.
-fn collected_per_s_max(inputs: &Inputs, owners: f64) -> f64 {
+/// Seconds for which the owner of a unit marks a chunk: the tombstones of an intent are written together.
+fn marking_s(inputs: &Inputs) -> f64 {
     let of = |name: &str| inputs.value(name);
-    let (at_once, actions_per_s) = (of("collected_at_once"), of("gc_actions_per_s"));
-    let chunk_s = of("requests_of_a_collected_chunk") * of("request_s");
-    let deleted = (at_once / chunk_s).min(actions_per_s / of("actions_of_a_collected_chunk"));
-    // The tombstones of an intent are written together.
-    let rounds = of("requests_of_an_intent") + (of("chunks_of_an_intent") / at_once).ceil();
-    let marked = (of("chunks_of_an_intent") / (rounds * of("request_s"))).min(actions_per_s);
-    (owners * deleted).min(marked)
+    let chunks = of("chunks_of_an_intent");
+    let rounds = of("requests_of_an_intent") + (chunks / of("collected_at_once")).ceil();
+    rounds * of("request_s") / chunks
+}
+
+/// Chunks a second that the owners of a tenant's units can delete and mark, of those that passes over the whole store choose.
+/// `share_s`, `whole_pass_s`: what it takes to list a share, and everything.
+fn collected_per_s_max(inputs: &Inputs, owners: f64, share_s: f64, whole_pass_s: f64) -> f64 {
+    let of = |name: &str| inputs.value(name);
+    let deleting_s = of("requests_of_a_collected_chunk") * of("request_s") / of("collected_at_once");
+    let by_rate_s = of("actions_of_a_collected_chunk") / of("gc_actions_per_s");
+    let chunk_s = (deleting_s + marking_s(inputs)).max(by_rate_s);
+    let chunks_of_a_pass = of("tenant_actions_of_a_pass") / of("tenant_actions_of_a_collected_chunk");
+    // Each pass also looks under every tombstone that is kept, and the more chunks go a second, the more these are. So it is
+    // the positive x of x · (period_s + kept_s · x) = chunks_of_a_pass.
+    let kept_s = of("tombstones_kept_s") * of("request_s") / of("collected_at_once");
+    let period_s = of("gc_interval_s") + share_s + chunks_of_a_pass * chunk_s;
+    let by_owner = ((period_s.powi(2) + 4.0 * kept_s * chunks_of_a_pass).sqrt() - period_s) / (2.0 * kept_s);
+    let chosen = of("objects_to_choose_from") / (of("gc_interval_s") + whole_pass_s);
+    (owners * by_owner).min(chosen)
 }
 
 impl ProjectedSize {
@@ -114,7 +133,10 @@ impl ProjectedSize {
         let gc_pass_s = gc_listings * of("listing_s") / of("listings_at_once");
         let owners = replicas.min(of("work_units"));
         let gc_share_s = gc_pass_s / owners;
-        let journal = journal(inputs, replicas, writes_per_s, of("gc_interval_s") + gc_share_s);
+        let gc_chunks_per_s_max = collected_per_s_max(inputs, owners, gc_share_s, gc_pass_s);
+        let (gc_period_s, evicted_per_s) =
+            (of("gc_interval_s") + gc_share_s, writes_per_s.min(gc_chunks_per_s_max));
+        let journal = journal(inputs, replicas, writes_per_s, gc_period_s, evicted_per_s);
         let rebuilt_row_s = of("requests_of_a_rebuilt_row") * of("request_s");
         let gc_per_s = |pass_s: f64| gc_listings / (of("gc_interval_s") + pass_s);
         let write_bytes_per_s = writes_per_s * chunk_bytes;
@@ -162,7 +184,7 @@ impl ProjectedSize {
             gc_pass_h: gc_pass_s / 3_600.0,
             gc_share_h: gc_share_s / 3_600.0,
             gc_listings,
-            gc_chunks_per_s_max: collected_per_s_max(inputs, owners),
+            gc_chunks_per_s_max,
             bill: Bill::new(inputs, &usage),
         }
     }
@@ -194,26 +216,32 @@ mod tests {
         assert_eq!([3_000.0, 5_000.0, 1e6].map(|n| listings(4.0, n)), [3.0, 4.0, 4.0]);
     }
 
-    /// Few owners delete less than the keeper marks: 32 chunks at a time in ten requests of 150 ms, against intents of 100 chunks
-    /// that take three requests and four rounds of tombstones.
+    /// A pass begins ten minutes after the one before, lists, looks under a day's tombstones, 32 at a time, deletes 32 chunks at a
+    /// time in ten requests of 150 ms, and writes intents of 100 chunks, in three requests and four rounds of tombstones. It has
+    /// 10,000 actions by default, two for each chunk. At most as many go as passes over the whole store choose.
     #[test]
-    fn what_is_collected_follows_from_what_is_under_way_at_once() {
+    fn what_is_collected_follows_from_what_a_pass_takes_and_may_do() {
         let inputs = inputs(600.0);
-        let rates = [1.0, 4.0, 16.0].map(|owners| collected_per_s_max(&inputs, owners));
-        let expected = [32.0 / 1.5, 4.0 * 32.0 / 1.5, 100.0 / (7.0 * 0.15)];
-        assert!(rates.iter().zip(expected).all(|(rate, of)| (rate - of).abs() < 1e-9), "{rates:?}");
+        for owners in [1.0, 16.0] {
+            let rate = collected_per_s_max(&inputs, owners, 20.0, 300.0) / owners;
+            let chunk_s = 1.5 / 32.0 + 7.0 * 0.15 / 100.0;
+            let pass_s = 20.0 + rate * 86_400.0 * 0.15 / 32.0 + 5_000.0 * chunk_s;
+            assert!((rate * (600.0 + pass_s) - 5_000.0).abs() < 1e-6, "{rate} a second, {pass_s} s");
+        }
+        assert!((collected_per_s_max(&inputs, 16.0, 20.0, 99_400.0) - 10.0).abs() < 1e-9);
     }
 
     /// Removals are kept for a day, and each read lists those of the last half hour: rare passes cost fewer reads of batches.
     #[test]
     fn a_read_of_removals_lists_one_page_however_often_replicas_collect() {
-        let [often, rarely] = [600.0, 21_600.0].map(|seconds| journal(&inputs(seconds), 100.0, 1e3, seconds));
+        let [often, rarely] =
+            [600.0, 21_600.0].map(|seconds| journal(&inputs(seconds), 100.0, 1e3, seconds, 100.0));
         // 8 reads of the log a second, 3.3 of that of counts, and one replica that lists what all stored.
         let listings = 8.0 + 100.0 / 30.0 + 8.0;
         assert!((often.listings - listings).abs() < 1e-9, "{}", often.listings);
         assert!((rarely.listings - listings).abs() < 1e-9, "{}", rarely.listings);
         assert!(rarely.appends < often.appends && rarely.reads < often.reads);
         // Ten thousand replicas write more than a page in half an hour.
-        assert!(journal(&inputs(600.0), 1e4, 1e3, 600.0).listings > 8.0 * 30.0);
+        assert!(journal(&inputs(600.0), 1e4, 1e3, 600.0, 100.0).listings > 8.0 * 30.0);
     }
 }

@@ -21,17 +21,20 @@
 //! {root}/2/gc/epoch/{n}                                               beginnings of the collector's passes; not empty: of one over the whole store
 //! {root}/2/gc/intent/{uuid}                                           chunks that a collector is about to delete
 //! {root}/2/gc/uses/{replica}                                          what a replica has served lately
+//! {root}/2/gc/victims                                                 what replicas are to evict from their units
 //! {root}/2/probe/{uuid}                                               start-up probes
 //! ```
 //! The `2` is the layout's version. Counters are 20 digits wide, so that a listing is in order.
 
 mod journal_log;
 mod listed;
+mod segments;
 
 use kvasir_types::{ModelId, Name, ObjectDigest, ProfileHash, SeqHash};
 use object_store::path::Path;
 use uuid::Uuid;
 
+use self::segments::{chunk_key, counter, hex16, part_key, upload_key};
 pub use self::{journal_log::JournalLog, listed::ListedKey};
 
 /// Numbers of batches of removals from here on are times, in ms since 1970. Those of early builds counted from 0 and are
@@ -143,6 +146,8 @@ pub enum Key {
     GcIntent(Uuid),
     /// What this replica has served lately.
     GcUses(Name),
+    /// What replicas are to evict from their units.
+    GcVictims,
     /// A start-up probe.
     Probe(Uuid),
 }
@@ -253,6 +258,7 @@ impl Layout {
             Key::GcEpoch { n } => self.epochs_prefix().join(format!("{n:020}")),
             Key::GcIntent(id) => self.intents_prefix().join(id.to_string()),
             Key::GcUses(replica) => self.uses_prefix().join(replica.as_str()),
+            Key::GcVictims => self.base.clone().join("gc").join("victims"),
             Key::Probe(id) => self.base.clone().join("probe").join(id.to_string()),
         }
     }
@@ -319,6 +325,7 @@ impl Layout {
             ["gc", "epoch", n] => Key::GcEpoch { n: counter(n)? },
             ["gc", "intent", id] => Key::GcIntent(id.parse().ok()?),
             ["gc", "uses", replica] => Key::GcUses(replica.parse().ok()?),
+            ["gc", "victims"] => Key::GcVictims,
             ["probe", id] => Key::Probe(id.parse().ok()?),
             _ => return None,
         };
@@ -454,46 +461,6 @@ impl Layout {
     fn model(&self, tenant: &Name, model_id: &ModelId) -> Path {
         self.tenant(tenant).join("m").join(model_id.to_string())
     }
-}
-
-fn hex16(id: &[u8; 16]) -> String {
-    format!("{:032x}", u128::from_be_bytes(*id))
-}
-
-fn chunk_key(tenant: &str, model: &str, seq: &str, object: &str) -> Option<ChunkKey> {
-    Some(ChunkKey {
-        tenant: tenant.parse().ok()?,
-        model_id: model.parse().ok()?,
-        seq_hash: seq.parse().ok()?,
-        object_digest: object.parse().ok()?,
-    })
-}
-
-fn upload_key(tenant: &str, upload: &str, model: &str, seq: &str, file: &str) -> Option<UploadKey> {
-    let (object, rest) = file.split_once('.')?;
-    let (bytes, sha256) = rest.split_once('.')?;
-    Some(UploadKey {
-        chunk: chunk_key(tenant, model, seq, object)?,
-        upload_id: upload.parse().ok()?,
-        bytes: counter(bytes)?,
-        sha256: *sha256.parse::<ObjectDigest>().ok()?.as_bytes(),
-    })
-}
-
-fn part_key(tenant: &str, upload: &str, file: &str) -> Option<PartKey> {
-    let (number, rest) = file.split_once('.')?;
-    let (bytes, digest) = rest.split_once('.')?;
-    Some(PartKey {
-        tenant: tenant.parse().ok()?,
-        upload_id: upload.parse().ok()?,
-        number: number.parse().ok()?,
-        bytes: counter(bytes)?,
-        digest: digest.parse().ok()?,
-    })
-}
-
-fn counter(digits: &str) -> Option<u64> {
-    (digits.len() == 20 && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok())?
 }
 
 #[cfg(test)]

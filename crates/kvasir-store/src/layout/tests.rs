@@ -83,6 +83,7 @@ fn any_key() -> impl Strategy<Value = Key> {
         any::<u64>().prop_map(|n| Key::GcEpoch { n }),
         any::<u128>().prop_map(|id| Key::GcIntent(Uuid::from_u128(id))),
         any_name().prop_map(Key::GcUses),
+        Just(Key::GcVictims),
         any::<u128>().prop_map(|id| Key::Probe(Uuid::from_u128(id))),
     ]
 }

@@ -1,5 +1,6 @@
 //! The collector at work: paused between deciding and deleting, twice at once, and each thing it collects.
 
+mod eviction;
 mod journal;
 
 use std::{
@@ -14,7 +15,6 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream::BoxStream};
-use kvasir_eviction::PolicyKind;
 use kvasir_storage::{
     ByteRange, Lookup, PutChunk, Query, Settings, Storage, WorkShare,
     gc::{GcPolicy, GcReport},
@@ -255,69 +255,6 @@ async fn tails_inside_longer_chunks_go_and_others_stay() {
     assert_eq!(matched(&storage, &[&tokens[..768], &[7; 256]].concat()).await, 1024);
 }
 
-/// Stores a context of one chunk for each seed, with the oldest first. Returns their tokens, and the bytes of one chunk.
-async fn store_one_by_one(
-    storage: &Arc<Storage>,
-    root: RootHash,
-    seeds: std::ops::Range<u64>,
-) -> (Vec<Vec<u32>>, u64) {
-    let contexts: Vec<_> = seeds.map(|seed| chunks::tokens(seed, 256)).collect();
-    let mut bytes = 0;
-    for tokens in &contexts {
-        let chunk = chunks::chunk(root, tokens, 0, 256, 2_000);
-        bytes = chunk.bytes.len() as u64;
-        put(storage, &chunk).await;
-        tokio::time::sleep(Duration::from_millis(3)).await;
-    }
-    tokio::time::sleep(Duration::from_millis(20)).await;
-    (contexts, bytes)
-}
-
-/// The indices of the contexts of which something is found.
-async fn found(storage: &Arc<Storage>, contexts: &[Vec<u32>]) -> Vec<usize> {
-    let mut found = Vec::new();
-    for (i, tokens) in contexts.iter().enumerate() {
-        if matched(storage, tokens).await > 0 {
-            found.push(i);
-        }
-    }
-    found
-}
-
-#[tokio::test]
-async fn the_capacity_holds_and_what_is_used_stays() {
-    let storage = storage_over(InMemory::new(), |settings| settings.track_uses = true);
-    let root = prepare(&storage).await;
-    let (contexts, bytes) = store_one_by_one(&storage, root, 10..20).await;
-    assert_eq!(matched(&storage, &contexts[0]).await, 256);
-    let full = GcPolicy { capacity_bytes: Some(4 * bytes), eviction: PolicyKind::Lru, ..at_once() };
-    let dry = collect(&storage, &GcPolicy { dry_run: true, ..full.clone() }).await;
-    assert_eq!((dry.evicted, dry.evicted_bytes), (6, 6 * bytes));
-    assert_eq!(collect(&storage, &full).await.evicted, 6);
-    assert_eq!(found(&storage, &contexts).await, [0, 7, 8, 9], "the one that was used, and the youngest");
-    let again = collect(&storage, &full).await;
-    assert_eq!((again.evicted, again.deleted), (0, 6), "what is on its way out does not count");
-}
-
-/// In a cluster each replica serves other prompts, and one evicts.
-#[tokio::test]
-async fn what_another_replica_serves_stays() {
-    let truth = Arc::new(InMemory::new());
-    let replica = || storage_over(Arc::clone(&truth), |settings| settings.track_uses = true);
-    let (evicting, serving) = (replica(), replica());
-    let root = prepare(&evicting).await;
-    let (contexts, bytes) = store_one_by_one(&evicting, root, 30..34).await;
-    assert_eq!(matched(&serving, &contexts[0]).await, 256);
-    let full = |chunks: u64| GcPolicy {
-        capacity_bytes: Some(chunks * bytes),
-        eviction: PolicyKind::Lru,
-        ..at_once()
-    };
-    assert_eq!(collect(&serving, &full(4)).await.evicted, 0);
-    assert_eq!(collect(&evicting, &full(1)).await.evicted, 3);
-    assert_eq!(found(&evicting, &contexts).await, [0], "the oldest, and the one that was used");
-}
-
 #[tokio::test]
 async fn an_objects_status_counts_its_uses_where_they_matter() {
     for track_uses in [false, true] {
@@ -335,51 +272,6 @@ async fn an_objects_status_counts_its_uses_where_they_matter() {
         let uses = status().await.last_use.map(|(_, uses)| uses);
         assert_eq!(uses, track_uses.then_some(2), "a lookup and a read; asking is none");
     }
-}
-
-/// Stores a chunk for each seed in a tenant's name; gives the bytes of one.
-async fn furnish(storage: &Arc<Storage>, tenant: &Name, seeds: std::ops::Range<u64>) -> u64 {
-    let (model_id, hash) = (chunks::spec().model_id(), ProfileHash::of(chunks::PROFILE));
-    storage.ingest().register_model(tenant, chunks::spec(), None).await.expect("registers");
-    storage
-        .ingest()
-        .put_profile(tenant, &model_id, &hash, None, body(chunks::PROFILE))
-        .await
-        .expect("stores");
-    let root =
-        storage.catalog().root(tenant, &"n".parse().expect("a name"), &model_id).await.expect("a root");
-    let mut bytes = 0;
-    for seed in seeds {
-        let chunk = chunks::chunk(root, &chunks::tokens(seed, 256), 0, 256, 2_000);
-        bytes = chunk.bytes.len() as u64;
-        storage
-            .ingest()
-            .put_chunk(PutChunk::new(tenant, &model_id, &chunk.seq_hash), body(&chunk.bytes))
-            .await
-            .expect("stores");
-    }
-    bytes
-}
-
-#[tokio::test]
-async fn a_full_store_takes_from_the_tenant_that_holds_most() {
-    let storage = storage_over(InMemory::new(), |settings| settings.track_uses = true);
-    let (small, large): (Name, Name) = ("small".parse().expect("a name"), "large".parse().expect("a name"));
-    // The small tenant's chunks are the oldest of all, and nobody reads them: any policy would name them first.
-    let bytes = furnish(&storage, &small, 0..3).await;
-    tokio::time::sleep(Duration::from_millis(20)).await;
-    furnish(&storage, &large, 10..20).await;
-    let objects = async |tenant: &Name| storage.changes().usage(tenant).await.expect("lists").objects;
-    let full = |chunks: u64| GcPolicy {
-        capacity_bytes: Some(chunks * bytes),
-        eviction: PolicyKind::Lru,
-        ..at_once()
-    };
-    assert_eq!(collect(&storage, &full(8)).await.evicted, 5);
-    assert_eq!((objects(&small).await, objects(&large).await), (3, 5), "3 of 8 are less than half");
-    // Below an equal share for both, both give, and neither more than the other keeps.
-    collect(&storage, &full(4)).await;
-    assert_eq!((objects(&small).await, objects(&large).await), (2, 2));
 }
 
 /// A store whose requests take a moment, and the number of those under way: now, and at most. It refuses to delete one

@@ -26,15 +26,23 @@ impl Lifecycle {
         group.dedup_by(|(key, _), (before, _)| key == before);
         let several = group.len() > 1;
         let is_own = group.first().is_some_and(|(key, _)| pass.owns(key));
+        // Writers of a key may have collided. Of their objects one that is left alone would be served, acknowledged or not: none
+        // is evicted, and those that differ expire together.
+        let may_go = !several || group.iter().all(|(key, _)| key.model_id != ModelId::OPAQUE);
+        let (ttl, now) = (pass.policy.ttl, pass.now);
+        let is_past_ttl = move |meta: &ObjectMeta| ttl.is_some_and(|ttl| now.age(meta) >= ttl);
+        let past_ttl = group.iter().filter(|(_, meta)| is_past_ttl(meta)).count();
+        let may_expire = may_go || [0, group.len()].contains(&past_ttl) || {
+            let keys: Vec<ChunkKey> = group.iter().map(|(key, _)| key.clone()).collect();
+            self.reads.are_alike(&keys).await?
+        };
         let mut sound = Vec::new();
         for (key, meta) in group {
             pass.report.objects += 1;
             pass.report.bytes += meta.size;
-            let is_old = pass.policy.ttl.is_some_and(|ttl| pass.now.age(&meta) >= ttl);
+            let is_old = may_expire && is_past_ttl(&meta);
             let is_expired = is_old && !self.may_pin(pass, &key).await?;
-            if pass.observes_capacity() {
-                pass.capacity_plan.observe(&key, &meta);
-            }
+            pass.observe_for_capacity(&key, &meta, may_go);
             if !is_own {
                 if is_expired {
                     pass.exclude_from_capacity(&key);
@@ -148,5 +156,47 @@ impl Lifecycle {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use kvasir_store::layout::Key;
+    use object_store::{ObjectStoreExt, PutPayload};
+
+    use super::{
+        super::{Epoch, GcPolicy, StoreTime, testing::storage},
+        *,
+    };
+    use crate::WorkShare;
+
+    /// Nobody knows which of them was acknowledged, and one that is left alone would be served. Of chunks each expires by itself.
+    #[tokio::test]
+    async fn objects_of_a_key_that_differ_expire_together() {
+        let (storage, share, hour) = (storage().await, WorkShare::WHOLE, Duration::from_secs(3600));
+        let policy = GcPolicy { ttl: Some(hour), ..GcPolicy::default() };
+        let begun = StoreTime(storage.store().now_ms().expect("was probed"));
+        let path = storage.store().layout().path(&Key::GcVictims);
+        storage.store().objects().put(&path, PutPayload::new()).await.expect("writes");
+        let meta = storage.store().objects().head(&path).await.expect("was written");
+        // Nothing can be read of them, so they do not have the same bytes.
+        let object = |model_id: ModelId, n: u8, is_old: bool| {
+            let (age, tenant) = (hour * if is_old { 2 } else { 0 }, "t".parse().expect("a name"));
+            let (seq_hash, object_digest) = ([1; 32].into(), [n; 32].into());
+            let meta = ObjectMeta { last_modified: meta.last_modified - age, ..meta.clone() };
+            (ChunkKey { tenant, model_id, seq_hash, object_digest }, meta)
+        };
+        for (model_id, expired) in [(ModelId::OPAQUE, [0, 2, 0]), ([1; 32].into(), [1, 2, 0])] {
+            let mut found = Vec::new();
+            for [one, other] in [[true, false], [true, true], [false, false]] {
+                let mut pass = GcPass::new(&policy, &share, Epoch { n: 0, begun, lists_all: false });
+                let group = vec![object(model_id, 1, one), object(model_id, 2, other)];
+                storage.lifecycle().evaluate_chunk(&mut pass, group).await.expect("decides");
+                found.push(pass.expired.len());
+            }
+            assert_eq!(found, expired, "of {model_id:?}");
+        }
     }
 }

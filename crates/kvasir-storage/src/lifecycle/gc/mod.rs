@@ -7,7 +7,8 @@
 //! a new incarnation number in its header, hence another name). So any number of collectors may run at once, and a
 //! collector that stalls between deciding and deleting is still safe: it can only delete the object that it decided on.
 //! So the replicas of a cluster divide the chunks among them ([`WorkShare`]) without agreeing on anything. One of them
-//! also lists the whole store, for what concerns all chunks: counts, capacity, salts, journals, remains of writers.
+//! also lists the whole store, for what concerns all chunks: counts, capacity, salts, journals, remains of writers. What
+//! has to leave for the capacity it chooses for all, and writes down for the owners of the chunks.
 //!
 //! Ages are measured by the store's clock alone: the epoch object written at the start of the pass against
 //! the listed objects. Replicas' clocks may be wrong by any amount.
@@ -20,10 +21,14 @@ mod evaluate;
 mod expired_salts;
 pub(crate) mod intents;
 mod leftovers;
+mod record;
 mod sweep;
 mod tails;
 mod tenant_budget;
+#[cfg(test)]
+mod testing;
 mod uses;
+mod victims;
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -44,7 +49,7 @@ use tokio::time::Instant;
 
 use self::{
     capacity::CapacityPlan, concurrent::concurrently, contexts::Contexts, epoch::Epoch, intents::Decided,
-    sweep::DueTombstone, tenant_budget::TenantActionBudget,
+    sweep::DueTombstone, tenant_budget::TenantActionBudget, victims::Victims,
 };
 use super::{
     Lifecycle, ProgressAnswer,
@@ -129,7 +134,7 @@ pub struct GcReport {
     pub duplicates: u64,
     /// Tombstones written for tails that a longer chunk contains.
     pub contained: u64,
-    /// Tombstones written to stay within the capacity.
+    /// Tombstones written to stay within the capacity: of objects in this replica's units, whoever chose them.
     pub evicted: u64,
     /// Bytes of their objects.
     pub evicted_bytes: u64,
@@ -184,6 +189,8 @@ struct GcPass<'a> {
     /// Deleted objects that have no deletion note yet.
     gone: Vec<ChunkKey>,
     capacity_plan: CapacityPlan,
+    /// What another replica has chosen for eviction.
+    victims: Option<Victims>,
     /// Opaque objects with a tombstone, whose markers are deleted.
     removed_opaque: HashSet<ObjectDigest>,
     /// Namespaces with rotated salts.
@@ -233,6 +240,7 @@ impl Lifecycle {
         if let Err(error) = self.write_uses(&pass).await {
             tracing::warn!(%error, "what this replica has served could not be written down: another one that evicts does not know it");
         }
+        pass.victims = self.read_victims(&pass).await;
         let needs_models = !lists_all || share.has_rows_by_route();
         let models = if needs_models { self.models().await? } else { Vec::new() };
         if lists_all {
@@ -306,6 +314,7 @@ impl Lifecycle {
             let plan = std::mem::take(&mut pass.capacity_plan);
             self.evict_to_capacity(&mut pass, plan).await?;
         }
+        self.evict_chosen(&mut pass).await?;
         self.carry_out(&mut pass).await?;
         self.note_gone(&mut pass).await?;
         if !progress(&pass.report).goes_on() || !lists_all {
@@ -332,7 +341,7 @@ impl Lifecycle {
         reason: Removal,
     ) -> Result<(), StoreError> {
         pass.exclude_from_capacity(key);
-        if pass.policy.dry_run || !pass.tenant_budget.try_take(&key.tenant, pass.policy) {
+        if pass.policy.dry_run || !pass.tenant_budget.try_take(&key.tenant) {
             return Ok(());
         }
         pass.decided.push(key, reason);
@@ -413,11 +422,12 @@ impl<'a> GcPass<'a> {
             decided: Decided::default(),
             was_cut_short: false,
             gone: Vec::new(),
-            capacity_plan: CapacityPlan::default(),
+            capacity_plan: CapacityPlan::of_pass(n),
+            victims: None,
             removed_opaque: HashSet::new(),
             rotated: BTreeSet::new(),
             count: Count::default(),
-            tenant_budget: TenantActionBudget::default(),
+            tenant_budget: TenantActionBudget::of(policy),
         }
     }
 
@@ -433,17 +443,6 @@ impl<'a> GcPass<'a> {
                 units.contain(&key.seq_hash)
             }
         }
-    }
-
-    /// A chunk has a tombstone, or gets one in this pass: its bytes will be free without an eviction.
-    fn exclude_from_capacity(&mut self, key: &ChunkKey) {
-        if self.observes_capacity() {
-            self.capacity_plan.exclude(key.object_digest);
-        }
-    }
-
-    fn observes_capacity(&self) -> bool {
-        self.lists_all && self.policy.capacity_bytes.is_some()
     }
 
     /// Whether the pass was suspended for longer than tombstones live, so that its knowledge is outdated.

@@ -130,7 +130,7 @@ impl Lifecycle {
             return Ok(Swept::Kept);
         }
         if !pass.policy.dry_run {
-            if !pass.tenant_budget.try_take(&key.tenant, pass.policy) {
+            if !pass.tenant_budget.try_take(&key.tenant) {
                 return Ok(Swept::Kept);
             }
             pass.pace().await;

@@ -11,23 +11,33 @@ use super::GcPolicy;
 use crate::limits;
 
 /// The actions of one pass, counted by tenant. Shared by the requests that it has under way.
-#[derive(Debug, Default)]
-pub(super) struct TenantActionBudget(Mutex<HashMap<Name, u32>>);
+#[derive(Debug)]
+pub(super) struct TenantActionBudget {
+    /// Actions of each tenant.
+    budget: u32,
+    taken: Mutex<HashMap<Name, u32>>,
+}
 
 impl TenantActionBudget {
-    /// Whether a tenant may take another action in this pass.
-    pub(super) fn has_remaining(&self, tenant: &Name) -> bool {
-        self.0.lock().get(tenant).is_none_or(|taken| *taken < limits::GC_TENANT_ACTIONS_MAX)
+    /// The budgets of a pass. Without a rate limit there is nothing to share.
+    pub(super) fn of(policy: &GcPolicy) -> Self {
+        let budget = match policy.actions_per_second {
+            0 => u32::MAX,
+            rate => rate.saturating_mul(limits::GC_TENANT_SECONDS).max(limits::GC_TENANT_ACTIONS_MIN),
+        };
+        Self { budget, taken: Mutex::default() }
     }
 
-    /// Takes one action for a tenant, if its budget allows. A pass without a rate limit has no budgets.
-    pub(super) fn try_take(&self, tenant: &Name, policy: &GcPolicy) -> bool {
-        if policy.actions_per_second == 0 {
-            return true;
-        }
-        let mut taken = self.0.lock();
+    /// Whether a tenant may take another action in this pass.
+    pub(super) fn has_remaining(&self, tenant: &Name) -> bool {
+        self.taken.lock().get(tenant).is_none_or(|taken| *taken < self.budget)
+    }
+
+    /// Takes one action for a tenant, if its budget allows.
+    pub(super) fn try_take(&self, tenant: &Name) -> bool {
+        let mut taken = self.taken.lock();
         let taken = taken.entry(tenant.clone()).or_default();
-        let has_remaining = *taken < limits::GC_TENANT_ACTIONS_MAX;
+        let has_remaining = *taken < self.budget;
         *taken += u32::from(has_remaining);
         has_remaining
     }
@@ -39,12 +49,13 @@ mod tests {
 
     #[test]
     fn one_tenant_cannot_use_up_the_actions_of_another() {
-        let (budget, policy) = (TenantActionBudget::default(), GcPolicy::default());
         let (a, b): (Name, Name) = ("a".parse().expect("a name"), "b".parse().expect("a name"));
-        let taken = (0..3 * limits::GC_TENANT_ACTIONS_MAX).filter(|_| budget.try_take(&a, &policy)).count();
-        assert_eq!(taken, limits::GC_TENANT_ACTIONS_MAX as usize);
-        assert!(!budget.has_remaining(&a) && budget.try_take(&b, &policy));
-        let unslowed = GcPolicy { actions_per_second: 0, ..policy };
-        assert!(budget.try_take(&a, &unslowed));
+        for (actions_per_second, actions) in [(1, 10_000), (100, 10_000), (250, 25_000)] {
+            let budget = TenantActionBudget::of(&GcPolicy { actions_per_second, ..GcPolicy::default() });
+            assert_eq!((0..2 * actions).filter(|_| budget.try_take(&a)).count(), actions);
+            assert!(!budget.has_remaining(&a) && budget.try_take(&b));
+        }
+        let unlimited = TenantActionBudget::of(&GcPolicy { actions_per_second: 0, ..GcPolicy::default() });
+        assert!((0..100_000).all(|_| unlimited.try_take(&a)) && unlimited.has_remaining(&a));
     }
 }

@@ -1,7 +1,7 @@
-//! What replicas serve, for the one that evicts from the store.
+//! What replicas serve, for the one that chooses what is evicted from the store.
 //!
 //! A replica sees its own lookups and reads alone, in a cluster those of its routes. So each writes down, at the start of
-//! each of its passes, what it has served and how long ago, and the one that evicts reads what all have written. A
+//! each of its passes, what it has served and how long ago, and the one that chooses reads what all have written. A
 //! record that is lost, old or wrong costs hits and nothing else.
 
 use std::{
@@ -15,51 +15,44 @@ use kvasir_store::{
     StoreError,
     layout::{ChunkKey, Key},
 };
-use kvasir_types::ObjectDigest;
 
-use super::{super::Lifecycle, GcPass, StoreTime};
+use super::{
+    super::Lifecycle,
+    GcPass, StoreTime,
+    record::{self, Beginning, beginning},
+};
 use crate::{index::Scope, limits};
 
 const READING: &str = "reading what replicas have served";
 
-/// The beginning of an object's digest, and for how many seconds it was not used when the record was written.
-type Use = ([u8; 8], u32);
+/// An object, and for how many seconds it was not used when the record was written.
+type Use = (Beginning, u32);
 
-const USE_BYTES: usize = size_of::<[u8; 8]>() + size_of::<u32>();
-const CHECKSUM_BYTES: usize = size_of::<u32>();
+const USE_BYTES: usize = size_of::<Beginning>() + size_of::<u32>();
 /// Longer records are not read.
-const RECORD_BYTES_MAX: u64 = (limits::USES_MAX * USE_BYTES + CHECKSUM_BYTES) as u64;
+const RECORD_BYTES_MAX: u64 = (limits::USES_MAX * USE_BYTES + record::CHECKSUM_BYTES) as u64;
 
-/// Uses in the order of digests, and the CRC32C of that.
+/// Uses in the order of digests.
 fn encode(mut uses: Vec<Use>) -> Vec<u8> {
     uses.sort_unstable();
-    let mut record = Vec::with_capacity(uses.len() * USE_BYTES + CHECKSUM_BYTES);
+    let mut record = Vec::with_capacity(uses.len() * USE_BYTES + record::CHECKSUM_BYTES);
     for (object, unused_s) in uses {
         record.extend(object);
         record.extend(unused_s.to_le_bytes());
     }
-    let checksum = crc32c::crc32c(&record);
-    record.extend(checksum.to_le_bytes());
-    record
+    record::finish(record)
 }
 
 /// `None` if the record is damaged.
 fn decode(record: &[u8]) -> Option<impl Iterator<Item = Use>> {
-    let (uses, checksum) = record.split_last_chunk::<CHECKSUM_BYTES>()?;
-    let (uses_of_record, rest) = uses.as_chunks::<USE_BYTES>();
-    let is_whole = rest.is_empty() && crc32c::crc32c(uses) == u32::from_le_bytes(*checksum);
-    is_whole.then(|| {
+    let (uses, rest) = record::check(record)?.as_chunks::<USE_BYTES>();
+    rest.is_empty().then(|| {
         let parts = |of: &[u8; USE_BYTES]| {
             let [a, b, c, d, e, f, g, h, unused_s @ ..] = *of;
             ([a, b, c, d, e, f, g, h], u32::from_le_bytes(unused_s))
         };
-        uses_of_record.iter().map(parts)
+        uses.iter().map(parts)
     })
-}
-
-fn beginning(object: &ObjectDigest) -> [u8; 8] {
-    let [a, b, c, d, e, f, g, h, ..] = *object.as_bytes();
-    [a, b, c, d, e, f, g, h]
 }
 
 impl Lifecycle {
@@ -95,7 +88,7 @@ impl Lifecycle {
             let (key, ..) = objects.get(candidate.key as usize)?;
             Some((beginning(&key.object_digest), place))
         });
-        let places: HashMap<[u8; 8], usize> = places.collect();
+        let places: HashMap<Beginning, usize> = places.collect();
         let mut records = self.bucket.list(&self.bucket.layout().uses_prefix(), READING);
         while let Some((key, meta)) = records.try_next().await? {
             let Key::GcUses(replica) = key else { continue };

@@ -1,0 +1,14 @@
+//! What tests of the collector's parts share.
+
+use std::sync::Arc;
+
+use kvasir_store::{OpenStore, StoreConfig, observe::NoObserver};
+
+use crate::{Settings, Storage, index::Index};
+
+pub(super) async fn storage() -> Arc<Storage> {
+    let config = StoreConfig::new("memory://".parse().expect("a url"));
+    let store = OpenStore::open(&config, Arc::new(NoObserver)).expect("opens");
+    let abilities = store.probe().await.expect("answers");
+    Storage::new(store, abilities, Index::memory(), Settings::new(std::env::temp_dir()), None)
+}
