@@ -245,3 +245,23 @@ fn budgets_and_times_are_measured_through_a_service() {
     assert!(number(&report, "/scaling/bandwidth") > 0.0);
     assert!(String::from_utf8_lossy(&bench.read("ttft/ttft.html")).matches("<svg").count() == 2);
 }
+
+#[test]
+fn quality_is_measured_as_answers() {
+    let bench = bench();
+    let codecs = "--codecs kvasir,lmcache,zeros --chunk-tokens 256";
+    let line = format!("bench quality --quick --records 1 {codecs} --json --out first");
+    let report = parse(&bench.ok(&line));
+    let list = |what: &str| report[what].as_array().expect("a list").clone();
+    assert!(list("rows").iter().all(|row| row["domain"] == "records" && row["asked"] == 2), "{report}");
+    let zeros = list("rows").into_iter().find(|row| row["codec"] == "zeros").expect("ran");
+    assert_eq!(zeros["kl_share"], 1.0);
+    let of_worth = |what: &str| list(what).iter().filter(|one| !one["kl_share"].is_null()).count();
+    // Two profiles of ours, the variant of LMCache, and zeros; one target.
+    assert_eq!((of_worth("crossings"), of_worth("verdicts")), (4, 1));
+    let csv = String::from_utf8(bench.read("first/quality.csv")).expect("text");
+    assert!(csv.lines().next().is_some_and(|head| head.ends_with(",windows,kl_share")), "{csv}");
+
+    let again = parse(&bench.ok("bench quality --quick --rows first/quality.json --json"));
+    assert_eq!(again, report, "nothing else is measured");
+}

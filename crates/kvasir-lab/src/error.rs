@@ -28,6 +28,19 @@ pub enum BenchError {
         /// Tokens the model takes.
         context: usize,
     },
+    /// Generated records do not fill windows of these sizes.
+    #[error(
+        "{prefix} + {suffix} tokens cannot be records: a prefix takes at most {lines} lines, and a suffix at least one \
+         question and at most one a line"
+    )]
+    Records {
+        /// Tokens of lines.
+        prefix: usize,
+        /// Tokens of questions.
+        suffix: usize,
+        /// The most lines.
+        lines: usize,
+    },
     /// A codec cannot read its own output: a bug.
     #[error("codec {codec} cannot read its own bytes: {what}")]
     OwnBytes {

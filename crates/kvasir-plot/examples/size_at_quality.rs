@@ -29,11 +29,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (head, rows) = rows.split_first().ok_or("no rows")?;
     let column = |name: &str| head.iter().position(|cell| *cell == name).ok_or(format!("no column {name}"));
     let (codec, variant, chunk) = (column("codec")?, column("variant")?, column("chunk_tokens")?);
-    let (bits, kl) = (column("bits_per_element")?, column("kl")?);
+    let (bits, kl, domain) = (column("bits_per_element")?, column("kl")?, column("domain")?);
+    let first = rows.first().ok_or("no rows")?[domain];
     let mut bars = vec![bar("as cached", 16.0, "16", false)];
     for (name, of, label) in CODECS {
-        let own =
-            rows.iter().filter(|row| row[codec] == name && row[variant] == of && row[chunk] == CHUNK_TOKENS);
+        let own = rows.iter().filter(|row| {
+            (row[codec], row[variant], row[chunk], row[domain]) == (name, of, CHUNK_TOKENS, first)
+        });
         let mut ladder = Vec::new();
         for row in own {
             ladder.push((row[bits].parse::<f64>()?, row[kl].parse::<f64>()?));

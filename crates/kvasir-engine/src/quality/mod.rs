@@ -87,8 +87,23 @@ impl Samples {
     /// # Panics
     /// When the runs and the suffix differ in length: a programmer error.
     pub fn add(&mut self, exact: &Logits, lossy: &Logits, suffix: &[u32]) {
+        self.add_at(exact, lossy, suffix, 0..suffix.len());
+    }
+
+    /// As [`add`](Self::add), at some positions only.
+    ///
+    /// # Panics
+    /// As [`add`](Self::add), and for a position past the suffix.
+    pub fn add_at(
+        &mut self,
+        exact: &Logits,
+        lossy: &Logits,
+        suffix: &[u32],
+        positions: impl IntoIterator<Item = usize>,
+    ) {
         assert!(exact.len() == suffix.len() && lossy.len() == suffix.len(), "one row a suffix token");
-        for (index, (p_row, q_row)) in exact.rows().zip(lossy.rows()).enumerate() {
+        for index in positions {
+            let (p_row, q_row) = (exact.row(index), lossy.row(index));
             let (p, q) = (log_softmax(p_row), log_softmax(q_row));
             self.kl.push(p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum());
             self.agreements += usize::from(top1(p_row) == top1(q_row));
@@ -173,6 +188,14 @@ mod tests {
         assert!((quality.kl.mean * 2.0 - expected).abs() < 1e-7);
         assert_eq!(quality.top1_agreement.mean, 0.5);
         assert!((quality.nats_rise.mean - 2f64.ln()).abs() < 1e-7);
+
+        // The second position of the two is alike in both runs.
+        for (position, kl) in [(0, expected), (1, 0.0)] {
+            let mut alone = Samples::default();
+            alone.add_at(&exact, &lossy, &[0, 0], [position]);
+            let quality = alone.summary();
+            assert!(quality.positions == 1 && (quality.kl.mean - kl).abs() < 1e-7, "{position}");
+        }
     }
 
     #[test]

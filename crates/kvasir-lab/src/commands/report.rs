@@ -5,6 +5,14 @@ use std::path::Path;
 use kvasir_cli::error::{CliError, CliResult, Exit, write_file};
 use serde::Serialize;
 
+/// Creates a folder for results if it is missing.
+pub(crate) fn create_folder(folder: &Path) -> CliResult {
+    std::fs::create_dir_all(folder).map_err(|error| {
+        let message = format!("cannot create {}: {error}", folder.display());
+        CliError::new(Exit::NoOutput, message, "Check that its parent folder is writable.")
+    })
+}
+
 /// Writes a report as `STEM.json` and in other forms, by file extension, into a folder that is created if
 /// missing.
 pub(crate) fn write_report(
@@ -13,10 +21,7 @@ pub(crate) fn write_report(
     report: &impl Serialize,
     others: &[(&str, String)],
 ) -> CliResult {
-    std::fs::create_dir_all(folder).map_err(|error| {
-        let message = format!("cannot create {}: {error}", folder.display());
-        CliError::new(Exit::NoOutput, message, "Check that its parent folder is writable.")
-    })?;
+    create_folder(folder)?;
     let json = serde_json::to_vec_pretty(report).map_err(CliError::internal)?;
     write_file(&folder.join(format!("{stem}.json")), &json)?;
     (others.iter())

@@ -2,7 +2,7 @@
 
 use kvasir_engine::quality::Estimate;
 
-use super::{QualityRow, rows::over_windows};
+use super::{QualityRow, rows::over_windows, targets::worth};
 
 /// Rows that are not of one measurement.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -41,7 +41,8 @@ pub enum JoinError {
 }
 
 /// Joins rows of several runs: those of the same codec, variant, level, chunk length and text become one row over all of
-/// their windows. A mean of a single window has no interval over windows: there only a joint one is right.
+/// their windows. A mean of a single window has no interval over windows: there only a joint one is right. Every row gets
+/// its [`kl_share`](QualityRow::kl_share).
 ///
 /// # Errors
 /// [`JoinError`].
@@ -64,6 +65,9 @@ pub fn join(rows: impl IntoIterator<Item = QualityRow>) -> Result<Vec<QualityRow
             return Err(JoinError::Windows { codec, domain: row.domain.clone(), other });
         }
     }
+    let share = |row: &QualityRow| worth(&joined, &row.domain, row.chunk_tokens).map(|worth| row.kl / worth);
+    let shares: Vec<_> = joined.iter().map(share).collect();
+    joined.iter_mut().zip(shares).for_each(|(row, share)| row.kl_share = share);
     Ok(joined)
 }
 
@@ -82,13 +86,17 @@ fn add(row: &mut QualityRow, more: &QualityRow) -> Result<(), JoinError> {
     let by_windows = |of: fn(&QualityRow) -> f64| weighed(of(row), of(more), m, n);
     let by_positions = |of: fn(&QualityRow) -> f64| weighed(of(row).ln(), of(more).ln(), p, q).exp();
     let (bytes, bits_per_element) = (by_windows(|r| r.bytes), by_windows(|r| r.bits_per_element));
-    let (retrieval, retrieval_exact) = (by_windows(|r| r.retrieval), by_windows(|r| r.retrieval_exact));
+    // Older rows do not tell how much was asked; it was as much in every window.
+    let (asked, also) = if row.asked.min(more.asked) > 0 { (row.asked, more.asked) } else { (m, n) };
+    let by_asked = |of: fn(&QualityRow) -> f64| weighed(of(row), of(more), asked, also);
+    let (retrieval, retrieval_exact) = (by_asked(|r| r.retrieval), by_asked(|r| r.retrieval_exact));
     let (perplexity, perplexity_exact) =
         (by_positions(|r| r.perplexity), by_positions(|r| r.perplexity_exact));
     let agreements = row.top1 * row.positions as f64 + more.top1 * more.positions as f64;
     row.window_kl.extend(&more.window_kl);
     row.windows += more.windows;
     row.positions += more.positions;
+    row.asked += more.asked;
     let kl = over_windows(&row.window_kl);
     let top1 = Estimate::of_proportion(agreements.round() as usize, row.positions);
     *row = QualityRow {
@@ -124,13 +132,20 @@ mod tests {
         let text: String =
             (0..400).map(|i| format!("The clerk counted {i} crates and {}. ", i * 7 % 13)).collect();
         let text = Text::new(&model, "counting", &text, 3, 288).expect("long enough");
+        check_pieces(&model, &text);
+        // Windows with different numbers of questions.
+        let records = Text::records(&model, 3, (256, 100), 3).expect("lines enough");
+        check_pieces(&model, &records);
+    }
+
+    fn check_pieces(model: &Model, text: &Text) {
         assert_eq!((text.windows.len(), text.spread), (3, 3));
         let options = Options { prefix: 256, chunk_tokens: vec![256] };
         let run = |codec: &Uniform, text: &Text| {
-            measure(&model, &[codec], text, &options, &mut |_| ()).expect("measures")
+            measure(model, &[codec], text, &options, &mut |_| ()).expect("measures")
         };
         let codecs = &Uniform::ALL[..2];
-        let whole: Vec<QualityRow> = codecs.iter().flat_map(|codec| run(codec, &text)).collect();
+        let whole: Vec<QualityRow> = codecs.iter().flat_map(|codec| run(codec, text)).collect();
         let pieces = [(0, 0..1), (0, 1..3), (1, 0..2), (1, 2..3)];
         let pieces = pieces.map(|(codec, part)| run(&codecs[codec], &text.clone().part(part)));
         let joined = join(pieces.iter().flatten().cloned()).expect("one measurement");
@@ -147,6 +162,7 @@ mod tests {
                     && near(a.top1_low, b.top1_low)
             );
             assert_eq!((&a.window_kl, a.windows, a.positions), (&b.window_kl, b.windows, b.positions));
+            assert!(a.asked == b.asked && near(a.retrieval, b.retrieval), "{a:?} {b:?}");
         }
         // Pieces that do not belong to one measurement are rejected.
         let twice = pieces[0].iter().chain(&pieces[0]).cloned();
@@ -156,5 +172,28 @@ mod tests {
         let mut spread = whole.clone();
         spread[1].spread = 4;
         assert!(matches!(join(spread), Err(JoinError::Spread { expected: 3, found: 4, .. })));
+    }
+
+    #[test]
+    fn answers_are_joined_by_their_number_and_older_rows_load() {
+        let row = |window: usize, asked: usize, retrieval: f64| QualityRow {
+            codec: "zeros".to_owned(),
+            retrieval,
+            asked,
+            kl: 2.0,
+            positions: 1,
+            windows: 1,
+            window_kl: [(window, 2.0)].into(),
+            ..QualityRow::default()
+        };
+        let joined = |rows: [QualityRow; 2]| join(rows).expect("one measurement").remove(0);
+        let both = joined([row(0, 1, 1.0), row(1, 3, 0.0)]);
+        assert_eq!((both.retrieval, both.asked, both.kl_share), (0.25, 4, Some(1.0)));
+        let mut older = serde_json::to_value(row(1, 3, 0.0)).expect("JSON");
+        for field in ["asked", "kl_share"] {
+            older.as_object_mut().and_then(|fields| fields.remove(field)).expect("a newer field");
+        }
+        let older = serde_json::from_value(older).expect("loads without them");
+        assert_eq!(joined([row(0, 1, 1.0), older]).retrieval, 0.5);
     }
 }

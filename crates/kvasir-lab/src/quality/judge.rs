@@ -1,5 +1,7 @@
 //! Measures the quality of a decoded cache with the model.
 
+use std::ops::Range;
+
 use kvasir_codec::{KvBuffer, KvSink as _};
 use kvasir_engine::{Logits, Model, PagedKv, logits::top1, quality::Samples};
 
@@ -16,23 +18,32 @@ const REPEATED: usize = 48;
 #[derive(Debug, Clone, Default)]
 pub(super) struct Answers {
     pub(super) suffix: Option<Logits>,
-    /// Tokens of the repeated passage that were predicted right, of how many.
+    /// Answers, or else tokens of the repeated passage, that were predicted right, of how many.
     pub(super) retrieved: (usize, usize),
 }
 
-/// The questions of a window: the text after the prefix, and a passage of the prefix again.
+/// The questions of a window: the text after the prefix and, if that has no answers, a passage of the prefix again.
 #[derive(Debug)]
 pub(super) struct Questions<'a> {
     model: &'a Model,
     pub(super) suffix: &'a [u32],
+    /// Where the answers lie in the suffix.
+    answers: Vec<Range<usize>>,
     repeated: &'a [u32],
 }
 
 impl<'a> Questions<'a> {
-    pub(super) fn new(model: &'a Model, prefix: &'a [u32], suffix: &'a [u32]) -> Self {
+    /// `answers` are ranges of the window, as in [`Window`](super::Window).
+    pub(super) fn new(
+        model: &'a Model,
+        prefix: &'a [u32],
+        suffix: &'a [u32],
+        answers: &[Range<usize>],
+    ) -> Self {
         let start = prefix.len() / 3;
         let repeated = &prefix[start..(start + REPEATED).min(prefix.len())];
-        Self { model, suffix, repeated }
+        let answers = answers.iter().map(|a| a.start - prefix.len()..a.end - prefix.len()).collect();
+        Self { model, suffix, answers, repeated }
     }
 
     /// Runs the questions over a cache, which is not changed.
@@ -43,6 +54,10 @@ impl<'a> Questions<'a> {
                 .map_err(BenchError::from)
         };
         let suffix = run(self.suffix)?;
+        if !self.answers.is_empty() {
+            let retrieved = answered(&self.answers, self.suffix, |position| top1(suffix.row(position)));
+            return Ok(Answers { suffix: Some(suffix), retrieved });
+        }
         let mut answers = Answers { suffix: Some(suffix), retrieved: (0, 0) };
         // As much of the repetition as the context has room for.
         let room = self.model.config().context.saturating_sub(kv.len()).min(self.repeated.len());
@@ -55,14 +70,25 @@ impl<'a> Questions<'a> {
         Ok(answers)
     }
 
-    /// Compares with the answers of the exact cache.
+    /// Compares with the answers of the exact cache, before each token that is judged.
     pub(super) fn compare(&self, exact: &Answers, lossy: &Answers) -> Samples {
         let mut samples = Samples::default();
         if let (Some(exact), Some(lossy)) = (&exact.suffix, &lossy.suffix) {
-            samples.add(exact, lossy, self.suffix);
+            if self.answers.is_empty() {
+                samples.add(exact, lossy, self.suffix);
+            } else {
+                let before = self.answers.iter().flat_map(|answer| answer.start - 1..answer.end - 1);
+                samples.add_at(exact, lossy, self.suffix, before);
+            }
         }
         samples
     }
+}
+
+/// Answers of which every token is predicted right, of how many. `predicted` is the likeliest token after a position.
+fn answered(answers: &[Range<usize>], suffix: &[u32], predicted: impl Fn(usize) -> usize) -> (usize, usize) {
+    let right = |answer: &&Range<usize>| (*answer).clone().all(|at| predicted(at - 1) == suffix[at] as usize);
+    (answers.iter().filter(right).count(), answers.len())
 }
 
 /// A dense cache in the engine's pages.
@@ -84,5 +110,20 @@ pub(super) fn each_head(spec: &ModelSpec, mut each: impl FnMut(usize, Plane, usi
         for (plane, (heads, _)) in Plane::ALL.into_iter().zip(kv.layout.planes()) {
             (0..heads).for_each(|head| each(layer, plane, head));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_right_if_all_of_its_tokens_are() {
+        let suffix = [7, 1, 2, 7, 3, 4, 7];
+        let answers = [1..3, 4..6];
+        let of = |predicted: [usize; 6]| answered(&answers, &suffix, |position| predicted[position]);
+        assert_eq!(of([1, 2, 0, 3, 4, 0]), (2, 2), "what is between the answers does not count");
+        assert_eq!(of([1, 2, 7, 3, 0, 7]), (1, 2));
+        assert_eq!(of([0, 1, 2, 0, 3, 4]), (0, 2), "a token too late");
     }
 }

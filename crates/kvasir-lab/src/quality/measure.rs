@@ -101,14 +101,15 @@ pub fn measure(
     let mut exact_retrieved = (0, 0);
     for (index, window) in text.windows.iter().enumerate() {
         let context = model.config().context;
-        let split = window.split_at_checked(options.prefix).filter(|(_, suffix)| suffix.len() > 1);
-        let Some((prefix, suffix)) = split.filter(|_| window.len() <= context) else {
-            let suffix = window.len().saturating_sub(options.prefix);
+        let tokens = &window.tokens;
+        let split = tokens.split_at_checked(options.prefix).filter(|(_, suffix)| suffix.len() > 1);
+        let Some((prefix, suffix)) = split.filter(|_| tokens.len() <= context) else {
+            let suffix = tokens.len().saturating_sub(options.prefix);
             return Err(BenchError::Window { prefix: options.prefix, suffix, context });
         };
         let pages = model.calculate_kv(prefix)?;
         let dense = KvBuffer::from_source(model.spec(), prefix.len(), &pages);
-        let questions = Questions::new(model, prefix, suffix);
+        let questions = Questions::new(model, prefix, suffix, &window.answers);
         let exact = questions.ask(&pages)?;
         exact_retrieved = (exact_retrieved.0 + exact.retrieved.0, exact_retrieved.1 + exact.retrieved.1);
         let mut asked = Asked { questions: &questions, exact: &exact, known: HashMap::new() };

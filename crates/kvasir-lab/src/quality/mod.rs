@@ -7,6 +7,7 @@ mod ablation;
 mod join;
 mod judge;
 mod measure;
+mod records;
 mod rows;
 mod suite;
 mod targets;
@@ -16,9 +17,10 @@ mod turns;
 pub use ablation::{Ablation, Case, Ground, ablate, cases};
 pub use join::{JoinError, join};
 pub use measure::{Options, measure};
+pub use records::RECORDS;
 pub use rows::{QualityRow, csv};
 pub use suite::{CODECS, Suite, SuiteOptions};
-pub use targets::{Crossing, QUALITIES, Verdict, crossings, verdicts};
+pub use targets::{Crossing, QUALITIES, Verdict, WORTH_SHARE, crossings, verdicts};
 pub use turns::{Turn, TurnOptions, turns};
 
 use std::ops::Range;
@@ -27,13 +29,23 @@ use kvasir_engine::Model;
 
 use crate::BenchError;
 
+/// A prefix that goes through the codecs, and a suffix that judges them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Window {
+    /// The tokens of both.
+    pub tokens: Vec<u32>,
+    /// Which of them are answers that only the prefix holds, in the suffix. If there are any, nothing else is judged; a
+    /// book has none.
+    pub answers: Vec<Range<usize>>,
+}
+
 /// Windows of one text.
 #[derive(Debug, Clone)]
 pub struct Text {
     /// Its kind, for reports.
     pub domain: String,
-    /// Token windows of equal length.
-    pub windows: Vec<Vec<u32>>,
+    /// Windows of equal length.
+    pub windows: Vec<Window>,
     /// Number of the first of them among those that the text was divided into.
     pub first: usize,
     /// How many these were.
@@ -58,7 +70,8 @@ impl Text {
             return Err(BenchError::TooShort { what: domain.to_owned(), needed: tokens, found: all.len() });
         }
         let stride = (all.len() - tokens) / count.saturating_sub(1).max(1);
-        let window = |index: usize| all[index * stride..][..tokens].to_vec();
+        let window =
+            |index: usize| Window { tokens: all[index * stride..][..tokens].to_vec(), answers: Vec::new() };
         let windows = (0..count).map(window).collect();
         Ok(Self { domain: domain.to_owned(), windows, first: 0, spread: count })
     }
@@ -68,5 +81,10 @@ impl Text {
         self.windows = self.windows.into_iter().take(range.end).skip(range.start).collect();
         self.first += range.start;
         self
+    }
+
+    /// The tokens of its windows.
+    pub fn into_tokens(self) -> Vec<Vec<u32>> {
+        self.windows.into_iter().map(|window| window.tokens).collect()
     }
 }

@@ -9,7 +9,7 @@ use super::Text;
 use crate::KvCodec;
 
 /// One codec at one level and chunk length, over all windows of a text.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct QualityRow {
     /// `kvasir lossless cachegen_paper lmcache kvtc_like uniform8 uniform4 uniform3 raw16` and a few more.
     pub codec: String,
@@ -33,6 +33,9 @@ pub struct QualityRow {
     pub perplexity_exact: f64,
     /// Mean KL, nats per token.
     pub kl: f64,
+    /// That over the KL of `zeros`: over all that the prefix is worth. [`join`](super::join()) sets it; `None` if `zeros`
+    /// did not run.
+    pub kl_share: Option<f64>,
     /// Lower end of its 95 % interval, over windows: positions of one window are not independent.
     pub kl_low: f64,
     /// Upper end.
@@ -43,10 +46,13 @@ pub struct QualityRow {
     pub top1_low: f64,
     /// Upper end.
     pub top1_high: f64,
-    /// Share of the tokens of a repeated passage that are predicted right.
+    /// Share of the answers, or else of the tokens of a repeated passage, that are predicted right.
     pub retrieval: f64,
     /// The same over exact caches.
     pub retrieval_exact: f64,
+    /// How many these are; 0 in rows that were written without it.
+    #[serde(default)]
+    pub asked: usize,
     /// Suffix tokens compared.
     pub positions: usize,
     /// Windows.
@@ -99,6 +105,7 @@ impl Sums {
             perplexity: quality.perplexity_lossy,
             perplexity_exact: quality.perplexity_exact,
             kl: kl.mean,
+            kl_share: None,
             kl_low: kl.low.max(0.0),
             kl_high: kl.high,
             top1: quality.top1_agreement.mean,
@@ -106,6 +113,7 @@ impl Sums {
             top1_high: quality.top1_agreement.high,
             retrieval: share(self.retrieved),
             retrieval_exact: share(exact_retrieved),
+            asked: self.retrieved.1,
             positions: quality.positions,
             windows,
             spread: text.spread,
@@ -114,7 +122,8 @@ impl Sums {
     }
 }
 
-/// Mean and interval over windows, which are equally long: the mean of their means is the mean.
+/// Mean and interval over windows. Those of a book are equally long: the mean of their means is the mean. In those of
+/// records the numbers of judged tokens differ by an answer.
 pub(super) fn over_windows(kl: &BTreeMap<usize, f64>) -> Estimate {
     Estimate::of_mean(&kl.values().copied().collect::<Vec<_>>())
 }
@@ -124,7 +133,7 @@ pub(super) fn over_windows(kl: &BTreeMap<usize, f64>) -> Estimate {
 pub fn csv(rows: &[QualityRow]) -> String {
     let mut out = String::from(
         "codec,variant,level,chunk_tokens,domain,profile_bytes,bytes,bits_per_element,perplexity,perplexity_exact,\
-         kl,kl_low,kl_high,top1,top1_low,top1_high,retrieval,retrieval_exact,positions,windows\n",
+         kl,kl_low,kl_high,top1,top1_low,top1_high,retrieval,retrieval_exact,positions,windows,kl_share\n",
     );
     let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
     for row in rows {
@@ -144,7 +153,7 @@ pub fn csv(rows: &[QualityRow]) -> String {
         ];
         let numbers: Vec<String> = numbers.iter().map(f64::to_string).collect();
         out.push_str(&format!(
-            "{},{},{},{},{},{},{},{},{}\n",
+            "{},{},{},{},{},{},{},{},{},{}\n",
             row.codec,
             quoted(&row.variant),
             row.level,
@@ -153,7 +162,8 @@ pub fn csv(rows: &[QualityRow]) -> String {
             row.profile_bytes,
             numbers.join(","),
             row.positions,
-            row.windows
+            row.windows,
+            row.kl_share.map_or_else(String::new, |share| share.to_string())
         ));
     }
     out

@@ -55,7 +55,8 @@ pub const CODECS: [&str; 13] = [
 ];
 
 impl SuiteOptions {
-    fn wants(&self, codec: &str) -> bool {
+    /// Whether a codec runs.
+    pub fn wants(&self, codec: &str) -> bool {
         self.codecs.is_empty() || self.codecs.iter().any(|name| name == codec)
     }
 }

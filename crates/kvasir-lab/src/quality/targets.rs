@@ -3,12 +3,16 @@
 use serde::Serialize;
 
 use super::{
-    QualityRow,
+    QualityRow, RECORDS,
     suite::{BUDGET, DIRECT, UNLIMITED},
 };
 
 /// KL values at which sizes are compared, nats per token.
 pub const QUALITIES: [f64; 2] = [0.003, 0.001];
+/// Share of the zero-prefix KL, which is all that the prefix is worth, at which sizes are compared, too.
+pub const WORTH_SHARE: f64 = 0.045;
+/// Most bytes there over the LMCache variant's, in the first domain and in others.
+const WORTH_TARGETS: [f64; 2] = [0.08, 0.35];
 
 /// The bits that a codec needs for a quality.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -23,6 +27,9 @@ pub struct Crossing {
     pub chunk_tokens: usize,
     /// The KL.
     pub kl: f64,
+    /// Which share of the zero-prefix KL that is; `None` for one of [`QUALITIES`]. The zero-prefix KL has an interval of
+    /// its own, which is not in the bits' ends.
+    pub kl_share: Option<f64>,
     /// Bits per element if the chunks of a context are divided between levels so that their mean KL is this;
     /// `None` if no level is as good.
     pub bits_per_element: Option<f64>,
@@ -43,6 +50,8 @@ pub struct Verdict {
     pub chunk_tokens: usize,
     /// The KL.
     pub kl: f64,
+    /// Which share of the zero-prefix KL that is; `None` for one of [`QUALITIES`].
+    pub kl_share: Option<f64>,
     /// Bytes over the other's bytes; `None` if one of the two has no level as good.
     pub ratio: Option<f64>,
     /// Why there is no ratio.
@@ -85,6 +94,14 @@ fn whole(levels: &[(f64, f64)], kl: f64) -> Option<f64> {
     levels.iter().filter(|(_, loss)| *loss <= kl).map(|(bits, _)| *bits).min_by(f64::total_cmp)
 }
 
+/// The zero-prefix KL of a domain, if `zeros` ran: all that the prefix is worth.
+pub(super) fn worth(rows: &[QualityRow], domain: &str, chunk_tokens: usize) -> Option<f64> {
+    let is = |row: &&QualityRow| {
+        row.codec == "zeros" && row.domain == domain && row.chunk_tokens == chunk_tokens && row.kl > 0.0
+    };
+    rows.iter().find(is).map(|row| row.kl)
+}
+
 /// Sizes at equal quality of every codec, variant, text and chunk length.
 pub fn crossings(rows: &[QualityRow]) -> Vec<Crossing> {
     let key =
@@ -97,7 +114,8 @@ pub fn crossings(rows: &[QualityRow]) -> Vec<Crossing> {
         let own: Vec<&QualityRow> = rows.iter().filter(|row| key_is(row, &key)).collect();
         let curve =
             |of: fn(&QualityRow) -> f64| own.iter().map(|r| (r.bits_per_element, of(r))).collect::<Vec<_>>();
-        for kl in QUALITIES {
+        let worth = worth(rows, &key.2, key.3).map(|worth| (WORTH_SHARE * worth, Some(WORTH_SHARE)));
+        for (kl, kl_share) in QUALITIES.map(|kl| (kl, None)).into_iter().chain(worth) {
             let (codec, variant, domain, chunk_tokens) = key.clone();
             out.push(Crossing {
                 codec,
@@ -105,6 +123,7 @@ pub fn crossings(rows: &[QualityRow]) -> Vec<Crossing> {
                 domain,
                 chunk_tokens,
                 kl,
+                kl_share,
                 bits_per_element: mixed(&curve(|r| r.kl), kl),
                 level_bits_per_element: whole(&curve(|r| r.kl), kl),
                 bits_low: mixed(&curve(|r| r.kl_low), kl),
@@ -123,6 +142,9 @@ fn key_is(row: &QualityRow, (codec, variant, domain, chunk_tokens): &Key) -> boo
         && row.domain == *domain
         && row.chunk_tokens == *chunk_tokens
 }
+
+/// A KL, and which share of the zero-prefix KL it is.
+type Quality = (f64, Option<f64>);
 
 /// One side of a comparison.
 #[derive(Clone, Copy)]
@@ -146,19 +168,21 @@ pub fn verdicts(crossings: &[Crossing], domains: &[String], chunk_tokens: &[usiz
         };
         crossings.iter().find(is)?.bits_per_element
     };
+    let fixed: [Quality; 2] = QUALITIES.map(|kl| (kl, None));
     let mut out = Vec::new();
-    let mut compare = |target: String, ours: Side<'_>, theirs: Side<'_>, length: usize, at_most: f64| {
-        for kl in QUALITIES {
-            let ratio = bits(ours, length, kl).zip(bits(theirs, length, kl)).map(|(a, b)| a / b);
+    let mut compare = |target: &str, sides: [Side<'_>; 2], length: usize, at_most: f64, at: &[Quality]| {
+        for &(kl, kl_share) in at {
+            let [ours, theirs] = sides.map(|side| bits(side, length, kl));
+            let ratio = ours.zip(theirs).map(|(a, b)| a / b);
             let pass = ratio.map(|ratio| ratio <= at_most);
-            let note = match (bits(ours, length, kl), bits(theirs, length, kl)) {
+            let note = match (ours, theirs) {
                 (Some(_), Some(_)) => "",
                 (Some(_), None) => "the other has no level as good",
                 (None, Some(_)) => "ours has no level as good",
                 (None, None) => "neither has a level as good",
             };
-            let (target, note) = (target.clone(), note.to_owned());
-            out.push(Verdict { target, chunk_tokens: length, kl, ratio, note, at_most, pass });
+            let (target, note) = (target.to_owned(), note.to_owned());
+            out.push(Verdict { target, chunk_tokens: length, kl, kl_share, ratio, note, at_most, pass });
         }
     };
     let side = |codec: &'static str, variant: &'static str| Side { codec, variant, domain: own };
@@ -173,18 +197,33 @@ pub fn verdicts(crossings: &[Crossing], domains: &[String], chunk_tokens: &[usiz
                 ("our symbols through Deflate", side("kvasir_deflate", variant), 0.93),
             ];
             for (peer, theirs, at_most) in peers {
-                compare(format!("kvasir ({variant}) over {peer}"), ours, theirs, length, at_most);
+                let target = format!("kvasir ({variant}) over {peer}");
+                compare(&target, [ours, theirs], length, at_most, &fixed);
             }
         }
-        for other in &domains[1..] {
+        // A KL of answers and one of a book's every token are not alike.
+        for other in domains[1..].iter().filter(|other| own != RECORDS && *other != RECORDS) {
             let Some(&length) = longest else { continue };
             let there = Side { domain: other, ..ours };
-            compare(format!("kvasir ({variant}) on {other} over {own}"), there, ours, length, 1.3);
+            let target = format!("kvasir ({variant}) on {other} over {own}");
+            compare(&target, [there, ours], length, 1.3, &fixed);
         }
     }
     if let Some(&length) = shortest {
-        let target = "kvasir (direct) over the LMCache variant".to_owned();
-        compare(target, side("kvasir", DIRECT), side("lmcache", ""), length, 0.60);
+        let target = "kvasir (direct) over the LMCache variant";
+        compare(target, [side("kvasir", DIRECT), side("lmcache", "")], length, 0.60, &fixed);
+    }
+    for (index, domain) in domains.iter().enumerate() {
+        let at_most = WORTH_TARGETS[index.min(1)];
+        let sides =
+            [("kvasir", BUDGET), ("lmcache", "")].map(|(codec, variant)| Side { codec, variant, domain });
+        for &length in chunk_tokens {
+            let is = |c: &&Crossing| c.domain == *domain && c.chunk_tokens == length && c.kl_share.is_some();
+            if let Some(of_worth) = crossings.iter().find(is) {
+                let target = format!("kvasir ({BUDGET}) over the LMCache variant on {domain}");
+                compare(&target, sides, length, at_most, &[(of_worth.kl, of_worth.kl_share)]);
+            }
+        }
     }
     out
 }
@@ -214,5 +253,46 @@ mod tests {
         }
         // A single level has no mixture.
         assert_eq!((mixed(&levels[1..2], 2e-3), mixed(&levels[1..2], 1e-4)), (Some(2.0), None));
+    }
+
+    #[test]
+    fn sizes_are_compared_at_a_share_of_what_the_prefix_is_worth() {
+        let row = |domain: &str, codec: &str, variant: &str, bits_per_element: f64, kl: f64| QualityRow {
+            codec: codec.to_owned(),
+            variant: variant.to_owned(),
+            domain: domain.to_owned(),
+            chunk_tokens: 256,
+            bits_per_element,
+            kl,
+            ..QualityRow::default()
+        };
+        let rows = [
+            row("book", "kvasir", BUDGET, 0.5, 0.045),
+            row("book", "lmcache", "", 10.0, 0.01),
+            row("book", "zeros", "", 0.0, 1.0),
+            row(RECORDS, "kvasir", BUDGET, 1.0, 0.09),
+            row(RECORDS, "lmcache", "", 2.0, 0.09),
+            row(RECORDS, "zeros", "", 0.0, 2.0),
+            row("code", "kvasir", BUDGET, 1.0, 0.01),
+        ];
+        let found = crossings(&rows);
+        let of_worth = |domain: &str| {
+            let own = found.iter().filter(|c| c.domain == domain && c.kl_share == Some(WORTH_SHARE));
+            own.map(|c| (c.kl, c.bits_per_element)).collect::<Vec<_>>()
+        };
+        assert_eq!(of_worth("book"), [(0.045, Some(0.5)), (0.045, Some(10.0)), (0.045, None)]);
+        assert_eq!(of_worth(RECORDS), [(0.09, Some(1.0)), (0.09, Some(2.0)), (0.09, None)]);
+        assert!(of_worth("code").is_empty(), "zeros did not run there");
+        let fixed = found.iter().filter(|c| c.kl_share.is_none()).count();
+        assert_eq!(fixed, rows.len() * QUALITIES.len(), "the fixed qualities are compared as ever");
+
+        let domains = ["book", RECORDS, "code"].map(str::to_owned);
+        let verdicts = verdicts(&found, &domains, &[256]);
+        let of_worth: Vec<_> = verdicts.iter().filter(|v| v.kl_share.is_some()).collect();
+        let told: Vec<_> = of_worth.iter().map(|v| (v.kl, v.ratio, v.at_most, v.pass)).collect();
+        assert_eq!(told, [(0.045, Some(0.05), 0.08, Some(true)), (0.09, Some(0.5), 0.35, Some(false))]);
+        let over_book = |v: &Verdict| v.target.ends_with(" over book");
+        assert!(verdicts.iter().filter(|v| over_book(v)).all(|v| v.target.contains("code")));
+        assert!(verdicts.iter().any(over_book));
     }
 }

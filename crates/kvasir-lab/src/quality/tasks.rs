@@ -52,8 +52,7 @@ pub struct Task {
 impl Task {
     /// A task whose context has about `words` words; the same seed gives the same task.
     pub fn new(kind: TaskKind, words: usize, seed: u64) -> Self {
-        let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        let mut below = |n: usize| (rng.next_u32() as usize) % n.max(1);
+        let mut below = draws(seed);
         match kind {
             TaskKind::Lines => lines(words / 7, &mut below),
             TaskKind::Passkey => {
@@ -94,21 +93,55 @@ impl Task {
     }
 }
 
+/// Numbers below a bound; the same seed gives the same ones.
+pub(super) fn draws(seed: u64) -> impl FnMut(usize) -> usize {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    move |n: usize| (rng.next_u32() as usize) % n.max(1)
+}
+
+/// Lines with a number each, and a question about each of them.
+pub(super) struct Lines {
+    first: usize,
+    contents: Vec<usize>,
+}
+
+impl Lines {
+    /// The most lines: each has a name of its own.
+    pub(super) const MAX: usize = ADJECTIVES.len() * NOUNS.len();
+
+    /// At least one line, at most [`MAX`](Self::MAX).
+    pub(super) fn new(count: usize, below: &mut impl FnMut(usize) -> usize) -> Self {
+        let first = below(Self::MAX);
+        Self { first, contents: (0..count.clamp(1, Self::MAX)).map(|_| 100 + below(900)).collect() }
+    }
+
+    fn name(&self, index: usize) -> String {
+        // Names are distinct: a stride that is coprime to their number from a random start.
+        let at = (self.first + index * 27) % Self::MAX;
+        format!("{}-{}", ADJECTIVES[at / NOUNS.len()], NOUNS[at % NOUNS.len()])
+    }
+
+    /// A line of the context.
+    pub(super) fn line(&self, index: usize) -> String {
+        format!("line {}: REGISTER_CONTENT is <{}>\n", self.name(index), self.contents[index])
+    }
+
+    /// The question about it, up to the answer.
+    pub(super) fn question(&self, index: usize) -> String {
+        format!("What is the REGISTER_CONTENT in line {}? The REGISTER_CONTENT is <", self.name(index))
+    }
+
+    /// The answer.
+    pub(super) fn answer(&self, index: usize) -> String {
+        self.contents[index].to_string()
+    }
+}
+
 fn lines(count: usize, below: &mut impl FnMut(usize) -> usize) -> Task {
-    let count = count.clamp(1, ADJECTIVES.len() * NOUNS.len());
-    // Names are distinct: a stride that is coprime to 64 from a random start.
-    let start = below(64);
-    let name = |index: usize| {
-        let at = (start + index * 27) % 64;
-        format!("{}-{}", ADJECTIVES[at / 8], NOUNS[at % 8])
-    };
-    let contents: Vec<usize> = (0..count).map(|_| 100 + below(900)).collect();
-    let text =
-        contents.iter().enumerate().map(|(i, c)| format!("line {}: REGISTER_CONTENT is <{c}>\n", name(i)));
-    let context = text.collect();
-    let asked = below(count);
-    let question = format!("What is the REGISTER_CONTENT in line {}? The REGISTER_CONTENT is <", name(asked));
-    Task { context, question, answer: contents[asked].to_string() }
+    let lines = Lines::new(count, below);
+    let context = (0..lines.contents.len()).map(|index| lines.line(index)).collect();
+    let asked = below(lines.contents.len());
+    Task { context, question: lines.question(asked), answer: lines.answer(asked) }
 }
 
 /// A fact somewhere in filler.

@@ -86,7 +86,7 @@ pub fn turns(
         .collect();
     let mut losses = vec![Vec::new(); options.turns];
     for window in &text.windows {
-        play(model, &codec, window, options, &mut out, &mut losses)?;
+        play(model, &codec, &window.tokens, options, &mut out, &mut losses)?;
     }
     let count = text.windows.len() as f64;
     for (turn, losses) in out.iter_mut().zip(&losses) {
@@ -138,7 +138,7 @@ fn play(
             });
         }
         let (prefix, rest) = window.split_at(end);
-        let questions = Questions::new(model, prefix, &rest[..options.suffix]);
+        let questions = Questions::new(model, prefix, &rest[..options.suffix], &[]);
         let exact = questions.ask(&model.calculate_kv(prefix)?)?;
         let lossy = questions.ask(&kv)?;
         losses[index].push(questions.compare(&exact, &lossy).summary().kl.mean);

@@ -102,7 +102,7 @@ fn measured(arguments: &AblationArguments) -> CliResult<Report> {
     let set = TrainingSet::of_texts(&model, texts, &mut |part| step.at("computing KV", part));
     let TrainingSet { contexts, mut oracle } = set.map_err(engine_error)?;
     step.done(&format!("{} contexts", contexts.len()));
-    let mut cases = cases(&base(&model), model.config().layers, &moments);
+    let mut cases = cases(&shipped_recipe(&model), model.config().layers, &moments);
     let wanted = |feature: &str| arguments.feature.iter().any(|part| feature.contains(part.as_str()));
     cases.retain(|case| arguments.feature.is_empty() || case.feature == "base" || wanted(case.feature));
     let step = Step::start("cases");
@@ -128,7 +128,8 @@ fn measured(arguments: &AblationArguments) -> CliResult<Report> {
     Ok(report(&ablations))
 }
 
-fn base(model: &Model) -> BasisRecipe {
+/// The recipe of the shipped profile, its budgets in proportion to a model.
+pub(super) fn shipped_recipe(model: &Model) -> BasisRecipe {
     let parameters = model.parameters() as f64;
     BasisRecipe {
         token_factors: FACTORS.0,

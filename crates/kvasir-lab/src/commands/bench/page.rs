@@ -1,8 +1,8 @@
 //! The report of `kvasir-lab bench quality`.
 
-use crate::quality::QUALITIES;
+use crate::quality::{QUALITIES, RECORDS, WORTH_SHARE};
 
-use super::quality::{QualityReport, label, ratio, row_table, verdict_table};
+use super::quality::{QualityReport, label, quality, ratio, row_table, verdict_table};
 use kvasir_plot::{Axis, Figure, Guide, Mark, Page, Place, Plot, Series, Side, Table};
 
 /// Codecs that lose next to nothing: their points would stretch the plot.
@@ -56,10 +56,18 @@ pub(super) fn table(rows: Vec<Vec<String>>) -> Table {
 /// The page.
 pub(super) fn render(report: &QualityReport) -> String {
     let lede = format!(
-        "{}: {} tokens of every window pass through the codec; the next {} are computed over them exactly, teacher forced. Equal quality is a KL of {} and of {} nats per token.",
-        report.model, report.prefix, report.suffix, QUALITIES[0], QUALITIES[1]
+        "{}: {} tokens of every window pass through the codec; the next {} are computed over them exactly, teacher forced. Equal quality is a KL of {} and of {} nats per token, and of {:.1} % of what zeros in place of the prefix cost.",
+        report.model,
+        report.prefix,
+        report.suffix,
+        QUALITIES[0],
+        QUALITIES[1],
+        WORTH_SHARE * 100.0
     );
     let mut page = Page::new("Size against quality", &lede);
+    if report.rows.iter().any(|row| row.domain == RECORDS) {
+        page.paragraph("Of records only the answers are judged: KL, top-1 and perplexity are of their tokens, and retrieval is the share of answers predicted whole.");
+    }
     let passed = report.verdicts.iter().filter(|v| v.pass == Some(true)).count();
     let measured = report.verdicts.iter().filter(|v| v.pass.is_some()).count();
     let positions = report.rows.first().map_or(0, |row| row.positions);
@@ -87,7 +95,7 @@ pub(super) fn render(report: &QualityReport) -> String {
             label(&crossing.codec, &crossing.variant),
             crossing.domain.clone(),
             crossing.chunk_tokens.to_string(),
-            crossing.kl.to_string(),
+            quality(crossing.kl, crossing.kl_share),
             ratio(crossing.bits_per_element),
             ratio(crossing.bits_low),
             ratio(crossing.bits_high),

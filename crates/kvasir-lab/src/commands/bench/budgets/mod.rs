@@ -179,7 +179,7 @@ fn windows(model: &Model, arguments: &BudgetArguments, tokens: usize) -> CliResu
             .map_err(|_| CliError::data(path, "the text is not UTF-8; convert it first"))
     };
     let cut = |name: &str, text: &str, count: usize| {
-        Text::new(model, name, text, count, tokens).map(|text| text.windows).map_err(bench_error)
+        Text::new(model, name, text, count, tokens).map(Text::into_tokens).map_err(bench_error)
     };
     let (judge, train) =
         if arguments.quick { (1, 1) } else { (arguments.windows.into(), arguments.train_windows.into()) };

@@ -2,18 +2,18 @@
 
 use std::path::Path;
 
-use crate::quality::{QualityRow, Text};
+use crate::quality::{QualityRow, RECORDS, Text};
 use kvasir_engine::Model;
 use serde::Deserialize;
 
 use super::{QualityArguments, bench_error};
 use kvasir_cli::{
-    error::{CliError, CliResult, read_file},
+    error::{CliError, CliResult, Exit, read_file},
     progress::Step,
     shipped::engine_error,
 };
 
-/// The text inside the program: half of its windows calibrate, the other half judge.
+/// The text inside the program.
 const BUILT_IN: &str = kvasir_cli::demo::TALE;
 
 /// Calibration and measurement texts.
@@ -22,50 +22,78 @@ pub(super) struct Texts {
     pub(super) measured: Vec<Text>,
 }
 
-/// Reads them.
-pub(super) fn texts(model: &Model, arguments: &QualityArguments, tokens: usize) -> CliResult<Texts> {
-    let windows =
-        |domain: &str, text: &str, count| Text::new(model, domain, text, count, tokens).map_err(bench_error);
+/// Reads and generates them, in windows of `prefix` and `suffix` tokens.
+pub(super) fn texts(
+    model: &Model,
+    arguments: &QualityArguments,
+    (prefix, suffix): (usize, usize),
+) -> CliResult<Texts> {
+    let windows = |domain: &str, text: &str, count| {
+        Text::new(model, domain, text, count, prefix + suffix).map_err(bench_error)
+    };
+    let records = |count, seed| Text::records(model, count, (prefix, suffix), seed).map_err(bench_error);
     let read = |path: &Path| {
         String::from_utf8(read_file(path)?)
             .map_err(|_| CliError::data(path, "the text is not UTF-8; convert it first"))
     };
-    if arguments.text.is_empty() {
-        let all = windows("the-storekeeper", BUILT_IN, usize::MAX)?.windows;
-        let (calibration, mut judged) = all.split_at(all.len().div_ceil(2));
-        judged = &judged[..judged.len().min(if arguments.quick { 1 } else { arguments.windows })];
-        let (windows, spread) = (judged.to_vec(), judged.len());
-        let text = Text { domain: "the-storekeeper".to_owned(), windows, first: 0, spread };
-        return Ok(Texts { calibration: calibration.to_vec(), measured: vec![text] });
-    }
     let mut measured = Vec::new();
     for (index, path) in arguments.text.iter().enumerate() {
         let domain = path.file_stem().unwrap_or_default().to_string_lossy();
+        if domain == RECORDS {
+            return Err(CliError::data(path, "generated records have this name; rename the text"));
+        }
         let count = match (arguments.quick, index) {
             (true, _) => 1,
             (false, 0) => arguments.windows,
             (false, _) => arguments.other_windows,
         };
-        let part = arguments.from_window..arguments.to_window.unwrap_or(count);
-        let text = windows(&domain, &read(path)?, count)?.part(part);
-        if text.windows.is_empty() {
-            let why = format!("--from-window and --to-window leave none of its {} windows", text.spread);
-            return Err(CliError::data(path, why));
-        }
-        measured.push(text);
+        measured.push(part(windows(&domain, &read(path)?, count)?, arguments)?);
+    }
+    if arguments.records > 0 {
+        let count = if arguments.quick { 1 } else { arguments.records };
+        measured.push(part(records(count, arguments.seed)?, arguments)?);
     }
     let mut calibration = Vec::new();
     for path in &arguments.train_text {
-        calibration.extend(windows("a calibration text", &read(path)?, arguments.train_windows)?.windows);
+        let text = windows("a calibration text", &read(path)?, arguments.train_windows)?;
+        calibration.extend(text.into_tokens());
+    }
+    if arguments.records > 0 && arguments.train_text.is_empty() {
+        // Other seeds than those of the judged windows.
+        calibration.extend(records(arguments.train_windows, !arguments.seed)?.into_tokens());
     }
     let step = Step::start("calibration texts");
-    let own = model.sample_texts(arguments.own_texts, tokens, arguments.seed, &mut |at| step.at("", at));
+    let mut tell = |at| step.at("", at);
+    let own = model.sample_texts(arguments.own_texts, prefix + suffix, arguments.seed, &mut tell);
     calibration.extend(own.map_err(engine_error)?);
     step.done("");
-    if calibration.is_empty() {
-        calibration = windows("the built-in text", BUILT_IN, arguments.train_windows)?.windows;
+    if measured.is_empty() {
+        // Half of the built-in text judges, the other half calibrates.
+        let mut tale = windows("the-storekeeper", BUILT_IN, usize::MAX)?;
+        let judged = tale.windows.split_off(tale.windows.len().div_ceil(2));
+        let other = std::mem::replace(&mut tale.windows, judged);
+        tale.windows.truncate(if arguments.quick { 1 } else { arguments.windows });
+        tale.spread = tale.windows.len();
+        measured.push(tale);
+        if calibration.is_empty() {
+            calibration.extend(other.into_iter().map(|window| window.tokens));
+        }
+    } else if calibration.is_empty() {
+        let text = windows("the built-in text", BUILT_IN, arguments.train_windows)?;
+        calibration.extend(text.into_tokens());
     }
     Ok(Texts { calibration, measured })
+}
+
+/// The windows of a text that this run measures.
+fn part(text: Text, arguments: &QualityArguments) -> CliResult<Text> {
+    let text = text.part(arguments.from_window..arguments.to_window.unwrap_or(usize::MAX));
+    if text.windows.is_empty() {
+        let (domain, count) = (&text.domain, text.spread);
+        let why = format!("{domain}: --from-window and --to-window leave none of its {count} windows");
+        return Err(CliError::new(Exit::Data, why, ""));
+    }
+    Ok(text)
 }
 
 /// The part of another run's result that is read.
