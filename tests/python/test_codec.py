@@ -140,6 +140,10 @@ def test_configurations_are_read_and_refused(tmp_path):
     assert kvasir.ModelSpec.from_json(adapted.to_json()) == adapted
 
 
+def test_layers_are_as_they_are_declared(spec):
+    assert spec.layers == [("gqa", ((2, 16), (2, 16)))] * 3
+
+
 def test_a_plan_is_that_of_the_command():
     ours = kvasir.plan("llama-3.1-8b", tokens=4096, bandwidth=[1e9, 1e10], slo=0.5, gpu="a100", gpus=2)
     command = [kvasir.testing.binary(), "plan", "--model", "llama-3.1-8b", "--tokens", "4096", "--bandwidth", "1gbit,10gbit"]

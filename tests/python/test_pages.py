@@ -8,6 +8,7 @@ import logging
 import random
 import time
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -167,6 +168,39 @@ def test_only_the_first_attempt_to_connect_is_waited_for(monkeypatch):
     pages.close()
     # asyncio logs those that have not ended, when their memory is freed.
     assert not asyncio.all_tasks(pages._loop)
+
+
+def test_lookups_do_not_wait_for_each_others_silence(monkeypatch):
+    """Of an engine that asks for one request after another."""
+    silent, asked = asyncio.Event(), []
+
+    class Objects:
+        async def find(self, rows, gaps, seconds, is_async):
+            asked.append(rows)
+            await asyncio.sleep(seconds)
+            raise kvasir.UnavailableError("no answer", "late", "")
+
+    async def connect(*given):
+        await silent.wait()
+        return SimpleNamespace(objects=Objects)
+
+    monkeypatch.setattr(_pages._kvasir, "connect", connect)
+    pages = PageStore(Settings("http://x", lookup_deadline_s=0.5), logging.getLogger("test"))
+
+    def find(keys: str, asked_at: float) -> float:
+        begun = time.monotonic()
+        assert pages.find([list(keys)], asked_at=asked_at).result() == [[False] * len(keys)]
+        return time.monotonic() - begun
+
+    # While it connects first, and then.
+    for _ in range(2):
+        begun, late, sent = time.monotonic(), pages.counts["finds:late"], len(asked)
+        assert find("a", begun) >= 0.5 and find("bc", begun) < 0.5 and find("d", time.monotonic()) >= 0.5
+        assert pages.counts["finds:late"] - late == 2 + len(asked) - sent and len(asked) - sent == (2 if asked else 0)
+        pages._loop.call_soon_threadsafe(silent.set)
+        while not pages.is_connected:
+            time.sleep(0.01)
+    pages.close()
 
 
 def test_the_end_ends_the_wait_for_the_first_attempt_to_connect(monkeypatch):
@@ -351,6 +385,14 @@ def test_pages_of_a_known_layout_are_encoded(server, request):
 def test_a_quality_that_is_none_is_refused():
     with pytest.raises(kvasir.errors.InputError, match="one of exact, transparent, balanced, small"):
         read_settings(Settings, {"url": "http://x", "quality": "lossless"}, "here")
+
+
+def test_null_is_only_a_value_of_settings_that_may_be_left_out():
+    optional = dict.fromkeys(["token", "quality", "zone"])
+    assert read_settings(Settings, {"url": "http://x", **optional}, "here") == Settings("http://x")
+    for name in ("namespace", "revision", "lookup_deadline_s", "load_deadline_s"):
+        with pytest.raises(kvasir.InputError, match=f"{name} is None"):
+            read_settings(Settings, {"url": "http://x", name: None}, "here")
 
 
 def test_pages_are_asked_for_from_the_engines_zone(monkeypatch):

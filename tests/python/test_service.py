@@ -282,6 +282,12 @@ def test_a_service_that_does_not_start_says_why():
     assert caught.value.code == "not_started"
 
 
+def test_asyncio_has_the_same_names():
+    for name in aio.__all__:
+        blocking, awaitable = ({each for each in dir(getattr(of, name)) if each[0] != "_"} for of in (kvasir, aio))
+        assert blocking == awaitable, name
+
+
 def test_asyncio_does_the_same(server, spec, profile):
     tokens, kv = make_tokens(seed=14), make_kv(spec, seed=14)
 
@@ -300,6 +306,7 @@ def test_asyncio_does_the_same(server, spec, profile):
         made = await model.create_context(saved, labels={"by": "aio"})
         assert [c["context_id"] async for c in store.contexts({"by": "aio"})] == [made["context_id"]]
         assert (await store.usage())["objects"] > 0 and (await model.explain(tokens))["matched_tokens"] == TOKENS
+        assert (await store.run_job("gc", dry_run=True))["state"] == "done"
         await model.drain()
         with pytest.raises(kvasir.ServiceError, match="unknown_context"):
             await store.context("00000000-0000-0000-0000-000000000000")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import Counter
 from concurrent.futures import Future
 from types import ModuleType, SimpleNamespace
 
@@ -156,8 +157,7 @@ def make_page_store(module: ModuleType, monkeypatch, objects, quality: str | Non
     return pages
 
 
-@pytest.mark.parametrize("quality", ["exact", None])
-def test_each_chunk_of_a_batch_of_lmcache_has_its_layout(import_over, monkeypatch, quality):
+def import_lmcache(import_over) -> ModuleType:
     l2, of_metrics = "lmcache.v1.distributed", SimpleNamespace(create_observable_counter=lambda *_, **__: None)
     adapters = type("L2AdapterInterface", (Cls,), dict.fromkeys(["_notify_keys_stored", "_notify_keys_accessed"], lambda *_: None))
     stand_ins = {
@@ -169,9 +169,31 @@ def test_each_chunk_of_a_batch_of_lmcache_has_its_layout(import_over, monkeypatc
         f"{l2}.l2_adapters.base": {"L2AdapterInterface": adapters},
         "lmcache.v1.memory_management": {"MemoryObj": Cls},
         "lmcache.v1.platform": {"create_event_notifier": lambda: Notifier(0)},
-        "opentelemetry.metrics": {"Observation": Cls, "get_meter": lambda _: of_metrics},
+        "opentelemetry.metrics": {"Observation": lambda *given: given, "get_meter": lambda _: of_metrics},
     }
-    module = import_over("kvasir.lmcache", stand_ins)
+    return import_over("kvasir.lmcache", stand_ins)
+
+
+def test_metrics_of_lmcache_are_read_while_adapters_count(import_over):
+    module = import_lmcache(import_over)
+
+    class Counts(Counter):
+        """To which another thread adds while it is read step by step."""
+
+        def items(self):
+            for each in super().items():
+                yield each
+                self["finds:missing"] += 1
+
+    adapters = [SimpleNamespace(_pages=SimpleNamespace(counts=Counts({"finds:found": 2, "load_bytes": 8}))) for _ in range(2)]
+    module._adapters = adapters
+    assert module._observe(of_bytes=False) == [(4, {"result": "finds:found"})]
+    assert module._observe(of_bytes=True) == [(16, {"result": "load_bytes"})]
+
+
+@pytest.mark.parametrize("quality", ["exact", None])
+def test_each_chunk_of_a_batch_of_lmcache_has_its_layout(import_over, monkeypatch, quality):
+    module = import_lmcache(import_over)
     from kvasir import _pages
 
     stored, calls = {}, []

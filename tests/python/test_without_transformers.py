@@ -34,8 +34,8 @@ def test_transformers_leaves_alone_what_has_other_rows_or_none(import_over):
         # As the Hub's of models with sliding windows.
         generation_config = SimpleNamespace(num_beams=1, use_cache=True, cache_implementation="hybrid")
 
-        def generate(self, ids, **options):
-            done.append((ids, options))
+        def generate(self, ids, generation_config=None, **options):
+            done.append((ids, options if generation_config is None else {"generation_config": generation_config, **options}))
             return "output"
 
     model, one, two, mask = Model(), Tensor([[1, 2]]), Tensor([[1, 2], [3, 4]]), Tensor([[1, 1]])
@@ -51,6 +51,8 @@ def test_transformers_leaves_alone_what_has_other_rows_or_none(import_over):
         (one, {"generation_config": SimpleNamespace(use_cache=False)}),
         (one, {"cache_implementation": "static"}),
         (one, {"cache": "own"}),
+        (one, {"assistant_early_exit": 2}),
+        (one, {"use_mtp": True}),
     ]
     with Cache().reuse(model):
         for ids, options in left_alone:
@@ -62,6 +64,8 @@ def test_transformers_leaves_alone_what_has_other_rows_or_none(import_over):
             hidden = options.get("attention_mask")
             used = {"past_key_values": "cache", **options}
             assert done == [("load", ids, hidden), (ids, used), ("store", "output", "cache", hidden)], options
+        done.clear()
+        assert model.generate(one, "configuration") == "output" and done == [(one, {"generation_config": "configuration"})]
         # What a configuration of a call leaves open is the model's.
         Model.generation_config.num_beams = 2
         done.clear()
@@ -91,17 +95,21 @@ def test_a_block_that_reuses_leaves_the_model_as_it_was(import_over):
 def test_models_whose_cache_is_another_or_elsewhere_are_refused(import_over):
     module = import_transformers(import_over)
 
-    def cache(adapter=None, **others):
-        model = SimpleNamespace(config=Config(**TOY), dtype="torch.bfloat16", device="cpu", **others)
+    def cache(adapter=None, revision="1", **others):
+        model = SimpleNamespace(config=Config(**TOY, _commit_hash="2"), dtype="torch.bfloat16", device="cpu", **others)
         store = SimpleNamespace(model=lambda *_, **__: None)
-        return module.KvasirCache(store, model, weights="org/toy", revision="1", adapter=adapter)
+        return module.KvasirCache(store, model, weights="org/toy", revision=revision, adapter=adapter)
 
     lora = {"peft_config": {"default": object()}}
     with pytest.raises(kvasir.InputError, match="the model has a LoRA"):
         cache(**lora)
     with pytest.raises(kvasir.InputError, match="on several devices"):
         cache(hf_device_map={"model.layers.0": 0, "model.layers.1": 1})
-    for others in (lora | {"adapter": "helper@1"}, {"peft_config": {}}, {"hf_device_map": {"model": 0, "lm_head": 0}}, {}):
+    quantized, at_load = ({"hf_quantizer": SimpleNamespace(pre_quantized=before)} for before in (True, False))
+    with pytest.raises(kvasir.InputError, match="quantized when they were loaded"):
+        cache(revision=None, **at_load)
+    cache(revision=None, **quantized)
+    for others in (lora | {"adapter": "helper@1"}, at_load, {"peft_config": {}}, {"hf_device_map": {"model": 0, "lm_head": 0}}, {}):
         cache(**others)
 
 

@@ -30,6 +30,10 @@ def import_vllm(import_over, name: str, others: dict[str, dict] | None = None) -
     return import_over(f"kvasir.vllm.{name}", stand_ins | (others or {}))
 
 
+# vLLM's downloads what is no path.
+PATHS = {"vllm.lora.utils": {"get_adapter_absolute_path": lambda path: path}}
+
+
 def test_a_lossy_prefix_that_is_in_use_is_not_forgotten(import_over, monkeypatch):
     lossy = import_vllm(import_over, "_lossy")
     monkeypatch.setattr(lossy, "_PREFIXES_MAX", 2)
@@ -44,7 +48,7 @@ def test_a_lossy_prefix_that_is_in_use_is_not_forgotten(import_over, monkeypatch
 
 
 def test_an_adapters_scale_is_part_of_its_identity(import_over, tmp_path):
-    adapters, found = import_vllm(import_over, "_identity").Adapters(), []
+    adapters, found = import_vllm(import_over, "_identity", PATHS).Adapters(), []
     for number, alpha in enumerate((16, 32, 16)):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -79,11 +83,11 @@ def test_vllm_connects_from_its_zone(import_over, monkeypatch):
 COMMIT = "a" * 40
 
 
-def make_vllm_config(model="org/toy", hf_config=None, cache_dtype="auto", **others):
+def make_vllm_config(model="org/toy", hf_config=None, cache_dtype="auto", load_format="auto", **others):
     own = {"model": str(model), "hf_config": hf_config, "dtype": "torch.bfloat16", "max_model_len": 512}
-    own |= {"hf_overrides": {}, "hf_config_path": None, "revision": None}
-    of_model = SimpleNamespace(**(own | others))
-    return SimpleNamespace(model_config=of_model, cache_config=SimpleNamespace(cache_dtype=cache_dtype))
+    own |= {"hf_overrides": {}, "hf_config_path": None, "revision": None, "quantization": None}
+    of_model, load = SimpleNamespace(**(own | others)), SimpleNamespace(load_format=load_format)
+    return SimpleNamespace(model_config=of_model, cache_config=SimpleNamespace(cache_dtype=cache_dtype), load_config=load)
 
 
 def make_folder(folder: Path) -> Path:
@@ -136,6 +140,24 @@ def test_a_configuration_from_elsewhere_does_not_identify_the_weights(import_ove
         spec(hf_config_path="org/other")
 
 
+def test_weights_that_vllm_rounds_or_makes_up_have_another_identity(import_over):
+    module = import_vllm(import_over, "_identity")
+
+    def revision(given=None, of_files=None, **changes) -> str:
+        config = Config(**TOY, _commit_hash=COMMIT, **of_files or {})
+        spec = module.model_spec(SimpleNamespace(weights=None, revision=given), make_vllm_config("org/toy", config, **changes))
+        return json.loads(spec.to_json())["revision"]
+
+    online = [{"quantization": "online", "quantization_config": {"linear": kind}} for kind in ("fp8", "mxfp8")]
+    found = [revision(**changes) for changes in ({}, {"quantization": "fp8"}, *online)]
+    assert found[0] == COMMIT and len(set(found)) == 4 and found[3] == revision(**online[1])
+    # What the files themselves say is in their commit.
+    assert revision(quantization="awq", of_files={"quantization_config": {"quant_method": "awq"}}) == COMMIT
+    with pytest.raises(kvasir.InputError, match="the weights are random"):
+        revision(load_format="dummy")
+    assert revision("mine", load_format="dummy") == "mine"
+
+
 def test_each_of_vllms_engines_in_a_process_has_its_service(import_over, monkeypatch):
     module = import_vllm(import_over, "_service")
 
@@ -159,9 +181,10 @@ def test_each_of_vllms_engines_in_a_process_has_its_service(import_over, monkeyp
         {"hf_overrides": print},
         {"hf_config_path": "org/other"},
         {"revision": "b"},
+        {"quantization": "fp8"},
     ]
     services = [service(**change) for change in changes]
-    assert len({first, *services}) == 9 and [service(**change) for change in changes] == services
+    assert len({first, *services}) == 10 and [service(**change) for change in changes] == services
     # An engine's end does not end the service of one that is made after it.
     first.close()
     again = service()
@@ -279,7 +302,8 @@ def test_vllm_runs_without_a_worker_that_cannot_start(import_over, caplog, surpr
     module = import_worker(import_over)
     ranks = SimpleNamespace(is_first=True, size=2)
     service = SimpleNamespace(heads=[], close=lambda: None)
-    contents = {"service_of": lambda *_: service, "Ranks": SimpleNamespace(of=lambda *_: ranks), place: fail}
+    contents = {"Blocks": lambda *_: SimpleNamespace(layers=0), "service_of": lambda *_: service}
+    contents |= {"Ranks": SimpleNamespace(of=lambda *_: ranks), place: fail}
     for name, content in contents.items():
         setattr(module, name, content)
     worker = module.Worker(SimpleNamespace(save_queue_mb=1), None, None)
@@ -318,8 +342,8 @@ def test_a_rank_of_another_engine_does_not_give_its_rows(import_over, monkeypatc
 
 
 def test_vllm_saves_in_steps_that_compute_nothing(import_over):
-    base, done = "vllm.distributed.kv_transfer.kv_connector.v1.base", []
-    plan = type("StepPlan", (), {})()
+    base, done, ended = "vllm.distributed.kv_transfer.kv_connector.v1.base", [], []
+    plan = type("StepPlan", (), {"saves": [SimpleNamespace(request_id="a")]})()
 
     class Connector(Cls):
         """vLLM's base class."""
@@ -337,8 +361,9 @@ def test_vllm_saves_in_steps_that_compute_nothing(import_over):
         def save(self, plan) -> None:
             done.append("save")
 
-        def finished(self, *_) -> None:
+        def finished(self, requests, _) -> None:
             done.append("finished")
+            ended.append(requests)
 
     stand_ins = {
         "vllm": {"__version__": "0.32.0"},
@@ -360,13 +385,14 @@ def test_vllm_saves_in_steps_that_compute_nothing(import_over):
             call()
         return done[1:]
 
-    save, finish = connector.wait_for_save, lambda: connector.get_transfer_results(set())
+    save, finish = connector.wait_for_save, lambda: connector.get_transfer_results({"a", "b"})
     assert step(without, finish) == ["save", "finished"]
     # As vLLM is to be, and as it is where it calls this outside its context.
     assert step(without, save, finish) == ["save", "finished"]
     assert step(with_forward, save, finish) == ["save", "finished"]
-    # A draft model still writes to the blocks.
+    # A draft model still writes to the blocks, and what was copied for a request's last save is kept until then.
     assert step(with_forward, finish, save) == ["finished", "save"]
+    assert ended == [{"a", "b"}] * 3 + [{"b"}]
 
 
 def import_worker(import_over) -> ModuleType:

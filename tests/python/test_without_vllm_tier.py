@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from concurrent.futures import Future
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -52,21 +53,48 @@ def import_tier(import_over, monkeypatch) -> ModuleType:
     return module
 
 
+def make_tier(module: ModuleType, tp=1, agnostic=True, canonical=False, replicated=False, layout="LBNHC"):
+    parallel = SimpleNamespace(rank=0, tp_size=tp, is_parallelism_agnostic=agnostic)
+    layouts = {"canonical_layout": canonical, "replicated_layout": replicated, "kv_cache_layout": layout}
+    spec = SimpleNamespace(config=SimpleNamespace(parallel=parallel, **layouts), blocks_per_chunk=1)
+    return module.KvasirTier(spec, memoryview(bytearray(64)), "KvasirTier", url="http://x")
+
+
 def test_chunks_of_the_tier_are_shared_where_their_bytes_are_the_same(import_over, monkeypatch):
     module = import_tier(import_over, monkeypatch)
 
-    def name(tp, agnostic=True, canonical=False, replicated=False, layout="LBNHC") -> str:
-        parallel = SimpleNamespace(rank=0, tp_size=tp, is_parallelism_agnostic=agnostic)
-        layouts = {"canonical_layout": canonical, "replicated_layout": replicated, "kv_cache_layout": layout}
-        config = SimpleNamespace(parallel=parallel, **layouts)
-        spec = SimpleNamespace(config=config, blocks_per_chunk=1)
-        return module.KvasirTier(spec, memoryview(bytearray(64)), "KvasirTier", url="http://x")._names_of([])
+    def name(tp, **others) -> str:
+        return make_tier(module, tp, **others)._names_of([])
 
     assert name(1) == name(1) != name(2)
     assert name(1, canonical=True) == name(2, canonical=True) != name(2, agnostic=False, canonical=True)
     # Latent attention's, which each rank has.
     assert name(2, agnostic=False, replicated=True) == name(4, agnostic=False, replicated=True)
     assert len({name(1, layout=layout) for layout in ("LBNHC", "LBHNC", None)}) == 3
+
+
+def test_a_lookup_of_the_tier_says_when_its_request_first_asked(import_over, monkeypatch):
+    module, asked_at = import_tier(import_over, monkeypatch), []
+    module.LookupResult, module.get_offload_group_idx = SimpleNamespace(RETRY="retry"), lambda key: 0
+    tier, now = make_tier(module), iter((1.0, 2.0, 3.0))
+    module.time = SimpleNamespace(monotonic=lambda: next(now))
+
+    def find(rows, gaps, at):
+        asked_at.append(at)
+        done: Future = Future()
+        done.set_result([[False]])
+        return done
+
+    tier._pages.find = find
+    tier._lookups = SimpleNamespace(lookup=lambda *_: None, cleanup=lambda _: None)
+    requests = [SimpleNamespace(req_id=name, get_offload_key_position=lambda key: 1) for name in "ab"]
+    # vLLM asks in each step until there is an answer.
+    for request in (*requests, requests[0]):
+        assert tier.lookup(b"key", request) == "retry"
+    tier.on_request_finished(requests[1])
+    assert [tier._find([b"key"], request) for request in requests] == [[False]] * 2
+    # Nobody waits for that of a request that is over.
+    assert asked_at == [1.0, -math.inf] and list(tier._asked) == ["a"]
 
 
 def test_chunks_that_are_packed_have_a_layout_of_their_size(import_over, monkeypatch):

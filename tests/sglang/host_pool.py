@@ -15,16 +15,19 @@ class HostPool:
     layout = "page_first"
     page_size = PAGE
     layer_num = 4
-    head_num = 2
-    head_dim = 32
+    heads = 2
+    width = 32
 
     def __init__(
         self, pages: int = 64, dtype: torch.dtype = torch.bfloat16, parts: int = 2, page_size: int = PAGE, **others: Any
     ) -> None:
         """`others` are further attributes."""
         self.dtype, self.page_size = dtype, page_size
+        if parts == 2:
+            # SGLang's pools of latents and of states have neither.
+            self.head_num, self.head_dim = self.heads, self.width
         vars(self).update(others)
-        row = self.layer_num * self.head_num * self.head_dim
+        row = self.layer_num * self.heads * self.width
         self.buffer = torch.zeros((parts, pages, page_size * row), dtype=dtype)
 
     def get_page_buffer_meta(self, indices: torch.Tensor) -> tuple[list[int], list[int]]:

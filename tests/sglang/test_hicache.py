@@ -177,7 +177,7 @@ def test_head_groups_of_the_unified_layout_share_nothing(make):
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    sizes = {"page_size": PAGE, "layer_num": HostPool.layer_num, "head_num": HostPool.head_num, "head_dim": HostPool.head_dim}
+    sizes = {"page_size": PAGE, "layer_num": HostPool.layer_num, "head_num": HostPool.heads, "head_dim": HostPool.width}
     one, two = (module.PageUnifiedLayout(**sizes, head_group_num=groups, itemsize=2) for groups in (1, 2))
     assert one.bytes_per_page == two.bytes_per_page and one.chunk_span((0, 1)) != two.chunk_span((0, 1))
     pools = [HostPool(layout="page_unified", head_group_num=layout.head_group_num) for layout in (one, two)]

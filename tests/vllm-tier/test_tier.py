@@ -69,7 +69,7 @@ def test_another_engine_promotes_what_one_has_cascaded(make):
 def test_lookups_of_a_step_are_one_batch(make):
     engine, asked = make(), []
     find = engine.tier._pages.find
-    engine.tier._pages.find = lambda rows, gaps: asked.append(([len(row) for row in rows], gaps)) or find(rows, gaps)
+    engine.tier._pages.find = lambda rows, gaps, _: asked.append(([len(row) for row in rows], gaps)) or find(rows, gaps)
     keys = make_keys(4) + make_keys(2, group=1)
     context = engine.request(keys)
     assert {engine.manager.lookup(key, context) for key in keys} == {LookupResult.RETRY}
@@ -228,6 +228,19 @@ def test_faults_of_the_network_are_misses_within_the_deadlines(make, service, mo
     while not all(engine.look_up(keys)):
         assert time.monotonic() < until
     assert engine.load(keys) == values
+
+
+def test_requests_do_not_wait_for_each_others_late_lookups(make, service):
+    proxy = FaultProxy(service.url, seed=4)
+    engine = make(url=proxy.url, params={"lookup_deadline_s": 0.5})
+    requests = [(keys, engine.request(keys)) for keys in (make_keys(2, first=10 * n) for n in range(10))]
+    proxy.mode = "silent"
+    begun = time.monotonic()
+    for keys, context in requests:
+        assert {engine.manager.lookup(key, context) for key in keys} == {LookupResult.RETRY}
+    for keys, context in requests:
+        assert engine.look_up(keys, context) == [False] * 2
+    assert time.monotonic() - begun < 0.5 + MARGIN_S and engine.counts()["finds:late"] == 20
 
 
 def test_a_random_schedule(make, service):

@@ -43,11 +43,12 @@ LATENT = MLAAttentionSpec(**ROWS)
 MAMBA = MambaSpec(block_size=32, shapes=((4, 4),), dtypes=(torch.float32,), mamba_type=MambaAttentionBackendEnum.MAMBA2)
 
 
-def check(*specs, prefix_caching=True, **parallel):
+def check(*specs, prefix_caching=True, starts_after_prefix=True, **parallel):
     """Check a cache of groups with these specs."""
     sizes = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "decode_context_parallel_size": 1, "nnodes": 1, **parallel}
     cache = SimpleNamespace(enable_prefix_caching=prefix_caching)
-    config = SimpleNamespace(parallel_config=SimpleNamespace(**sizes), cache_config=cache)
+    model = SimpleNamespace(is_prefix_caching_supported=starts_after_prefix)
+    config = SimpleNamespace(parallel_config=SimpleNamespace(**sizes), cache_config=cache, model_config=model)
     check_groups(config, SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec) for spec in specs]))
 
 
@@ -59,6 +60,7 @@ def check(*specs, prefix_caching=True, **parallel):
         ([FULL, CrossAttentionSpec(**ROWS)], {}, "has the type CrossAttentionSpec"),
         ([FULL, FullAttentionSpec(**{**ROWS, "block_size": 64})], {}, r"blocks have \[32, 64\] tokens"),
         ([FullAttentionSpec(**ROWS, kv_quant_mode=KVQuantMode.INT8_PER_TOKEN_HEAD)], {}, "quantised as INT8_PER_TOKEN_HEAD"),
+        ([FULL], {"starts_after_prefix": False}, "computes this model's prompts as a whole"),
         ([LATENT], {"prefix_caching": False}, "latent attention without prefix caching"),
         ([LATENT], {"tensor_parallel_size": 2}, "latent attention on 2 ranks"),
         ([MLAAttentionSpec(**ROWS, model_version="deepseek_v4")], {}, "latent attention is packed"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -139,6 +140,8 @@ class PageStore:
         self._asked: set[Identity] = set()
         self._noted: set[Identity] = set()
         self._stores = 0
+        # When a lookup was last late.
+        self._late_at = -math.inf
         self._moving: set[Future[Any]] = set()
         self._is_closed = False
         # Set when the first attempt to connect has ended.
@@ -171,10 +174,13 @@ class PageStore:
         new, self._told = counts - self._told, counts
         return dict(new)
 
-    def find(self, rows: Sequence[Sequence[str]], gaps: bool = False) -> Future[list[list[bool]]]:
-        """Report whether each key of each row is stored; without `gaps`, keys after the first missing one count as missing."""
+    def find(self, rows: Sequence[Sequence[str]], gaps: bool = False, asked_at: float = math.inf) -> Future[list[list[bool]]]:
+        """Report whether each key of each row is stored; without `gaps`, keys after the first missing one count as missing.
+
+        An engine whose lookups wait for one another says when it asked: if one was late since, this one is late, too.
+        """
         none = [[False] * len(row) for row in rows]
-        return self._move(self._find([list(row) for row in rows], gaps, none), none)
+        return self._move(self._find([list(row) for row in rows], gaps, none, asked_at), none)
 
     def load(self, keys: Sequence[str], pages: Sequence[Page], layout: Layouts = None) -> Future[list[bool]]:
         """Fill pages with the objects stored under their keys. Only pages with a valid checksum count as loaded."""
@@ -254,15 +260,22 @@ class PageStore:
             await asyncio.wait_for(self._is_tried.wait(), seconds)
         return max(until - time.monotonic(), 0.0)
 
-    async def _find(self, rows: list[list[str]], gaps: bool, none: list[list[bool]]) -> list[list[bool]]:
+    async def _find(self, rows: list[list[str]], gaps: bool, none: list[list[bool]], asked_at: float) -> list[list[bool]]:
         asked = sum(map(len, rows))
+        if asked_at < self._late_at:
+            self.counts["finds:late"] += asked
+            return none
         rest = await self._wait_until_tried(self._settings.lookup_deadline_s)
         if self._objects is None:
+            if not self._is_tried.is_set():
+                self._late_at = time.monotonic()
             self.counts["finds:not_connected"] += asked
             return none
         try:
             sizes = await self._objects.find(rows, gaps, rest, True)
         except KvasirError as error:
+            if error.code == "late":
+                self._late_at = time.monotonic()
             self.counts[f"finds:{error.code}"] += asked
             self._notices.say("find", "a lookup failed and counts as a miss: %s", error)
             return none

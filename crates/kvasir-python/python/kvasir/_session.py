@@ -149,7 +149,10 @@ class Session:
 
 
 class Save:
-    """A background save. It continues whether or not it is waited for. Made by `Session.save_in_background`."""
+    """A background save. It continues whether or not it is waited for, until the process ends: see `Model.drain`.
+
+    Made by `Session.save_in_background`.
+    """
 
     __slots__ = ("_core",)
 

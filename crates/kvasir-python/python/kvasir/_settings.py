@@ -32,12 +32,14 @@ def read_settings(cls: type[T], given: Mapping[str, Any], where: str) -> T:
     if not given.get("url"):
         refuse(where, "url is missing", 'give "url": "http://HOST:7480", the address of `kvasir serve`')
     for name, value in given.items():
-        kinds = _KINDS.get(str(known[name].type), (str,))
-        if value is not None and (not isinstance(value, kinds) or isinstance(value, bool)):
-            refuse(where, f"{name} is {value!r}", f"give a value of type {known[name].type}")
+        kind = str(known[name].type)
+        if value is None and kind.endswith(" | None"):
+            continue
+        if not isinstance(value, _KINDS.get(kind, (str,))) or isinstance(value, bool):
+            refuse(where, f"{name} is {value!r}", f"give a value of type {kind}")
         if isinstance(value, (int, float)) and value <= 0:
             refuse(where, f"{name} is {value}", "give a number above 0")
-        if name == "quality" and value is not None and value not in QUALITIES:
+        if name == "quality" and value not in QUALITIES:
             refuse(where, f"quality is {value!r}", f"give one of {', '.join(QUALITIES)}")
     return cls(**{"token": os.environ.get("KVASIR_TOKEN"), "zone": os.environ.get("KVASIR_ZONE"), **given})
 

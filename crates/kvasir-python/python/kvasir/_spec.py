@@ -140,7 +140,7 @@ class ModelSpec:
     @property
     def layers(self) -> list[tuple[str, tuple[tuple[int, int], tuple[int, int]]]]:
         """For each layer its kind (``gqa``, ``sliding_window``, ``mla``, ``none``), and heads and elements of K and V."""
-        return self._core.layers
+        return [(kind, (keys, values)) for kind, (keys, values) in self._core.layers]
 
     def empty(self, tokens: int) -> list[Any]:
         """Create numpy arrays for a cache, filled with zeros: a pair ``(k, v)`` per layer, each ``[kv_heads, tokens, head_dim]``.

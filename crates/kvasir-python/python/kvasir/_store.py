@@ -16,7 +16,7 @@ from ._spec import spec_of
 ProfileLike = Profile | bytes | str | os.PathLike[str]
 """A profile, its bytes, its path, or its id in the store."""
 
-_JOB_EVERY_S = 0.5
+JOB_EVERY_S = 0.5
 
 
 def connect(url: str, token: str | None = None, namespace: str = "default", zone: str | None = None) -> Store:
@@ -428,7 +428,7 @@ class Store:
         """
         job: Json = self._request("start_job", kind=kind, dry_run=dry_run, tenant=tenant)
         while job["state"] == "running":
-            time.sleep(_JOB_EVERY_S)
+            time.sleep(JOB_EVERY_S)
             job = self._request("job", job_id=job["job_id"])
             if progress is not None:
                 progress(job["counts"])

@@ -12,8 +12,9 @@ True
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from . import _kvasir
@@ -21,7 +22,7 @@ from ._codec import Profile, profile_of
 from ._model import Json, context_body, explain_body, made_profile
 from ._reports import Loaded, Loss, Saved
 from ._spec import KV, ModelSpec, spec_of, token_list
-from ._store import ProfileLike, label_query, request_body
+from ._store import JOB_EVERY_S, ProfileLike, label_query, request_body
 
 __all__ = ["Model", "Save", "Session", "Store", "connect"]
 
@@ -141,6 +142,23 @@ class Store:
         stream = await self._core.events(request_body({"types": types, "after": after}), True)
         while (text := await stream.next(True)) is not None:
             yield json.loads(text)
+
+    async def run_job(
+        self,
+        kind: str,
+        *,
+        dry_run: bool = False,
+        tenant: str | None = None,
+        progress: Callable[[Mapping[str, int]], object] | None = None,
+    ) -> Json:
+        """As `kvasir.Store.run_job`."""
+        job: Json = await self._request("start_job", kind=kind, dry_run=dry_run, tenant=tenant)
+        while job["state"] == "running":
+            await asyncio.sleep(JOB_EVERY_S)
+            job = await self._request("job", job_id=job["job_id"])
+            if progress is not None:
+                progress(job["counts"])
+        return job
 
 
 class Model:

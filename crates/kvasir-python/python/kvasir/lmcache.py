@@ -213,7 +213,8 @@ class KvasirL2(L2AdapterInterface):
 
 
 def _observe(of_bytes: bool) -> list[Observation]:
-    counts = sum((adapter._pages.counts for adapter in list(_adapters)), Counter())
+    # Of copies: adapters add to their own meanwhile, and a sum takes steps.
+    counts = sum((Counter(adapter._pages.counts) for adapter in list(_adapters)), Counter())
     return [Observation(count, {"result": name}) for name, count in counts.items() if is_of_bytes(name) == of_bytes]
 
 

@@ -205,7 +205,8 @@ class KvasirHiCache(HiCacheStorage):
             given = 0 if host_indices is None else host_indices.numel()
             logger.error("unexpected: pool %s has %d indices for %d pages of %d; please report it", pool, given, count, page_size)
             return None
-        addresses, sizes = host_pool.get_page_buffer_meta(host_indices)
+        # None of a pool that only counts pages, whose bytes are in others (DeepSeek V4's): its pages are stored as empty ones.
+        addresses, sizes = host_pool.get_page_buffer_meta(host_indices) or ((), ())
         parts = list(zip(addresses, sizes, strict=True))
         each = len(parts) // count if count else 0
         return [parts[place * each : (place + 1) * each] for place in range(count)]
@@ -214,7 +215,8 @@ class KvasirHiCache(HiCacheStorage):
         """Return the layout of a pool's pages, if it can be encoded."""
         host_pool = self.registered_pools[pool]
         order = _ORDERS.get(str(getattr(host_pool, "layout", "")))
-        if order is None or host_pool.dtype not in _DTYPES:
+        # Pools of latents and of states have no heads.
+        if order is None or host_pool.dtype not in _DTYPES or not hasattr(host_pool, "head_num"):
             return None
         shape = (host_pool.layer_num, host_pool.page_size, host_pool.head_num, host_pool.head_dim)
         # Of some models, a head's value has another width than its key.
@@ -236,6 +238,10 @@ class KvasirHiCache(HiCacheStorage):
         if config.pp_size > 1:
             # Stages of two divisions of the layers may have equal numbers of them.
             fields["start_layer"] = str(getattr(host_pool, "start_layer", ""))
+        temporal_dtype = getattr(host_pool, "temporal_dtype", None)
+        if temporal_dtype is not None:
+            # A page of states has numbers of two types; this one is a setting.
+            fields["temporal_dtype"] = str(temporal_dtype)
         if fields["layout"] == "page_unified":
             # The number of head groups changes the order of a page's bytes, but not their number.
             fields["head_group_num"] = str(getattr(host_pool, "head_group_num", ""))

@@ -45,6 +45,8 @@ _UNKNOWN_WAYS = {
     "num_return_sequences": 1,
     "assistant_model": None,
     "prompt_lookup_num_tokens": None,
+    "assistant_early_exit": None,
+    "use_mtp": False,
     "use_cache": True,
     "cache_implementation": "hybrid",
 }
@@ -106,8 +108,8 @@ class KvasirCache:
     ------
     InputError
         ``unknown_layers`` for an encoder-decoder, a model on several devices, or layers whose cache does not consist of keys and
-        values; ``invalid_config`` for a model with a LoRA without `adapter`; ``invalid_setting`` for a `soft_quality` that is not
-        below `quality`.
+        values; ``invalid_config`` for a model with a LoRA without `adapter`, or one quantized when it was loaded without
+        `revision`; ``invalid_setting`` for a `soft_quality` that is not below `quality`.
     """
 
     def __init__(
@@ -217,7 +219,8 @@ class KvasirCache:
     def reuse(self, model: Any) -> Iterator[None]:
         """Make ``model.generate`` load before it generates, and save afterwards.
 
-        Calls that pass or name their own cache, use none, use beam search, or speculate are unchanged.
+        Calls that pass or name their own cache, use none, use beam search, or speculate are unchanged, and so are those
+        with more than one positional argument.
 
         Parameters
         ----------
@@ -227,14 +230,14 @@ class KvasirCache:
         # The model's own where this is within another block, else its class's.
         generate, own = model.generate, model.__dict__.get("generate")
 
-        def with_store(inputs: Any = None, **options: Any) -> Any:
+        def with_store(inputs: Any = None, *others: Any, **options: Any) -> Any:
             ids = options.pop("input_ids", inputs)
             mask = options.get("attention_mask")
             # Without a mask, transformers may number the positions of padding too.
             is_padded_unsaid = mask is None and ids is not None and len(ids) > 1
             has_own = any(options.get(name) is not None for name in _OWN_CACHE)
-            if ids is None or is_padded_unsaid or has_own or not _is_usual(model, options):
-                return generate(ids, **options)
+            if others or ids is None or is_padded_unsaid or has_own or not _is_usual(model, options):
+                return generate(ids, *others, **options)
             cache = self.load(ids, mask)
             output = generate(ids, past_key_values=cache, **options)
             self.store(getattr(output, "sequences", output), cache, mask)
@@ -322,10 +325,15 @@ def spec_of_model(model: Any, *, weights: str | None = None, revision: str | Non
     Raises
     ------
     InputError
-        ``invalid_config`` for a model with a LoRA without `adapter`; ``unknown_layers`` for layers without keys and values.
+        ``invalid_config`` for a model with a LoRA without `adapter`, or one quantized when it was loaded without `revision`;
+        ``unknown_layers`` for layers without keys and values.
     """
     if adapter is None and getattr(model, "peft_config", None):
         raise InputError("the model has a LoRA, which changes its cache", "invalid_config", "give adapter=, its name and digest")
+    # Otherwise the repository contains the quantized weights, and its commit identifies them.
+    if revision is None and not getattr(getattr(model, "hf_quantizer", None), "pre_quantized", True):
+        what = "the weights were quantized when they were loaded, which changes the cache"
+        raise InputError(what, "invalid_config", "give revision=, one for this quantization")
 
     def read(pairing: str | None) -> ModelSpec:
         return ModelSpec.from_config(

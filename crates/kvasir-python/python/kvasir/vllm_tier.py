@@ -131,6 +131,8 @@ class KvasirTier(SecondaryTierManager):
         self._tells = enable_kv_events and offloading_spec.kv_events_config.enable_kv_cache_events
         self._events: list[OffloadingEvent] = []
         self._jobs: dict[int, _Job] = {}
+        # When each request first asked.
+        self._asked: dict[str, float] = {}
         self._pages = PageStore(settings, logger)
         self._lookups = _Lookups(self)
 
@@ -138,6 +140,7 @@ class KvasirTier(SecondaryTierManager):
         """Return ``RETRY`` until the step's batch has completed."""
         found = self._lookups.lookup(key, req_context)
         if found is None:
+            self._asked.setdefault(req_context.req_id, time.monotonic())
             return LookupResult.RETRY
         return LookupResult.HIT if found else LookupResult.MISS
 
@@ -173,6 +176,7 @@ class KvasirTier(SecondaryTierManager):
 
     def on_request_finished(self, req_context: ReqContext) -> None:
         """Drop the request's lookup results."""
+        self._asked.pop(req_context.req_id, None)
         self._lookups.cleanup(req_context.req_id)
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
@@ -210,7 +214,9 @@ class KvasirTier(SecondaryTierManager):
         # A prefix is requested from its beginning, and chunks after a gap are of no use; a window from its end.
         places = [[req_context.get_offload_key_position(key) or 0 for key in group] for group in groups.values()]
         gaps = any(group != sorted(group) for group in places)
-        found = self._pages.find([self._names_of(group) for group in groups.values()], gaps).result()
+        # vLLM looks up for one request after another: while the service is silent, each would wait for all before it.
+        asked_at = self._asked.get(req_context.req_id, -math.inf)
+        found = self._pages.find([self._names_of(group) for group in groups.values()], gaps, asked_at).result()
         there = dict(zip(chain.from_iterable(groups.values()), chain.from_iterable(found), strict=True))
         return [there[key] for key in keys]
 

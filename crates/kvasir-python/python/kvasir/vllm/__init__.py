@@ -128,6 +128,9 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         if self._is_without_forward:
             # vLLM does not call `wait_for_save` then (vllm#57775). With a forward it may call it later, after drafting.
             self.wait_for_save()
+        if self._unsaved is not None:
+            # The last save of a request needs the rows that were copied for it.
+            finished_req_ids = finished_req_ids - {save.request_id for save in self._unsaved.saves}
         return self._mover.finished(finished_req_ids, time.monotonic())
 
     def get_block_ids_with_load_errors(self) -> set[int]:

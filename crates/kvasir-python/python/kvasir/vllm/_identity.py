@@ -53,6 +53,8 @@ def model_spec(settings: Settings, vllm_config: Any) -> ModelSpec:
         remedy = f"serve with --kv-cache-dtype {', '.join(_DTYPES)}, or without Kvasir"
         raise InputError(f"a cache of {cache.cache_dtype} is not supported", "invalid_config", remedy)
     weights, revision = settings.weights, settings.revision
+    if vllm_config.load_config.load_format == "dummy" and not revision:
+        raise InputError("the weights are random, whatever the model's files are", "invalid_config", 'give "revision"')
     folder, other_config = Path(model.model), getattr(model, "hf_config_path", None)
     source = model.hf_config
     # Overrides (`--hf-overrides`), which may be a function, are only in vLLM's copy of the configuration.
@@ -72,6 +74,10 @@ def model_spec(settings: Settings, vllm_config: Any) -> ModelSpec:
         weights, revision = weights or model.model, revision or getattr(source, "_commit_hash", None)
     if is_changed and revision:
         revision = f"{revision}:config:{_config_digest(model.hf_config)}"
+    if model.quantization is not None and getattr(model.hf_config, "quantization_config", None) is None and revision:
+        # vLLM rounds the weights when it loads them (`--quantization fp8`); their files do not tell.
+        how = repr((model.quantization, getattr(model, "quantization_config", None)))
+        revision = f"{revision}:quantization:{hashlib.sha256(how.encode()).hexdigest()[:16]}"
     return ModelSpec.from_config(source, weights=weights, revision=revision, kv_dtype=kv_dtype, context=model.max_model_len)
 
 
@@ -119,8 +125,12 @@ class Adapters:
         Raises
         ------
         InputError, OSError
-            If the files do not exist.
+            If the files do not exist, or the adapter replaced one in place.
         """
+        if getattr(lora, "load_inplace", False):
+            # With the number of that one, and often its path: files that were digested before are not those that vLLM has.
+            what = f"the adapter {lora.lora_name} was loaded in place of another one"
+            raise InputError(what, "invalid_config", "load it under a new name, without load_inplace")
         key = lora.lora_name, lora.lora_path, lora.lora_int_id
         read = self._read.get(key)
         if read is None:
@@ -135,15 +145,22 @@ class Adapters:
 
 
 def _identity(name: str, path: str) -> str:
+    from vllm.lora.utils import get_adapter_absolute_path
+
+    # The path may be a repository of the Hub, which vLLM has downloaded.
+    folder = Path(get_adapter_absolute_path(path))
     # Its scale changes rows as much as its weights do.
-    config = Path(path) / "adapter_config.json"
+    config = folder / "adapter_config.json"
     scale = hashlib.sha256(config.read_bytes() if config.is_file() else b"").hexdigest()[:16]
-    return f"{name}@{files_digest(Path(path))}-{scale}"
+    return f"{name}@{files_digest(folder)}-{scale}"
 
 
 def is_known_by_tokens(request: Any) -> bool:
-    """Whether a prompt consists of its tokens and the inputs that `prompt_of` turns into a salt."""
-    return request.prompt_token_ids is not None and request.prompt_embeds is None
+    """Whether a prompt consists of its tokens and the inputs that `prompt_of` turns into a salt.
+
+    Later parts of a request that is sent in parts (``resumable``) may have images and audio that the first one has not.
+    """
+    return request.prompt_token_ids is not None and request.prompt_embeds is None and not getattr(request, "resumable", False)
 
 
 def prompt_of(request: Any, adapters: Adapters) -> Prompt | None:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -23,8 +22,6 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from ..errors import InputError
-
-logger = init_logger(__name__)
 
 Array = np.ndarray[Any, Any]
 Planes = tuple[Array, Array]
@@ -63,6 +60,9 @@ def check_groups(vllm_config: Any, kv_cache_config: Any) -> None:
     for name in ("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size", "nnodes"):
         if getattr(parallel, name, 1) > 1:
             refuse(f"{name} is {getattr(parallel, name)}", "Kvasir only supports tensor parallelism on one host so far")
+    if not getattr(vllm_config.model_config, "is_prefix_caching_supported", True):
+        # Such as the mean over a prompt: vLLM fails if a part of it was loaded.
+        refuse("vLLM computes this model's prompts as a whole", "serve this model without Kvasir")
     specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
     for spec in specs:
         if type(spec) in _DECLINED:
@@ -247,6 +247,7 @@ class Blocks:
         names = [name for group in kv_cache_config.kv_cache_groups for name in group.layer_names]
         if sorted(groups) != list(range(len(names))):
             raise InputError(f"the cache has the layers {sorted(names)}", "unknown_layout", "vLLM continues without Kvasir")
+        self.layers = len(names)
         self._group_of = [groups[layer] for layer in range(len(names))]
         self._windowed_layers = [layer for group in self._groups if group.is_windowed for layer in group.layers]
 

@@ -67,7 +67,7 @@ class RequestLog:
     def _write_all(self) -> None:
         try:
             file = private_folder() / f"{self._name}.jsonl"
-            others = sorted(file.parent.glob("requests-*"), key=lambda other: other.stat().st_mtime)
+            others = sorted(file.parent.glob("requests-*"), key=_written_at)
             for other in others[:-_FILES_KEPT]:
                 other.unlink(missing_ok=True)
             while True:
@@ -83,3 +83,11 @@ class RequestLog:
                     return
         except (KvasirError, OSError) as error:
             logger.warning("requests are not recorded for `kvasir context explain --request`: %s", error)
+
+
+def _written_at(file: Path) -> float:
+    """Return when a file was written; 0 if another engine has removed it."""
+    try:
+        return file.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

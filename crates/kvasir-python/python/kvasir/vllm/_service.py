@@ -12,7 +12,7 @@ from .._model import Model
 from .._session import Session
 from .._spec import ModelSpec
 from .._store import connect
-from ..errors import AuthError, InputError, KvasirError
+from ..errors import AuthError, ForkError, InputError, KvasirError
 from ._identity import model_spec
 from ._plan import Prompt
 from ._settings import Settings
@@ -94,7 +94,8 @@ class Service:
                 )
                 logger.info("Kvasir at %s keeps the cache of model %s", settings.url, self._spec.model_id[:12])
                 return
-            except (AuthError, InputError) as error:
+            except (AuthError, ForkError, InputError, OSError) as error:
+                # OSError: there is no file of the profile.
                 logger.error("vLLM runs without Kvasir: %s", error)
                 return
             except KvasirError as error:
@@ -104,7 +105,7 @@ class Service:
 
 
 # Of vLLM's model: what its identity is made of, apart from its files.
-_IDENTITY = ("model", "revision", "dtype", "max_model_len", "hf_overrides", "hf_config_path")
+_IDENTITY = ("model", "revision", "dtype", "max_model_len", "hf_overrides", "hf_config_path", "quantization", "quantization_config")
 _services: dict[tuple[Settings, str], Service] = {}
 _making = threading.Lock()
 

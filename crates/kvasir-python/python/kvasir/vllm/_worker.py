@@ -14,7 +14,7 @@ from vllm.logger import init_logger
 
 from .._notices import Notices
 from .._session import Session
-from ..errors import KvasirError
+from ..errors import InputError, KvasirError
 from ._layout import BlockRows, Blocks, Rows, Taken
 from ._lossy import LossyPrefixes
 from ._metrics import Collector
@@ -91,6 +91,10 @@ class Worker:
         try:
             self._blocks = Blocks(*self._configs, caches)
             self._service = service_of(self._settings, self._configs[0])
+            if self._blocks.layers != (count := len(self._service.heads)):
+                # vLLM numbers the layers of a draft model (EAGLE) after those of the model.
+                what = f"the cache has {self._blocks.layers} layers, and the model {count}"
+                raise InputError(what, "unknown_layout", "serve without a draft model; vLLM continues without Kvasir")
             self._ranks = Ranks.of(self._configs[0], self._service.heads)
             if not self._ranks.is_first:
                 self._sender = Sender(self._ranks)
