@@ -97,3 +97,32 @@ fn the_retention_of_a_tombstone_begins_when_its_bytes_are_gone() {
         assert_eq!(tombstones(&store, storage).await, 0);
     });
 }
+
+/// Its bytes would be served once no replica remembers the removal, which is soon after the retention. So the note that they are
+/// gone does not count for them, and another one counts from their end.
+#[test]
+fn what_a_writer_stores_later_than_the_grace_goes_with_the_next_pass() {
+    on_simulated_time(async {
+        let store = FaultyStore::new(6, 0, false);
+        let mut dice = Dice::new(6);
+        let node = Node::cold(1, &store, &mut dice).await;
+        let storage = &node.storage;
+        let root = client::join(storage, &tenant()).await.expect("joins");
+        let chunk = chunks::chunk(root, &chunks::tokens(1, 256), 0, 256, 50);
+        client::store(storage, &chunk).await.expect("stores");
+        storage.lifecycle().remove(&key(&chunk)).await.expect("removes");
+        sleep(MINUTE * 2).await;
+        assert_eq!(collect(storage).await.deleted, 1);
+        sleep(DAY / 2).await;
+        assert_eq!(collect(storage).await.deleted, 0, "nothing is left of it");
+        let path = storage.store().layout().path(&Key::Chunk(key(&chunk)));
+        storage.store().objects().put(&path, chunk.bytes.clone().into()).await.expect("writes");
+        assert!(storage.reads().object_bytes(&key(&chunk)).await.is_err(), "it stays removed");
+        assert_eq!(collect(storage).await.deleted, 1);
+        sleep(DAY / 2 + MINUTE * 2).await;
+        assert_eq!(collect(storage).await.tombstones_deleted, 0, "the late bytes went half a day ago");
+        sleep(DAY / 2).await;
+        assert_eq!(collect(storage).await.tombstones_deleted, 1);
+        assert_eq!(tombstones(&store, storage).await, 0);
+    });
+}

@@ -140,6 +140,8 @@ pub const STORE_DATE_UNIT: Duration = Duration::from_secs(1);
 pub const GC_TENANT_SECONDS: u32 = 100;
 /// The same at a low rate: as at the default one.
 pub const GC_TENANT_ACTIONS_MIN: u32 = 10_000;
+/// Fewer than five tenants divide what the rate allows in this many seconds: a pass may take as long for one as for five.
+pub const GC_TENANTS_SECONDS: u32 = 500;
 /// Chunks named by one intent of the collector: one listing of the contexts for this many tombstones. At the
 /// default rate they are written within a second, during which a pin of one of them waits.
 pub const GC_INTENT_CHUNKS_MAX: usize = 100;
@@ -161,6 +163,9 @@ pub const GC_PARALLEL: usize = 32;
 /// Objects that wait until a pass asks for them together: ~500 bytes each. A multiple of [`GC_PARALLEL`], so that few
 /// requests are waited for alone.
 pub const GC_BATCH_OBJECTS: usize = 4 * GC_PARALLEL;
+/// Bits by which a pass knows the objects in its units that it has listed: 32 MiB while it runs. Each sets two. Of other
+/// objects, it takes next to none for one of them if they are two million, and one in seven if they are a sixteenth of 10⁹.
+pub const GC_LISTED_BITS: usize = 1 << 28;
 /// Number from which an epoch of the collector is not one of ours.
 pub const EPOCH_MAX: u64 = 1 << 62;
 /// How often a pass that lists the whole store says that it lasts: well below what other members wait for.

@@ -103,9 +103,9 @@ const STATED: &[(&str, f64, &str)] = &[
     ("requests_of_a_rebuilt_row", 2.0, "HEAD of a tombstone, then GET of a chunk's head"),
     (
         "requests_of_a_collected_chunk",
-        10.0,
+        12.0,
         "one after the other, for many chunks at once: HEAD of the chunk, HEAD of the tombstone, DELETE, GET of the reason, PUT of the note; after the \
-         retention HEAD of the chunk, of the note, of the tombstone, DELETE of both",
+         retention HEAD of the chunk and of the note, at most once too early and once in time, HEAD of the tombstone, DELETE of both",
     ),
     (
         "actions_of_a_collected_chunk",
@@ -134,7 +134,7 @@ const STATED: &[(&str, f64, &str)] = &[
 ];
 
 /// Limits and defaults of the service, as its code has them.
-fn limits_and_defaults() -> [(&'static str, f64, &'static str); 21] {
+fn limits_and_defaults() -> [(&'static str, f64, &'static str); 22] {
     let defaults = Config::default();
     let policy = &defaults.gc.policy;
     [
@@ -148,7 +148,12 @@ fn limits_and_defaults() -> [(&'static str, f64, &'static str); 21] {
         ("chunks_of_an_intent", limits::GC_INTENT_CHUNKS_MAX as f64, "GC_INTENT_CHUNKS_MAX"),
         ("objects_to_choose_from", limits::COLD_OBJECTS_MAX as f64, "COLD_OBJECTS_MAX"),
         ("gc_actions_per_s", f64::from(policy.actions_per_second), "default of gc.actions_per_second"),
-        ("tenant_actions_of_a_pass", f64::from(limits::GC_TENANT_ACTIONS_MIN), "GC_TENANT_ACTIONS_MIN"),
+        (
+            "tenant_actions_of_a_pass",
+            f64::from(policy.actions_per_second * limits::GC_TENANTS_SECONDS),
+            "default of gc.actions_per_second, for GC_TENANTS_SECONDS: of a tenant that is alone",
+        ),
+        ("listed_bits", limits::GC_LISTED_BITS as f64, "GC_LISTED_BITS"),
         ("tombstones_kept_s", policy.tombstone_retention.as_secs_f64(), "default of gc.tombstone_retention"),
         ("rebuilt_at_once", limits::REBUILD_PARALLEL as f64, "REBUILD_PARALLEL"),
         ("journal_pages_max", limits::JOURNAL_PAGES_MAX as f64, "JOURNAL_PAGES_MAX"),

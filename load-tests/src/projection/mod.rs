@@ -67,10 +67,10 @@ const MODEL: [&str; 9] = [
      journal_retention_s, is listed replica by replica where it has more than journal_pages_max pages; who marks what is evicted \
      announces it meanwhile, and each replica announces removals once in each of its passes",
     "the collector waits gc_interval_s between passes: one replica lists everything, work_units or fewer list their shares of one \
-     model, which is one tenant's; the bill is of listings only, without what they find to do; the owner of a unit looks under \
-     the tombstones that are kept and deletes chunks, collected_at_once at a time, then marks what was chosen to be evicted, one \
-     intent after the other, while its tenant has some of tenant_actions_of_a_pass left; a pass over everything chooses among at \
-     most objects_to_choose_from",
+     model, which is that of the only tenant; the bill is of listings only, without what they find to do; the owner of a unit \
+     deletes chunks and looks under some of the tombstones that are kept, as few as listed_bits allow, collected_at_once at a time, \
+     then marks what was chosen to be evicted, one intent after the other, while its tenant has some of tenant_actions_of_a_pass \
+     left; a pass over everything chooses among at most objects_to_choose_from, and then does the same as an owner",
     "everything is in one region; the sum is for one zone, beside it what traffic between three costs",
 ];
 

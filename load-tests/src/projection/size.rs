@@ -97,20 +97,31 @@ fn marking_s(inputs: &Inputs) -> f64 {
     rounds * of("request_s") / chunks
 }
 
+/// Of the tombstones whose bytes are gone, the part that a pass which listed so many objects looks under all the same: both bits
+/// of the object are those of others.
+fn looked_under(inputs: &Inputs, listed: f64) -> f64 {
+    (1.0 - (-2.0 * listed / inputs.value("listed_bits")).exp()).powi(2)
+}
+
 /// Chunks a second that the owners of a tenant's units can delete and mark, of those that passes over the whole store choose.
-/// `share_s`, `whole_pass_s`: what it takes to list a share, and everything.
-fn collected_per_s_max(inputs: &Inputs, owners: f64, share_s: f64, whole_pass_s: f64) -> f64 {
+/// `chunks`: all that are stored. `share_s`, `whole_pass_s`: what it takes to list a share, and everything.
+fn collected_per_s_max(inputs: &Inputs, owners: f64, chunks: f64, share_s: f64, whole_pass_s: f64) -> f64 {
     let of = |name: &str| inputs.value(name);
     let deleting_s = of("requests_of_a_collected_chunk") * of("request_s") / of("collected_at_once");
     let by_rate_s = of("actions_of_a_collected_chunk") / of("gc_actions_per_s");
     let chunk_s = (deleting_s + marking_s(inputs)).max(by_rate_s);
-    let chunks_of_a_pass = of("tenant_actions_of_a_pass") / of("tenant_actions_of_a_collected_chunk");
-    // Each pass also looks under every tombstone that is kept, and the more chunks go a second, the more these are. So it is
-    // the positive x of x · (period_s + kept_s · x) = chunks_of_a_pass.
-    let kept_s = of("tombstones_kept_s") * of("request_s") / of("collected_at_once");
-    let period_s = of("gc_interval_s") + share_s + chunks_of_a_pass * chunk_s;
-    let by_owner = ((period_s.powi(2) + 4.0 * kept_s * chunks_of_a_pass).sqrt() - period_s) / (2.0 * kept_s);
-    let chosen = of("objects_to_choose_from") / (of("gc_interval_s") + whole_pass_s);
+    let allowed = of("tenant_actions_of_a_pass") / of("tenant_actions_of_a_collected_chunk");
+    let chunks_of_a_pass = allowed.min(of("objects_to_choose_from") / owners);
+    let own_s = chunks_of_a_pass * chunk_s;
+    // Each pass also looks under some of the tombstones that are kept, and the more chunks go a second, the more these are. So
+    // it is the positive x of x · (period_s + kept_s · x) = chunks_of_a_pass.
+    let looks = of("tombstones_kept_s") * looked_under(inputs, chunks / owners);
+    let kept_s = looks * of("request_s") / of("collected_at_once");
+    let period_s = of("gc_interval_s") + share_s + own_s;
+    let root = (period_s.powi(2) + 4.0 * kept_s * chunks_of_a_pass).sqrt();
+    let by_owner = 2.0 * chunks_of_a_pass / (period_s + root);
+    // The replica that chooses may own units, too.
+    let chosen = of("objects_to_choose_from") / (of("gc_interval_s") + whole_pass_s + own_s);
     (owners * by_owner).min(chosen)
 }
 
@@ -133,7 +144,7 @@ impl ProjectedSize {
         let gc_pass_s = gc_listings * of("listing_s") / of("listings_at_once");
         let owners = replicas.min(of("work_units"));
         let gc_share_s = gc_pass_s / owners;
-        let gc_chunks_per_s_max = collected_per_s_max(inputs, owners, gc_share_s, gc_pass_s);
+        let gc_chunks_per_s_max = collected_per_s_max(inputs, owners, chunks, gc_share_s, gc_pass_s);
         let (gc_period_s, evicted_per_s) =
             (of("gc_interval_s") + gc_share_s, writes_per_s.min(gc_chunks_per_s_max));
         let journal = journal(inputs, replicas, writes_per_s, gc_period_s, evicted_per_s);
@@ -216,19 +227,27 @@ mod tests {
         assert_eq!([3_000.0, 5_000.0, 1e6].map(|n| listings(4.0, n)), [3.0, 4.0, 4.0]);
     }
 
-    /// A pass begins ten minutes after the one before, lists, looks under a day's tombstones, 32 at a time, deletes 32 chunks at a
-    /// time in ten requests of 150 ms, and writes intents of 100 chunks, in three requests and four rounds of tombstones. It has
-    /// 10,000 actions by default, two for each chunk. At most as many go as passes over the whole store choose.
+    /// A pass begins ten minutes after the one before, lists, looks under some of a day's tombstones, 32 at a time, deletes 32
+    /// chunks at a time in twelve requests of 150 ms, and writes intents of 100 chunks, in three requests and four rounds of
+    /// tombstones. It has 50,000 actions by default, two for each chunk. At most as many go as passes over the whole store choose,
+    /// of which one may do all this as well.
     #[test]
     fn what_is_collected_follows_from_what_a_pass_takes_and_may_do() {
         let inputs = inputs(600.0);
-        for owners in [1.0, 16.0] {
-            let rate = collected_per_s_max(&inputs, owners, 20.0, 300.0) / owners;
-            let chunk_s = 1.5 / 32.0 + 7.0 * 0.15 / 100.0;
-            let pass_s = 20.0 + rate * 86_400.0 * 0.15 / 32.0 + 5_000.0 * chunk_s;
-            assert!((rate * (600.0 + pass_s) - 5_000.0).abs() < 1e-6, "{rate} a second, {pass_s} s");
+        let chunk_s = 12.0 * 0.15 / 32.0 + 7.0 * 0.15 / 100.0;
+        // One pass takes one tombstone in 25 for one with an object, another one in 5,000.
+        for (owners, part) in [(1.0, 0.0402), (16.0, 0.000_192)] {
+            let rate = collected_per_s_max(&inputs, owners, 3e7, 20.0, 300.0) / owners;
+            let pass_s = 20.0 + rate * 86_400.0 * part * 0.15 / 32.0 + 25_000.0 * chunk_s;
+            let collected = rate * (600.0 + pass_s);
+            assert!((collected / 25_000.0 - 1.0).abs() < 1e-3, "{rate} a second, {pass_s} s");
         }
-        assert!((collected_per_s_max(&inputs, 16.0, 20.0, 99_400.0) - 10.0).abs() < 1e-9);
+        let others_s = 600.0 + 25_000.0 * chunk_s;
+        let chosen = collected_per_s_max(&inputs, 16.0, 3e7, 20.0, 100_000.0 - others_s);
+        assert!((chosen - 10.0).abs() < 1e-9, "{chosen}");
+        // A hundred owners could do more than what is chosen for them.
+        let chosen = collected_per_s_max(&inputs, 100.0, 3e7, 20.0, 300.0);
+        assert!((chosen - 1e6 / (900.0 + 10_000.0 * chunk_s)).abs() < 1e-9, "{chosen}");
     }
 
     /// Removals are kept for a day, and each read lists those of the last half hour: rare passes cost fewer reads of batches.

@@ -10,6 +10,9 @@
 //! also lists the whole store, for what concerns all chunks: counts, capacity, salts, journals, remains of writers. What
 //! has to leave for the capacity it chooses for all, and writes down for the owners of the chunks.
 //!
+//! A pass lists objects before their tombstones, so a tombstone whose bytes are gone costs no request while it is kept. A
+//! writer that was slower than the grace may write them again: the next pass lists them, and deletes them again.
+//!
 //! Ages are measured by the store's clock alone: the epoch object written at the start of the pass against
 //! the listed objects. Replicas' clocks may be wrong by any amount.
 
@@ -21,6 +24,7 @@ mod evaluate;
 mod expired_salts;
 pub(crate) mod intents;
 mod leftovers;
+mod listed_objects;
 mod record;
 mod sweep;
 mod tails;
@@ -49,7 +53,7 @@ use tokio::time::Instant;
 
 use self::{
     capacity::CapacityPlan, concurrent::concurrently, contexts::Contexts, epoch::Epoch, intents::Decided,
-    sweep::DueTombstone, tenant_budget::TenantActionBudget, victims::Victims,
+    listed_objects::ListedObjects, sweep::DueTombstone, tenant_budget::TenantActionBudget, victims::Victims,
 };
 use super::{
     Lifecycle, ProgressAnswer,
@@ -179,6 +183,8 @@ struct GcPass<'a> {
     report: GcReport,
     actions: AtomicU32,
     contexts: Contexts,
+    /// Objects in its units; `None`: any may be listed later.
+    listed: Option<ListedObjects>,
     /// Expired chunks that may already have a tombstone.
     expired: Vec<ChunkKey>,
     /// Tombstones to be swept.
@@ -241,10 +247,13 @@ impl Lifecycle {
             tracing::warn!(%error, "what this replica has served could not be written down: another one that evicts does not know it");
         }
         pass.victims = self.read_victims(&pass).await;
+        pass.listed = self.no_objects_listed(lists_all);
         let needs_models = !lists_all || share.has_rows_by_route();
         let models = if needs_models { self.models().await? } else { Vec::new() };
+        let tenants = if lists_all { self.catalog.tenants().await? } else { Vec::new() };
+        let with_models = models.iter().map(|(tenant, _)| tenant).collect::<BTreeSet<_>>().len();
+        pass.tenant_budget = TenantActionBudget::of(policy, tenants.len().max(with_models));
         if lists_all {
-            let tenants = self.catalog.tenants().await?;
             self.read_contexts(&mut pass, tenants).await?;
             self.delete_old_intents(&pass).await?;
             pass.report.uploads_deleted = self.uploads.collect_uploads(begun_ms, policy.dry_run).await?;
@@ -263,6 +272,7 @@ impl Lifecycle {
             }
             match key {
                 Key::Chunk(key) => {
+                    pass.note_listed(&key);
                     let is_another = |first: &ChunkKey| {
                         (&first.tenant, &first.model_id, &first.seq_hash)
                             != (&key.tenant, &key.model_id, &key.seq_hash)
@@ -417,6 +427,7 @@ impl<'a> GcPass<'a> {
             report: GcReport { led: true, listed_all: lists_all, ..GcReport::default() },
             actions: AtomicU32::new(0),
             contexts: Contexts::default(),
+            listed: None,
             expired: Vec::new(),
             due_tombstones: Vec::new(),
             decided: Decided::default(),
@@ -427,7 +438,8 @@ impl<'a> GcPass<'a> {
             removed_opaque: HashSet::new(),
             rotated: BTreeSet::new(),
             count: Count::default(),
-            tenant_budget: TenantActionBudget::of(policy),
+            // Until it knows how many tenants there are.
+            tenant_budget: TenantActionBudget::of(policy, usize::MAX),
         }
     }
 

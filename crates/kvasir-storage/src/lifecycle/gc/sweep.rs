@@ -5,6 +5,10 @@
 //! delete both within a minute, and a slow collector that had decided earlier would meet a name that is in
 //! use again. A late or repeated note only prolongs the tombstone's life; a note older than the tombstone
 //! belongs to an earlier object of the name and does not count.
+//!
+//! In between, a pass asks the store for the bytes under a tombstone only if it may have listed them. A note does not say
+//! that they are still gone: a writer that was late may have written them again. Then they must go while the replicas
+//! remember the removal, which is for hardly longer than the retention: the next pass lists them and deletes them.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -56,6 +60,10 @@ impl Lifecycle {
         if pass.now.age(&meta) < pass.policy.grace || !pass.tenant_budget.has_remaining(&key.tenant) {
             return Ok(());
         }
+        // There are no bytes to delete, and it stays.
+        if !pass.may_have_listed(&key) && !pass.may_end(&meta) {
+            return Ok(());
+        }
         pass.due_tombstones.push(DueTombstone { key, meta });
         if pass.due_tombstones.len() < pass.policy.tombstones_at_once() {
             return Ok(());
@@ -103,8 +111,7 @@ impl Lifecycle {
     }
 
     /// Looks for the object under a tombstone. If there is none, the tombstone's retention may be over: that is decided at
-    /// once, because a writer that was late may write the object again. For the same reason the store is asked in each pass,
-    /// also where a note says that the bytes are gone.
+    /// once, because a writer that was late may write the object again.
     async fn look_under(&self, pass: &GcPass<'_>, due: DueTombstone) -> Result<Looked, StoreError> {
         if pass.is_stale() {
             return Ok(Looked::Nothing(Swept::Kept));
@@ -114,9 +121,10 @@ impl Lifecycle {
             return Ok(Looked::Object(due, object.size));
         }
         let DueTombstone { key, meta } = due;
-        let is_late = pass.now.age(&meta) >= pass.policy.grace + pass.policy.tombstone_retention;
-        let swept = if is_late { self.expire_tombstone(pass, key, &meta).await? } else { Swept::Kept };
-        Ok(Looked::Nothing(swept))
+        if !pass.may_end(&meta) {
+            return Ok(Looked::Nothing(Swept::Kept));
+        }
+        Ok(Looked::Nothing(self.expire_tombstone(pass, key, &meta).await?))
     }
 
     /// Deletes the object under a tombstone, unless it is held.
@@ -339,6 +347,13 @@ impl Lifecycle {
             pass.report.leftovers_deleted += 1;
         }
         Ok(())
+    }
+}
+
+impl GcPass<'_> {
+    /// Whether the retention of a tombstone may be over: it begins after the grace.
+    fn may_end(&self, tombstone: &ObjectMeta) -> bool {
+        self.now.age(tombstone) >= self.policy.removals_kept()
     }
 }
 
