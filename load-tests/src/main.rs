@@ -5,6 +5,7 @@
 mod apart;
 mod arguments;
 mod cluster;
+mod deadlines;
 mod divided;
 mod hour;
 mod http;
@@ -43,6 +44,7 @@ enum Command {
     Peers(peers::PeersArguments),
     ScaleOut(scale_out::ScaleArguments),
     Link(link::LinkArguments),
+    Deadlines(deadlines::DeadlineArguments),
     Hour(hour::HourArguments),
     Apart(apart::ApartArguments),
     Project(projection::ProjectArguments),
@@ -125,6 +127,12 @@ async fn run_command(command: Command) -> Result<bool> {
             let links = Box::pin(link::measure(&arguments)).await?;
             report::write(&arguments.common.out, "link", &links, &links.page())?;
             say(&links.lines());
+            Ok(true)
+        }
+        Command::Deadlines(arguments) => {
+            let deadlines = Box::pin(deadlines::measure(&arguments)).await?;
+            report::write(&arguments.common.out, "deadlines", &deadlines, &deadlines.page())?;
+            say(&deadlines.lines());
             Ok(true)
         }
         Command::Hour(arguments) => {

@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::{
     apart::Apart,
+    deadlines::Deadlines,
     divided::DividedPath,
     hour::{self, Hour},
     link::Links,
@@ -68,6 +69,8 @@ fn page_of(file: &Path) -> Result<String> {
             Ok(hour::page(&parsed::<Hour>(&text)?))
         } else if has("tenants_apart") {
             Ok(parsed::<Apart>(&text)?.page())
+        } else if has("differences") {
+            Ok(parsed::<Deadlines>(&text)?.page())
         } else if has("link_mbps") {
             Ok(parsed::<Scaling>(&text)?.page())
         } else if has("divided") {

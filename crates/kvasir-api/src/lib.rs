@@ -88,6 +88,9 @@ pub const MEDIA_EVENTS: &str = "text/event-stream";
 pub const HEADER_REQUEST_TYPE: &str = "kvasir-request-type";
 /// Header of lookups, reads and writes of chunks: turn of the conversation, from 1, for eviction.
 pub const HEADER_TURN: &str = "kvasir-turn";
+/// Header of reads: milliseconds until the first token of the load is due. Where a service's egress has a rate, a tenant's
+/// answers are sent in this order.
+pub const HEADER_DEADLINE: &str = "kvasir-deadline-ms";
 /// Header of writes of chunks: the namespace of the chunk's chain, used as a label of events.
 pub const HEADER_NAMESPACE: &str = "kvasir-namespace";
 /// Header of writes of chunks: BLAKE3 of the body; requires a declared length. The body is forwarded to the

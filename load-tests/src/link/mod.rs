@@ -23,9 +23,11 @@ use kvasir_train::{Recipe, TrainingContext, train};
 use kvasir_types::{KvDtype, KvLayout, LayerKv, Level, ModelSpec, Reuse};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use self::synthetic::SyntheticKv;
+
 use self::{
     blobs::Encoding,
-    synthetic::{DIM, HEADS, SyntheticKv},
+    synthetic::{DIM, HEADS},
 };
 use crate::{
     arguments::CommonArguments,
@@ -90,7 +92,8 @@ const SAMPLE_TOKENS: usize = 256;
 /// Tokens per chunk of LMCache: its default, and the size that CacheGen's authors measured.
 const LMCACHE_CHUNKS: [usize; 2] = [256, 2_048];
 
-fn spec(layers: usize) -> ModelSpec {
+/// A model of the shape with so many layers.
+pub(crate) fn spec(layers: usize) -> ModelSpec {
     let layer =
         LayerKv { layout: KvLayout::Gqa { kv_heads: HEADS as u32, head_dim: DIM as u32 }, rope: None };
     ModelSpec {
@@ -125,6 +128,20 @@ impl PageStore for DiscardingPages {
     }
 }
 
+/// A table for this many tokens whose pages are not kept.
+pub(crate) fn table(tokens: usize) -> Result<BlockTable> {
+    let pages = 0..tokens.div_ceil(PAGE_TOKENS) as u32;
+    let pages: Vec<_> = pages.map(|index| PageRef { index, generation: 0 }).collect();
+    Ok(BlockTable::new(Arc::new(DiscardingPages), pages, PAGE_TOKENS)?)
+}
+
+/// A profile of several levels, trained on the cache itself.
+pub(crate) fn profile(spec: &ModelSpec) -> Result<Arc<Profile>> {
+    let kv = KvBuffer::from_source(spec, SAMPLE_TOKENS, &SyntheticKv);
+    let context = TrainingContext { first_position: 0, tokens: (0..SAMPLE_TOKENS as u32).collect(), kv };
+    Ok(Arc::new(train(spec, &[context], &Recipe::Direct, 0.01, &mut |_, _| ())?))
+}
+
 fn link(mbps: f64) -> Result<LinkOptions> {
     Ok(LinkOptions::down(BandwidthSeries::constant(mbps).context("a bandwidth")?))
 }
@@ -146,9 +163,7 @@ fn row(
 }
 
 async fn ours(arguments: &LinkArguments, spec: &Arc<ModelSpec>) -> Result<Vec<EncodingResult>> {
-    let kv = KvBuffer::from_source(spec, SAMPLE_TOKENS, &SyntheticKv);
-    let context = TrainingContext { first_position: 0, tokens: (0..SAMPLE_TOKENS as u32).collect(), kv };
-    let profile: Arc<Profile> = Arc::new(train(spec, &[context], &Recipe::Direct, 0.01, &mut |_, _| ())?);
+    let profile = profile(spec)?;
     let settings = vec!["hot.memory=1GiB".to_owned(), "hot.disk=0".to_owned()];
     let service = ServiceSpec { store: "file".into(), settings, ..ServiceSpec::default() };
     let cluster = Cluster::start(&arguments.common, &service, false).await?;
@@ -170,9 +185,7 @@ async fn ours(arguments: &LinkArguments, spec: &Arc<ModelSpec>) -> Result<Vec<En
         let took = median(arguments.rounds, async || {
             let shaped = ShapedLink::start(address, link(arguments.mbps)?).await?;
             let kvasir = connect(shaped.address()).await?;
-            let pages = 0..arguments.tokens.div_ceil(PAGE_TOKENS) as u32;
-            let pages: Vec<_> = pages.map(|index| PageRef { index, generation: 0 }).collect();
-            let table = BlockTable::new(Arc::new(DiscardingPages), pages, PAGE_TOKENS)?;
+            let table = table(arguments.tokens)?;
             shaped.restart();
             let begun = tokio::time::Instant::now();
             let session = kvasir.session(&tokens).await;

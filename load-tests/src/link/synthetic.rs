@@ -10,7 +10,7 @@ pub(super) const HEADS: usize = 8;
 pub(super) const DIM: usize = 128;
 
 /// Elements that follow from their place: Laplacian, with a scale by channel between 0.25 and 2.
-pub(super) struct SyntheticKv;
+pub(crate) struct SyntheticKv;
 
 impl KvSource for SyntheticKv {
     fn read(&self, layer: usize, plane: Plane, head: usize, tokens: Range<usize>, out: &mut [f32]) {

@@ -5,10 +5,15 @@
 //! finish of its tenant's previous piece, and pieces are sent in the order of their start tags at the rate of
 //! the link. A tenant's next piece gets its tag when the previous one is sent, so pieces of responses that end
 //! before their turn cost nothing.
+//!
+//! Among a tenant's loads with a deadline the earliest is served first (Liu, Layland 1973). A load that is late
+//! has missed its deadline anyway: it waits for those that can still keep theirs. Other answers are sent in the
+//! order of their arrival, and have half of the tenant's bytes while both wait: so the answer to a lookup does
+//! not wait for loads, and loads do not wait for many answers without a deadline.
 
 use std::{
     cmp::Reverse,
-    collections::{BinaryHeap, HashMap, VecDeque},
+    collections::{BTreeMap, BinaryHeap, HashMap, VecDeque},
     time::Duration,
 };
 
@@ -26,6 +31,10 @@ use tokio::{
 
 /// How far the link may fall behind and catch up: the granularity of timers, no more.
 const BURST: Duration = Duration::from_millis(20);
+/// A response is due this long after its request at the latest, so that none waits for ever.
+const DUE_MAX: Duration = Duration::from_secs(10);
+/// One of so many pieces of a tenant's loads is the one that is due first, also if it is late: so late loads go on.
+const LATE_TURN: u64 = 8;
 
 /// Shares the egress bandwidth fairly between tenants. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -38,6 +47,7 @@ pub(crate) struct EgressScheduler {
 #[derive(Debug)]
 struct SendTicket {
     tenant: Name,
+    due: Option<Instant>,
     bytes: usize,
     granted: oneshot::Sender<()>,
 }
@@ -50,8 +60,8 @@ impl EgressScheduler {
         Self { tickets }
     }
 
-    /// The response, each part of which waits until the tenant may send it.
-    pub(crate) fn schedule(&self, tenant: &Name, response: Response) -> Response {
+    /// The response to a request whose load has this deadline, each part of which waits until the tenant may send it.
+    pub(crate) fn schedule(&self, tenant: &Name, deadline: Option<Instant>, response: Response) -> Response {
         let (parts, body) = response.into_parts();
         if body.is_end_stream() {
             return Response::from_parts(parts, body);
@@ -62,7 +72,7 @@ impl EgressScheduler {
             let (scheduler, tenant) = (scheduler.clone(), tenant.clone());
             async move {
                 if let Ok(part) = &part {
-                    scheduler.acquire(tenant, part.len()).await;
+                    scheduler.acquire(tenant, deadline, part.len()).await;
                 }
                 part
             }
@@ -75,18 +85,76 @@ impl EgressScheduler {
         response
     }
 
-    /// Waits until a tenant may send `bytes`.
-    async fn acquire(&self, tenant: Name, bytes: usize) {
+    /// Waits until a tenant may send `bytes` for a load with this deadline.
+    async fn acquire(&self, tenant: Name, due: Option<Instant>, bytes: usize) {
         let (granted, grant) = oneshot::channel();
         // At shutdown the queue is gone: send without waiting.
-        if self.tickets.send(SendTicket { tenant, bytes, granted }).is_ok() {
+        if self.tickets.send(SendTicket { tenant, due, bytes, granted }).is_ok() {
             let _ = grant.await;
         }
     }
 }
 
-/// Each tenant's tickets in the order of their arrival, and the tenants that have any in the order of the
-/// start tags of their first ones.
+/// The deadline of a load that has so many milliseconds left.
+pub(crate) fn deadline(left_ms: u64) -> Instant {
+    Instant::now() + Duration::from_millis(left_ms).min(DUE_MAX)
+}
+
+/// The tickets of a tenant that wait.
+#[derive(Debug, Default)]
+struct Backlog {
+    /// Of loads with a deadline, by it and the order of their arrival.
+    loads: BTreeMap<(Instant, u64), SendTicket>,
+    /// Of other answers, in the order of their arrival.
+    others: VecDeque<SendTicket>,
+    /// Pieces of loads that were granted.
+    load_pieces: u64,
+    /// Bytes that loads were granted beyond those of other answers, while both waited.
+    loads_ahead: i64,
+}
+
+impl Backlog {
+    fn is_empty(&self) -> bool {
+        self.loads.is_empty() && self.others.is_empty()
+    }
+
+    fn push(&mut self, arrival: u64, ticket: SendTicket) {
+        match ticket.due {
+            Some(due) => _ = self.loads.insert((due, arrival), ticket),
+            None => self.others.push_back(ticket),
+        }
+    }
+
+    /// Takes the ticket to be granted next.
+    fn pop(&mut self, now: Instant) -> Option<SendTicket> {
+        if self.loads.is_empty() || (self.loads_ahead >= 0 && !self.others.is_empty()) {
+            return self.others.pop_front();
+        }
+        let in_time = self.loads.range((now, 0)..).next().map(|(key, _)| *key);
+        match in_time.filter(|_| !self.load_pieces.is_multiple_of(LATE_TURN)) {
+            Some(key) => self.loads.remove(&key),
+            None => self.loads.pop_first().map(|(_, ticket)| ticket),
+        }
+    }
+
+    /// Counts bytes that were granted. Who has nothing to send saves nothing up.
+    fn charge(&mut self, is_load: bool, bytes: usize) {
+        if is_load {
+            self.load_pieces += 1;
+            self.loads_ahead += bytes as i64;
+            if self.others.is_empty() {
+                self.loads_ahead = self.loads_ahead.min(0);
+            }
+        } else {
+            self.loads_ahead -= bytes as i64;
+            if self.loads.is_empty() {
+                self.loads_ahead = self.loads_ahead.max(0);
+            }
+        }
+    }
+}
+
+/// Each tenant's tickets, and the tenants that have any in the order of the start tags of their next ones.
 struct FairQueue {
     rate: f64,
     /// Bytes granted to a tenant that always has data to send.
@@ -94,14 +162,14 @@ struct FairQueue {
     arrivals: u64,
     finish_tags: HashMap<Name, u64>,
     waiting: BinaryHeap<Reverse<(u64, u64, Name)>>,
-    tickets: HashMap<Name, VecDeque<SendTicket>>,
+    backlogs: HashMap<Name, Backlog>,
     free_at: Instant,
 }
 
 impl FairQueue {
     fn new(rate: f64) -> Self {
-        let (finish_tags, waiting, tickets) = (HashMap::new(), BinaryHeap::new(), HashMap::new());
-        Self { rate, virtual_time: 0, arrivals: 0, finish_tags, waiting, tickets, free_at: Instant::now() }
+        let (finish_tags, waiting, backlogs) = (HashMap::new(), BinaryHeap::new(), HashMap::new());
+        Self { rate, virtual_time: 0, arrivals: 0, finish_tags, waiting, backlogs, free_at: Instant::now() }
     }
 
     async fn run(mut self, mut submitted: mpsc::UnboundedReceiver<SendTicket>) {
@@ -119,14 +187,16 @@ impl FairQueue {
 
     fn enqueue(&mut self, ticket: SendTicket) {
         let tenant = ticket.tenant.clone();
-        let tickets = self.tickets.entry(tenant.clone()).or_default();
-        tickets.push_back(ticket);
-        if tickets.len() == 1 {
+        self.arrivals += 1;
+        let backlog = self.backlogs.entry(tenant.clone()).or_default();
+        let was_empty = backlog.is_empty();
+        backlog.push(self.arrivals, ticket);
+        if was_empty {
             self.line_up(tenant);
         }
     }
 
-    /// Gives the first ticket of a tenant its start tag.
+    /// Gives the next ticket of a tenant its start tag.
     fn line_up(&mut self, tenant: Name) {
         let start_tag = self.finish_tags.get(&tenant).copied().unwrap_or(0).max(self.virtual_time);
         self.arrivals += 1;
@@ -135,20 +205,21 @@ impl FairQueue {
 
     fn dispatch(&mut self) {
         let Some(Reverse((start_tag, _, tenant))) = self.waiting.pop() else { return };
-        let mut tickets = self.tickets.remove(&tenant).unwrap_or_default();
-        while let Some(SendTicket { bytes, granted, .. }) = tickets.pop_front() {
+        let mut backlog = self.backlogs.remove(&tenant).unwrap_or_default();
+        while let Some(SendTicket { due, bytes, granted, .. }) = backlog.pop(Instant::now()) {
             // The response is gone: charge nothing.
             if granted.send(()).is_err() {
                 continue;
             }
+            backlog.charge(due.is_some(), bytes);
             self.virtual_time = self.virtual_time.max(start_tag);
             let earliest = Instant::now().checked_sub(BURST).unwrap_or(self.free_at);
             self.free_at = self.free_at.max(earliest) + Duration::from_secs_f64(bytes as f64 / self.rate);
             self.finish_tags.insert(tenant.clone(), start_tag.saturating_add(bytes as u64));
             break;
         }
-        if !tickets.is_empty() {
-            self.tickets.insert(tenant.clone(), tickets);
+        if !backlog.is_empty() {
+            self.backlogs.insert(tenant.clone(), backlog);
             self.line_up(tenant);
         }
         if self.waiting.is_empty() {
@@ -177,7 +248,10 @@ mod tests {
                 (scheduler.clone(), tenant.parse().expect("a name"));
             tokio::spawn(async move {
                 let mut sent = 0;
-                while tokio::time::timeout_at(until, scheduler.acquire(tenant.clone(), bytes)).await.is_ok() {
+                while tokio::time::timeout_at(until, scheduler.acquire(tenant.clone(), None, bytes))
+                    .await
+                    .is_ok()
+                {
                     sent += bytes as u64;
                 }
                 sent
@@ -216,6 +290,66 @@ mod tests {
         assert!((0.95..=1.05).contains(&alone), "{alone}");
     }
 
+    /// How long each of these loads takes that begin together: of so many bytes, with this deadline.
+    async fn times(loads: &[(usize, Option<f64>)]) -> Vec<f64> {
+        let (scheduler, begun) = (EgressScheduler::new(RATE), Instant::now());
+        let tasks = loads.iter().map(|(bytes, deadline)| {
+            let (scheduler, tenant): (_, Name) = (scheduler.clone(), "a".parse().expect("a name"));
+            let (bytes, due) = (*bytes, deadline.map(|seconds| begun + Duration::from_secs_f64(seconds)));
+            tokio::spawn(async move {
+                for _ in 0..bytes / 10_000 {
+                    scheduler.acquire(tenant.clone(), due, 10_000).await;
+                }
+                begun.elapsed().as_secs_f64()
+            })
+        });
+        let tasks: Vec<_> = tasks.collect();
+        let mut times = Vec::new();
+        for task in tasks {
+            times.push(task.await.expect("no panic"));
+        }
+        times
+    }
+
+    /// In equal parts the first would need two seconds.
+    #[tokio::test(start_paused = true)]
+    async fn the_load_with_the_earlier_deadline_is_served_first() {
+        let times = times(&[(1_000_000, Some(2.5)), (1_000_000, Some(1.5))]).await;
+        assert!(times[1] < 1.3 && times[0] < 2.1, "{times:?}");
+    }
+
+    /// It has missed its deadline whatever happens, and goes on.
+    #[tokio::test(start_paused = true)]
+    async fn a_load_that_is_late_waits_and_is_not_forgotten() {
+        let times = times(&[(200_000, Some(0.0)), (1_000_000, Some(1.4)), (4_000_000, Some(9.0))]).await;
+        assert!(times[1] < 1.4, "{times:?}");
+        assert!((1.4..2.0).contains(&times[0]), "{times:?}");
+        assert!(times[2] < 5.5, "{times:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_without_a_deadline_have_half_beside_loads() {
+        let times = times(&[(500_000, None), (500_000, Some(2.0)), (3_000_000, Some(9.0))]).await;
+        assert!((0.9..1.1).contains(&times[0]) && (0.9..1.1).contains(&times[1]), "{times:?}");
+    }
+
+    /// The answer to a lookup, whose load is perhaps due before those that are under way.
+    #[tokio::test(start_paused = true)]
+    async fn a_short_answer_does_not_wait_for_loads() {
+        let times = times(&[(900_000, Some(0.95)), (10_000, None)]).await;
+        assert!(times[1] < 0.05, "{times:?}");
+    }
+
+    /// Fifty streams of which each waits for three seconds.
+    #[tokio::test(start_paused = true)]
+    async fn answers_without_a_deadline_take_turns_however_long_they_wait() {
+        let scheduler = EgressScheduler::new(RATE);
+        for stream in load(&scheduler, "a", 50, 64_000) {
+            let sent = stream.await.expect("no panic");
+            assert!((3 * 64_000..=4 * 64_000).contains(&sent), "{sent}");
+        }
+    }
+
     /// Clients that give up before their turn cost their tenant nothing.
     #[tokio::test(start_paused = true)]
     async fn responses_that_end_before_their_turn_are_free() {
@@ -228,7 +362,7 @@ mod tests {
             tokio::spawn(async move {
                 let mut sent = 0;
                 while Instant::now() < until {
-                    let acquired = scheduler.acquire(tenant.clone(), 200_000);
+                    let acquired = scheduler.acquire(tenant.clone(), None, 200_000);
                     let is_granted = tokio::time::timeout(Duration::from_millis(500), acquired).await.is_ok();
                     sent += if is_granted { 200_000 } else { 0 };
                 }

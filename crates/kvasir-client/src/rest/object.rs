@@ -1,7 +1,7 @@
 //! Ranged reads of chunk objects.
 
 use bytes::Bytes;
-use kvasir_api::{Via, routes};
+use kvasir_api::{HEADER_DEADLINE, Via, routes};
 use kvasir_types::{ModelId, ObjectDigest, SeqHash};
 use reqwest::{
     Method, Response, StatusCode,
@@ -9,7 +9,7 @@ use reqwest::{
 };
 
 use super::{Client, problem};
-use crate::Error;
+use crate::{Deadline, Error};
 
 /// Some bytes of one object.
 #[derive(Debug, Clone)]
@@ -42,17 +42,18 @@ impl Client {
     /// `unknown_chunk`, `range_not_satisfiable`, `corrupt_chunk`, `store_unavailable`; transport errors;
     /// [`Error::Protocol`] if the response has another range.
     pub async fn get_object(&self, range: &ObjectRange, via: &Via) -> Result<ObjectRead, Error> {
-        self.get_object_from(0, range, via, false).await
+        self.get_object_from(0, range, via, false, None).await
     }
 
     /// As [`get_object`](Self::get_object), of the replica `nth` places behind the best one. With `verify`, the service verifies
-    /// what it has in memory before it answers.
+    /// what it has in memory before it answers. With a `deadline`, a service whose link is full knows what is due first.
     pub(super) async fn get_object_from(
         &self,
         nth: usize,
         range: &ObjectRange,
         via: &Via,
         verify: bool,
+        deadline: Option<Deadline>,
     ) -> Result<ObjectRead, Error> {
         let ObjectRange { start, end, .. } = *range;
         if start >= end {
@@ -62,12 +63,17 @@ impl Client {
         let response = match via {
             Via::Direct { url, .. } => {
                 let sent = self.direct.get(url).header(RANGE, header).send().await;
-                problem::check(sent.map_err(Error::Transport)?).await?
+                // Whoever reads the URL in a log may read the object.
+                problem::check(sent.map_err(|error| Error::Transport(error.without_url()))?).await?
             }
             Via::Proxy => {
                 let path = routes::chunk_object(&range.model_id, &range.seq_hash, &range.object_digest);
                 let request = || {
-                    let request = self.request(Method::GET, &path).header(RANGE, header.as_str());
+                    let mut request = self.request(Method::GET, &path).header(RANGE, header.as_str());
+                    if let Some(deadline) = &deadline {
+                        let left = deadline.left().as_millis();
+                        request = request.header(HEADER_DEADLINE, left.to_string());
+                    }
                     if verify { request.header(CACHE_CONTROL, "no-cache") } else { request }
                 };
                 Box::pin(self.send_once_from(nth, request)).await?
@@ -110,5 +116,24 @@ impl ObjectRead {
                 Ok(Some(bytes))
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rest::ClientConfig;
+
+    #[tokio::test]
+    async fn errors_do_not_tell_presigned_urls() {
+        let client = Client::new("http://127.0.0.1:9".parse().unwrap(), ClientConfig::default()).unwrap();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let closed = listener.local_addr().unwrap();
+        drop(listener);
+        let url = format!("http://{closed}/key?X-Amz-Signature=5ec7e7");
+        let (model_id, seq_hash, object_digest) = ([1; 32].into(), [2; 32].into(), [3; 32].into());
+        let range = ObjectRange { model_id, seq_hash, object_digest, start: 0, end: 1 };
+        let error = client.get_object(&range, &Via::Direct { url, expires_in_s: 60 }).await.unwrap_err();
+        assert!(!format!("{error} {error:?}").contains("5ec7e7"), "{error}");
     }
 }

@@ -157,7 +157,8 @@ impl Routes {
         Counters::count(&self.counters.requests, 1);
         let direct = matches!(via, Via::Direct { .. });
         let range = object.range(range);
-        let mut read = within(direct, self.client().get_object_from(nth, &range, via, verify)).await?;
+        let read = self.client().get_object_from(nth, &range, via, verify, Some(self.deadline));
+        let mut read = within(direct, read).await?;
         let Some(first) = within(direct, read.next()).await? else {
             return Err(Error::protocol("an empty response to a range that is not empty"));
         };
@@ -189,7 +190,10 @@ mod tests {
     };
 
     use super::*;
-    use crate::rest::{Client, ClientConfig};
+    use crate::{
+        Deadline,
+        rest::{Client, ClientConfig},
+    };
 
     #[derive(Default)]
     struct Collected(Vec<u8>);
@@ -210,7 +214,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
         let client = Client::new(url, ClientConfig::default()).unwrap();
-        let routes = Routes::new(client, None, &[], Instant::now());
+        let routes = Routes::new(client, Deadline::none(), None, &[], Instant::now());
         let answer = async {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut head = String::new();
@@ -235,5 +239,12 @@ mod tests {
     async fn a_read_after_damage_has_the_service_verify_its_copy() {
         assert!(head_of_read(true).await.contains("cache-control: no-cache\r\n"));
         assert!(!head_of_read(false).await.contains("cache-control"));
+    }
+
+    #[tokio::test]
+    async fn a_read_says_how_long_the_load_may_take() {
+        let head = head_of_read(false).await;
+        let left = head.lines().find_map(|line| line.strip_prefix("kvasir-deadline-ms: ")).unwrap();
+        assert!((3_500_000..=3_600_000).contains(&left.parse::<u64>().unwrap()), "{left} of an hour");
     }
 }

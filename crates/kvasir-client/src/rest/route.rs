@@ -14,7 +14,10 @@ use kvasir_types::ObjectDigest;
 use tokio::{sync::Mutex, time::Instant};
 
 use super::{BlockLookup, Client};
-use crate::limits::{DIRECT_FAILURES_MAX, URL_AGE_DEFAULT, URL_MARGIN, URL_RENEWALS_MAX};
+use crate::{
+    Deadline, Error,
+    limits::{DIRECT_FAILURES_MAX, DIRECT_SILENCE_MAX, URL_AGE_DEFAULT, URL_MARGIN, URL_RENEWALS_MAX},
+};
 
 /// How the bytes of a load arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -95,21 +98,24 @@ pub(crate) struct Routes {
     client: Client,
     /// The lookup that returned them; `None` if no URL was presigned.
     lookup: Option<BlockLookup>,
+    /// When the load is due.
+    pub(super) deadline: Deadline,
     table: Mutex<RouteTable>,
     pub(crate) counters: Arc<Counters>,
 }
 
 impl Routes {
-    /// The routes of a plan from its lookup at `looked_up`.
+    /// The routes of a plan from its lookup at `looked_up`, for a load with this deadline.
     pub(crate) fn new(
         client: Client,
+        deadline: Deadline,
         lookup: Option<BlockLookup>,
         answer: &[(ObjectDigest, Via)],
         looked_up: Instant,
     ) -> Self {
         let mut table = RouteTable { renewals_left: URL_RENEWALS_MAX, ..RouteTable::default() };
         table.insert_presigned(answer.iter().map(|(digest, via)| (*digest, via)), looked_up);
-        Self { client, lookup, table: Mutex::new(table), counters: Arc::default() }
+        Self { client, lookup, deadline, table: Mutex::new(table), counters: Arc::default() }
     }
 
     pub(crate) const fn client(&self) -> &Client {
@@ -147,14 +153,16 @@ impl Routes {
         table.via(object)
     }
 
-    /// Requests new URLs. Whatever fails, objects with expired URLs are read through the service.
+    /// Requests new URLs. Whatever fails, objects with expired URLs are read through the service, and so they are if the
+    /// service takes long to answer: all reads of the load wait for it.
     async fn renew(&self, table: &mut RouteTable) {
         let now = Instant::now();
         table.urls.retain(|_, presigned| presigned.expires_at > now + URL_MARGIN);
         table.generation += 1;
         let Some(lookup) = self.lookup.as_ref().filter(|_| table.renewals_left > 0) else { return };
         table.renewals_left -= 1;
-        match lookup.send(&self.client).await {
+        let answer = tokio::time::timeout(DIRECT_SILENCE_MAX, lookup.send(&self.client)).await;
+        match answer.unwrap_or_else(|_| Err(Error::protocol("the lookup took too long"))) {
             Ok(LookupResponse { chunks, .. }) => {
                 Counters::count(&self.counters.renewals, 1);
                 table.insert_presigned(

@@ -14,7 +14,7 @@ use crate::{
     api_error::ApiError,
     audit::{AuditedRequest, OpenAudit},
     auth::{AuthFailure, Principal},
-    handlers::v1::body,
+    handlers::v1::{body, hint},
     middleware::credential_watch::CredentialWatch,
     state::AppState,
 };
@@ -64,6 +64,13 @@ pub(crate) async fn authorize(State(state): State<AppState>, mut request: Reques
     }
     let audited = AuditedRequest::new(&request, route.unwrap_or_default(), required);
     let audited = OpenAudit::new(&state, &principal, audited);
+    let deadline = match hint::deadline(request.headers()) {
+        Ok(deadline) => deadline,
+        Err(refused) => {
+            audited.end(400);
+            return refused.into_response();
+        }
+    };
     let tenant = principal.tenant.clone();
     let watch = watch(&state, &request, &principal);
     request.extensions_mut().insert(principal);
@@ -82,7 +89,7 @@ pub(crate) async fn authorize(State(state): State<AppState>, mut request: Reques
         None => response,
     };
     match state.egress() {
-        Some(egress) => egress.schedule(&tenant, response),
+        Some(egress) => egress.schedule(&tenant, deadline, response),
         None => response,
     }
 }

@@ -28,7 +28,7 @@ pub(super) const CONNECTION_MEMORY: Setting = Setting {
 
 pub(super) const EGRESS: Setting = Setting {
     key: "server.egress_per_second",
-    help: "Response bytes per second that this replica can send, shared equally by its tenants; 0B: unknown, not shared.",
+    help: "Response bytes per second that this replica can send, shared equally by its tenants, and among a tenant's loads by deadline; 0B: unknown, not shared.",
     example: "",
     set: |c, t| bytes_or_none(&mut c.server.egress_bytes_per_second, t),
     get: |c| bytes_text(c.server.egress_bytes_per_second),

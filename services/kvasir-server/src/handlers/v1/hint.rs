@@ -2,16 +2,18 @@
 
 use axum::http::{HeaderMap, header};
 use kvasir_api::{
-    ErrorCode, HEADER_NAMESPACE, HEADER_OBJECT_DIGEST, HEADER_REQUEST_TYPE, HEADER_ROUTE, HEADER_TURN,
-    Problem,
+    ErrorCode, HEADER_DEADLINE, HEADER_NAMESPACE, HEADER_OBJECT_DIGEST, HEADER_REQUEST_TYPE, HEADER_ROUTE,
+    HEADER_TURN, Problem,
 };
 use kvasir_storage::{AnnouncedBody, hot::RequestHint};
 use kvasir_types::{Name, RouteKey};
+use tokio::time::Instant;
 
 use super::body;
 use crate::{
     api_error::ApiError,
     cluster::{Cluster, RoutePlace},
+    egress,
 };
 
 /// The request class in the headers; omitted parts are inferred.
@@ -45,6 +47,17 @@ fn is_no_cache(headers: &HeaderMap) -> bool {
 pub(super) fn route(headers: &HeaderMap) -> Result<Option<RouteKey>, ApiError> {
     let parsed = text(headers, HEADER_ROUTE)?.map(str::parse);
     parsed.transpose().map_err(|e| wrong(HEADER_ROUTE, &format!("{e}")))
+}
+
+/// The deadline of the load that the request serves.
+///
+/// # Errors
+/// `bad_request` for one that is no number of milliseconds.
+pub(crate) fn deadline(headers: &HeaderMap) -> Result<Option<Instant>, ApiError> {
+    let left = text(headers, HEADER_DEADLINE)?.map(str::parse).transpose();
+    let left =
+        left.map_err(|_| wrong(HEADER_DEADLINE, "a deadline must be a whole number of milliseconds"))?;
+    Ok(left.map(egress::deadline))
 }
 
 /// The namespace in a writer's headers.
@@ -88,6 +101,23 @@ fn wrong(name: &str, problem: &str) -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn deadlines_are_read_or_refused() {
+        let read = |left: Option<&'static str>| {
+            let left =
+                left.map(|left| (HEADER_DEADLINE.parse().expect("a name"), left.parse().expect("a value")));
+            deadline(&left.into_iter().collect())
+        };
+        assert_eq!(read(None).expect("none"), None);
+        let half_a_second = Instant::now() + std::time::Duration::from_millis(500);
+        assert_eq!(read(Some("500")).expect("a number"), Some(half_a_second));
+        assert!(read(Some("18446744073709551615")).expect("a number") > Some(half_a_second));
+        for wrong in ["", "-1", "0.5", "soon", "18446744073709551616"] {
+            let refused = read(Some(wrong)).expect_err(wrong);
+            assert!(refused.problem().detail.contains(HEADER_DEADLINE), "{refused:?}");
+        }
+    }
 
     #[test]
     fn hints_are_read_or_refused() {

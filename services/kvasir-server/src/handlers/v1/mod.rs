@@ -8,7 +8,7 @@ pub(super) mod config;
 pub(super) mod contexts;
 pub(super) mod events;
 pub(super) mod explain;
-mod hint;
+pub(crate) mod hint;
 pub(super) mod loads;
 pub(super) mod lookup;
 pub(super) mod members;
