@@ -84,7 +84,7 @@ pub const URL_AGE_DEFAULT: Duration = Duration::from_secs(60);
 pub const URL_MARGIN: Duration = Duration::from_secs(2);
 /// Renewals of a load's presigned URLs: bounds requests to a service whose URLs do not work.
 pub const URL_RENEWALS_MAX: u32 = 8;
-/// Damaged pieces of a chunk that are read once more; more damage than this is no accident.
+/// Further reads of a chunk's damaged pieces; more damage than this is no accident.
 pub const REPAIRS_PER_CHUNK: u32 = 3;
 /// Longest wait for the second read of a damaged piece.
 pub const REPAIR_TIME_MAX: Duration = Duration::from_secs(2);
@@ -137,7 +137,7 @@ pub const UPLOAD_PIECE_BYTES: usize = 64 << 10;
 /// Longest pause of an upload while loads are active: at one piece per pause, 2 Mb/s.
 pub const UPLOAD_PAUSE: Duration = Duration::from_millis(250);
 /// Longest silence of a direct read before it continues through the service: well beyond any store's tail
-/// latency.
+/// latency. Also the longest wait for new presigned URLs, during which no read of a load begins.
 pub const DIRECT_SILENCE_MAX: Duration = Duration::from_millis(800);
 /// Longest silence of another load that reads the same bytes, before a load reads them itself: the other's
 /// policy may have paused.

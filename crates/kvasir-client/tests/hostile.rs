@@ -147,6 +147,26 @@ async fn expired_urls_are_renewed_once_for_all_reads() {
     assert_eq!(report.loaded_tokens(), 767);
 }
 
+/// A read does not wait for the URL of another one, nor for its own, longer than for the store.
+#[tokio::test]
+async fn a_renewal_that_hangs_holds_up_no_load() {
+    let server = start().await;
+    let kvasir = direct(&server).await;
+    let text = tokens(TOKENS, 7);
+    save(&kvasir, &text).await;
+    let store = start_store(&server, Script::of(&[], Answer::Good)).await;
+    // Too short-lived to be used: each is renewed first.
+    server.presign(store, 1);
+    let session = find(&kvasir, &text).await;
+    server.fail(Fault::HoldLookups);
+    let pages = Pages::toy(TOKENS);
+    let load = session.load([pages.table()], at(1)).unwrap();
+    let loaded = tokio::time::timeout(Duration::from_secs(6), load.finish()).await.expect("it goes on");
+    let reads = loaded.report().unwrap().reads;
+    assert_eq!((loaded.loaded_tokens(), reads.renewals, reads.direct_bytes), (767, 0, 0), "{reads:?}");
+    server.release();
+}
+
 #[tokio::test]
 async fn a_late_first_byte_is_hedged() {
     let server = start().await;

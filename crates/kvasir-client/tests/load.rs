@@ -155,7 +155,9 @@ async fn a_table_that_is_reassigned_mid_load_is_not_written_to() {
     }
     let loaded = load.finish().await;
     assert!(pages.all(42.0), "the new owner's KV is as it left it");
-    assert!(loaded.report().unwrap().stale_rows > 0);
+    let report = loaded.report().unwrap();
+    assert!(report.stale_rows > 0);
+    assert_eq!((report.loaded_tokens(), report.saved_gpu_seconds()), (0, 0.0));
     assert_eq!((loaded.missing(), loaded.loaded_tokens(), loaded.loss().kl), (&[range(0, 1280)][..], 0, 0.0));
 }
 
@@ -289,6 +291,21 @@ async fn an_engine_may_compute_text_while_the_load_goes_on() {
     assert_eq!((report.loaded_tokens(), report.times.recompute), (511, Duration::from_millis(3)));
     let learned = kvasir.costs().recompute;
     assert!(learned.predict(range(0, 256)) < Duration::from_secs(300), "the prefill was fitted");
+}
+
+/// A busy engine always has a load under way.
+#[tokio::test]
+async fn a_prefill_that_is_reported_during_a_load_is_learned_from() {
+    let server = start().await;
+    let kvasir = connect(&server).await;
+    let text = tokens(512, 14);
+    save(&kvasir, &text).await;
+    let pages = Pages::toy(512);
+    let load = find(&kvasir, &text).await.load([pages.table()], at(1)).unwrap();
+    kvasir.observe_prefill(range(0, 4096), Duration::from_secs(9));
+    let learned = kvasir.costs().recompute;
+    assert_eq!(load.finish().await.loaded_tokens(), 511);
+    assert_eq!(kvasir.costs().recompute, learned, "the load began before, and ends after it");
 }
 
 /// The GPU needs longer for a chunk than there is time, and the link is silent until the GPU has begun.

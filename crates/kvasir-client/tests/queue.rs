@@ -3,16 +3,23 @@
 
 mod common;
 
-use kvasir_types::Loss;
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    time::Duration,
+};
 
 use common::{Fault, builder, connect, find, kv, save, start, tokens};
 use kvasir_client::{
-    Kvasir, SaveTicket,
+    Error, Kvasir, SaveTicket,
     report::{ChunkOutcome, SaveOutcome, SaveRefusal},
     rest::ClientConfig,
     tuning::{AdmissionPolicy, ByteRate, DropPolicy, QueueConfig},
 };
+use kvasir_codec::KvSource;
+use kvasir_types::{Loss, Plane};
 
 async fn refusal(ticket: SaveTicket) -> SaveRefusal {
     match ticket.outcome().await {
@@ -144,6 +151,29 @@ async fn dropping_the_connection_ends_what_waits() {
     let ticket = session.save(&kv(&text), 256);
     drop((session, kvasir));
     assert_eq!(refusal(ticket).await, SaveRefusal::Closed);
+}
+
+/// A cache that cannot be read.
+struct Broken;
+
+impl KvSource for Broken {
+    fn read(&self, _: usize, _: Plane, _: usize, _: Range<usize>, _: &mut [f32]) {
+        panic!("as an engine's code may");
+    }
+}
+
+#[tokio::test]
+async fn a_cache_that_panics_ends_its_own_save_alone() {
+    let server = start().await;
+    let kvasir = connect(&server).await;
+    let text = tokens(256, 10);
+    let session = kvasir.session(&text).without_lookup().await;
+    let outcome = session.save_shared(Arc::new(Broken), 256).outcome().await;
+    assert!(matches!(outcome, SaveOutcome::Failed(Error::UnreadablePages { .. })), "{outcome:?}");
+    // Where it is copied at once, the engine hears of it, and the queue's memory is as free as before.
+    assert!(catch_unwind(AssertUnwindSafe(|| session.save(&Broken, 256))).is_err());
+    assert_eq!(kvasir.saves().bytes, 0);
+    assert!(matches!(offer(&kvasir, &text).await.outcome().await, SaveOutcome::Saved(_)));
 }
 
 /// The time in which a body is sent is not the service's silence: a paced upload may take longer than that is borne.

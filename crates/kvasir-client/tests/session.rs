@@ -231,6 +231,16 @@ async fn salts_and_adapters_match_only_themselves() {
 }
 
 #[tokio::test]
+async fn secrets_are_in_no_description() {
+    let server = start().await;
+    let builder = builder(&server).token("sesame");
+    assert!(!format!("{builder:?}").contains("sesame"), "{builder:?}");
+    let kvasir = builder.connect().await.unwrap();
+    let request = format!("{:?}", kvasir.session(&[]).salt("sesame"));
+    assert!(request.contains("***") && !request.contains("115, 101"), "{request}");
+}
+
+#[tokio::test]
 async fn a_session_outlives_the_rotation_of_its_namespace() {
     let server = start().await;
     let kvasir = connect(&server).await;

@@ -227,4 +227,5 @@ async fn descriptions_that_cannot_work_are_refused() {
     let elsewhere = |url: &str| Kvasir::builder(url).model(spec()).profile(common::profile());
     refused(elsewhere("ftp://host/"), "http://host:port").await;
     refused(elsewhere("no address"), "http://host:port").await;
+    refused(elsewhere("http://127.0.0.1:9/?tenant=a"), "query").await;
 }

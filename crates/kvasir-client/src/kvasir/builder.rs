@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    fmt,
     sync::{Arc, Mutex},
 };
 
@@ -28,13 +29,22 @@ pub struct Builder {
     model: Option<Arc<ModelSpec>>,
     profile: Option<Arc<Profile>>,
     namespace: String,
-    token: Option<String>,
+    token: Option<Token>,
     rest: ClientConfig,
     quality: QualityFloor,
     chunk_tokens: usize,
     direct_reads: bool,
     recompute: RecomputeModel,
     saves: QueueConfig,
+}
+
+/// A credential as given; its text never appears in logs.
+struct Token(String);
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
 }
 
 fn config_error(what: impl Into<String>) -> Error {
@@ -81,7 +91,7 @@ impl Builder {
 
     /// A token of the service, or a JSON Web Token.
     pub fn token(mut self, token: impl Into<String>) -> Self {
-        self.token = Some(token.into());
+        self.token = Some(Token(token.into()));
         self
     }
 
@@ -145,7 +155,7 @@ impl Builder {
         let namespace =
             self.namespace.parse().map_err(|error| config_error(format!("namespace: {error}")))?;
         let mut rest = self.rest;
-        if let Some(token) = &self.token {
+        if let Some(Token(token)) = &self.token {
             rest.token = Some(BearerToken::new(token)?);
         }
         let client = Client::new(url, rest)?;

@@ -41,10 +41,17 @@ pub struct Kvasir {
 }
 
 /// Separates the caches of one model: an adapter, and a secret that keeps users apart.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Clone, PartialEq, Eq, Default)]
 pub(crate) struct BindingKey {
     pub(crate) adapter: Option<String>,
     pub(crate) salt: Option<Vec<u8>>,
+}
+
+impl fmt::Debug for BindingKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let salt = self.salt.as_ref().map(|_| "***");
+        f.debug_struct("BindingKey").field("adapter", &self.adapter).field("salt", &salt).finish()
+    }
 }
 
 struct Shared {
@@ -175,12 +182,20 @@ impl Kvasir {
             Some(salt) => salted(&self.shared.own.namespace, salt)?,
             None => self.shared.own.namespace.clone(),
         };
-        let opened = Arc::new(Binding::open(&self.shared.client, codec, namespace).await?);
-        self.with_others(|others| {
+        let mut opened = Binding::open(&self.shared.client, codec, namespace).await?;
+        // Other sessions may have opened it in the meantime, or another one of its adapter.
+        Ok(self.with_others(|others| {
+            if let Some((_, known)) = others.iter().find(|(known, _)| known == key) {
+                return Arc::clone(known);
+            }
+            if let Some(codec) = key.adapter.as_deref().and_then(|adapter| codec_of(others, adapter)) {
+                opened.codec = codec;
+            }
+            let opened = Arc::new(opened);
             others.push_front((key.clone(), Arc::clone(&opened)));
             others.truncate(BINDINGS_MAX);
-        });
-        Ok(opened)
+            opened
+        }))
     }
 
     fn known_binding(&self, key: &BindingKey) -> Option<Arc<Binding>> {
@@ -197,12 +212,15 @@ impl Kvasir {
     fn codec_for(&self, adapter: Option<&str>) -> Result<Arc<Codec>, Error> {
         let own = &self.shared.own.codec;
         let Some(adapter) = adapter else { return Ok(Arc::clone(own)) };
-        let known = self.with_others(|others| {
-            let of_adapter = |(key, _): &&(BindingKey, Arc<Binding>)| key.adapter.as_deref() == Some(adapter);
-            others.iter().find(of_adapter).map(|(_, binding)| Arc::clone(&binding.codec))
-        });
+        let known = self.with_others(|others| codec_of(others, adapter));
         known.map_or_else(|| Ok(Arc::new(own.with_adapter(adapter)?)), Ok)
     }
+}
+
+/// The codec of an adapter, where a binding has it.
+fn codec_of(bindings: &VecDeque<(BindingKey, Arc<Binding>)>, adapter: &str) -> Option<Arc<Codec>> {
+    let of_adapter = |(key, _): &&(BindingKey, Arc<Binding>)| key.adapter.as_deref() == Some(adapter);
+    bindings.iter().find(of_adapter).map(|(_, binding)| Arc::clone(&binding.codec))
 }
 
 /// The namespace of a salt. The service derives an unguessable root for it, as for every namespace.
@@ -213,4 +231,37 @@ fn salted(namespace: &Name, salt: &[u8]) -> Result<Name, Error> {
     format!("{namespace}.{digest}").parse().map_err(|error| Error::Config {
         what: format!("the namespace {namespace} is too long for sessions with a salt: {error}"),
     })
+}
+
+#[cfg(all(test, feature = "testing"))]
+mod tests {
+    use kvasir_types::{KvDtype, KvLayout, LayerKv, Reuse};
+
+    use super::*;
+    use crate::testing::Server;
+
+    #[tokio::test]
+    async fn sessions_that_begin_together_share_the_profiles_of_their_adapter() {
+        let layer = LayerKv { layout: KvLayout::Gqa { kv_heads: 1, head_dim: 8 }, rope: None };
+        let spec = ModelSpec {
+            weights: "toy".into(),
+            revision: "1".into(),
+            adapter: None,
+            kv_dtype: KvDtype::F16,
+            ropes: Vec::new(),
+            layers: vec![layer],
+            thinning: None,
+            reuse: Reuse::Prefix,
+        };
+        let server = Server::start().await.unwrap();
+        let kvasir = Kvasir::builder(server.url()).model(spec).connect().await.unwrap();
+        let key = |salt: &str| BindingKey { adapter: Some("poet@1f3a".into()), salt: Some(salt.into()) };
+        let (alice, bob) = (key("alice"), key("bob"));
+        let (first, second, other) =
+            tokio::join!(kvasir.binding(&alice), kvasir.binding(&alice), kvasir.binding(&bob));
+        let (first, second, other) = (first.unwrap(), second.unwrap(), other.unwrap());
+        assert!(Arc::ptr_eq(&first, &second) && !Arc::ptr_eq(&first, &other));
+        assert!(Arc::ptr_eq(&first.codec, &other.codec));
+        assert_eq!(kvasir.with_others(|others| others.len()), 2);
+    }
 }

@@ -200,7 +200,9 @@ impl ObjectAssembly {
             if piece.range.start >= fresh.end || piece.range.end > whole.end {
                 break;
             }
-            if piece.range.start < whole.start || piece.status == PieceStatus::Valid {
+            // A second read overwrites a damaged piece in order: it can be whole again with its last byte.
+            let is_half_read = piece.status == PieceStatus::Corrupt && fresh.end < piece.range.end;
+            if piece.range.start < whole.start || piece.status == PieceStatus::Valid || is_half_read {
                 continue;
             }
             let bytes = &self.bytes[piece.range.start as usize..piece.range.end as usize];

@@ -185,7 +185,7 @@ impl LoadTask<'_> {
         let (chain, direct) = (Arc::clone(self.lookup.chain()), self.lookup.is_direct());
         let lookup = direct.then_some(self.lookup);
         let network = Network::new(
-            Routes::new(self.client.clone(), lookup, &vias, self.matched.looked_up),
+            Routes::new(self.client.clone(), options.deadline, lookup, &vias, self.matched.looked_up),
             codec.model_id,
             ExpectedTokens { tokens: Arc::clone(self.tokens), chain },
             objects.into_iter().zip(levels),

@@ -231,11 +231,13 @@ impl LoadDriver {
             if inside && self.fetcher.chunks().get(chunk).is_some_and(ChunkFetchState::is_computing) {
                 within = true;
                 let took = took.mul_f64(tokens.len() as f64 / range.len().max(1) as f64);
+                self.learned.observe_prefill(tokens, took);
                 self.recorder.record_recompute(took);
                 self.dispatch(FetcherEvent::Recomputed { chunk, took: Some(took) });
             }
         }
         if !within {
+            self.learned.observe_prefill(range, took);
             self.recorder.record_prefill(range, took);
         }
     }

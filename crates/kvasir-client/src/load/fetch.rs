@@ -32,7 +32,7 @@ impl PartSizing {
         let part_bytes = ((rate * PART_TIME.as_secs_f64()) as u64).clamp(PART_BYTES_MIN, PART_BYTES_MAX);
         let part_time = part_bytes as f64 / rate;
         let waiting = first_byte.unwrap_or_default().as_secs_f64() / part_time;
-        Self { part_bytes, concurrency: (1 + waiting.ceil() as usize).min(PARTS_AT_ONCE_MAX) }
+        Self { part_bytes, concurrency: (waiting.ceil() as usize).saturating_add(1).min(PARTS_AT_ONCE_MAX) }
     }
 
     /// Splits ranges into parts, in order. The last part of each may be up to half a part longer, to avoid a
@@ -141,6 +141,7 @@ mod tests {
         // Slow link: one part covers many round trips.
         assert_eq!(sizing(1.0, 20), PartSizing { part_bytes: PART_BYTES_MIN, concurrency: 2 });
         assert_eq!(sizing(100_000.0, 500).concurrency, PARTS_AT_ONCE_MAX);
+        assert_eq!(sizing(1e300, 500).concurrency, PARTS_AT_ONCE_MAX, "whatever the options say");
         assert_eq!(PartSizing::new(None, None), PartSizing { part_bytes: PART_BYTES_MIN, concurrency: 1 });
     }
 

@@ -47,17 +47,17 @@ impl LearnedCosts {
         self.with(|models| models.clone())
     }
 
-    /// Takes over the models that a load has fitted, into pages `on_device` or not. Of two concurrent loads, the one that
-    /// ends later counts.
+    /// Takes over the decode times that a load has fitted, into pages `on_device` or not, and its throughput. Of two
+    /// concurrent loads, the one that ends later counts.
     pub(crate) fn learn(&self, report: &LoadReport, on_device: bool) {
         self.with(|models| {
-            models.recompute = report.recompute_model.clone();
             let decode = if on_device { &mut models.device_decode } else { &mut models.decode };
             *decode = report.decode_model.clone();
             models.rate = report.rate().or(models.rate);
         });
     }
 
+    /// Learns from one prefill at once: a load that began before it does not know it, and must not undo it.
     pub(crate) fn observe_prefill(&self, range: TokenRange, took: Duration) {
         self.with(|models| models.recompute.observe(range, took));
     }

@@ -102,14 +102,21 @@ pub struct LoadReport {
 }
 
 impl LoadReport {
-    /// Tokens that were loaded.
+    /// Tokens that were loaded; none if there are [stale rows](Self::stale_rows).
     pub fn loaded_tokens(&self) -> u64 {
+        if self.stale_rows > 0 {
+            return 0;
+        }
         let chunks: u64 = self.chunks.iter().map(|c| c.tokens.len()).sum();
         chunks - self.recompute.iter().map(|range| range.len()).sum::<u64>()
     }
 
-    /// GPU-seconds saved by loading, as predicted by the engine's own model.
+    /// GPU-seconds saved by loading, as predicted by the engine's own model; none if there are
+    /// [stale rows](Self::stale_rows).
     pub fn saved_gpu_seconds(&self) -> f64 {
+        if self.stale_rows > 0 {
+            return 0.0;
+        }
         let (Some(first), Some(last)) = (self.chunks.first(), self.chunks.last()) else { return 0.0 };
         let all = TokenRange { start: first.tokens.start, end: last.tokens.end };
         let computed: f64 = self.recompute.iter().map(|range| self.recompute_model.gpu_seconds(*range)).sum();
@@ -124,6 +131,9 @@ impl LoadReport {
                 *bytes_by_level.entry(level).or_default() += chunk.bytes;
                 *tokens_by_level.entry(level).or_default() += chunk.tokens.len();
             }
+        }
+        if self.stale_rows > 0 {
+            tokens_by_level.clear();
         }
         LoadRecord {
             slo_ms: slo.as_millis() as u64,

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use kvasir_api::ErrorCode;
 use kvasir_types::{Name, RootHash, TokenChain};
 use tokio::{runtime::Handle, time::Instant};
 
@@ -71,9 +72,17 @@ impl Binding {
         hash
     }
 
-    /// Fetches the root and returns it.
+    /// Fetches the root and returns it. A service that has lost its bucket no longer knows the model, which is registered again,
+    /// and has another root.
     pub(crate) async fn ask_for_root(&self, client: &Client) -> Result<RootHash, Error> {
-        let hash = client.namespace_root(self.codec.model_id, &self.namespace).await?;
+        let ask = || client.namespace_root(self.codec.model_id, &self.namespace);
+        let hash = match ask().await {
+            Err(error) if error.code() == Some(ErrorCode::UnknownModel) => {
+                client.register_model(&self.codec.spec).await?;
+                ask().await?
+            }
+            hash => hash?,
+        };
         self.with_root(|root| *root = Root { hash, asked_at: Instant::now() });
         Ok(hash)
     }

@@ -1,8 +1,15 @@
 //! Reads response bodies within a bound.
 
 use reqwest::Response;
+use serde::de::DeserializeOwned;
 
-use crate::Error;
+use crate::{Error, limits::CONTROL_BYTES_MAX};
+
+/// The value that a control response's body is the JSON of.
+pub(crate) async fn read_json<T: DeserializeOwned>(response: Response) -> Result<T, Error> {
+    let body = read_bounded(response, CONTROL_BYTES_MAX).await?;
+    serde_json::from_slice(&body).map_err(|e| Error::protocol(e.to_string()))
+}
 
 /// The whole body, or an error once it is longer than `bytes_max`.
 pub(crate) async fn read_bounded(mut response: Response, bytes_max: usize) -> Result<Vec<u8>, Error> {

@@ -184,6 +184,10 @@ impl Client {
             let what = format!("{base} is not a service address: use http://host:port or https://host:port");
             return Err(Error::Config { what });
         }
+        if base.query().is_some() || base.fragment().is_some() {
+            let what = format!("{base} has a query or a fragment: use http://host:port, or that with a path");
+            return Err(Error::Config { what });
+        }
         if !base.username().is_empty() || base.password().is_some() {
             let what = "the address has a user or a password: give the credential as a token".to_owned();
             return Err(Error::Config { what });
@@ -242,9 +246,7 @@ impl Client {
         first: usize,
         request: RequestBuilder,
     ) -> Result<T, Error> {
-        let response = self.send_from(first, request.timeout(self.config.control_timeout)).await?;
-        let body = body::read_bounded(response, limits::CONTROL_BYTES_MAX).await?;
-        serde_json::from_slice(&body).map_err(|e| Error::protocol(e.to_string()))
+        body::read_json(self.send_from(first, request.timeout(self.config.control_timeout)).await?).await
     }
 
     fn with_json(
@@ -411,9 +413,7 @@ impl Client {
                 .timeout(pacer.map_or_else(|| upload_time_max(length), |pacer| pacer.time_max(length)))
                 .body(body)
         };
-        let response = self.send_again(request).await?;
-        let body = body::read_bounded(response, limits::CONTROL_BYTES_MAX).await?;
-        serde_json::from_slice(&body).map_err(|e| Error::protocol(e.to_string()))
+        body::read_json(self.send_again(request).await?).await
     }
 
     pub(crate) fn take_retry(&self) -> bool {

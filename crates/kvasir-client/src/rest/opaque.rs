@@ -42,9 +42,7 @@ impl Client {
             let request = this.request(Method::PUT, &path).header(CONTENT_LENGTH, bytes.len());
             request.timeout(upload_time_max(bytes.len())).body(bytes.clone())
         };
-        let response = this.send_again(request).await?;
-        let body = body::read_bounded(response, limits::CONTROL_BYTES_MAX).await?;
-        serde_json::from_slice(&body).map_err(|e| Error::protocol(e.to_string()))
+        body::read_json(this.send_again(request).await?).await
     }
 
     /// Stores several objects with one request to each replica, at most [`ObjectsRequest::KEYS_MAX`] and together at most as
@@ -92,10 +90,8 @@ impl Client {
             let request = request.header(CONTENT_LENGTH, total).timeout(upload_time_max(total));
             request.body(reqwest::Body::wrap_stream(body))
         };
-        let response = self.send_again(request).await?;
-        let body = body::read_bounded(response, limits::CONTROL_BYTES_MAX).await?;
         let WriteObjectsResponse { objects: written } =
-            serde_json::from_slice(&body).map_err(|e| Error::protocol(e.to_string()))?;
+            body::read_json(self.send_again(request).await?).await?;
         if written.len() == objects.len() {
             Ok(written)
         } else {

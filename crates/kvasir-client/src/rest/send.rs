@@ -28,6 +28,27 @@ fn asks_another(error: &Error, budget: &RetryBudget) -> bool {
     }
 }
 
+/// Whether an error says that the request had no effect: it did not arrive, or was turned away.
+fn had_no_effect(error: &Error) -> bool {
+    match error {
+        Error::Transport(error) => error.is_connect(),
+        Error::Api(api) => api.known == Some(ErrorCode::Throttled),
+        _ => false,
+    }
+}
+
+/// Makes copies of a request whose body is in memory.
+fn copies(request: RequestBuilder) -> Result<impl FnMut() -> RequestBuilder, Error> {
+    let Some(clone) = request.try_clone() else {
+        return Err(Error::Config { what: "a streaming body is made anew for each attempt".into() });
+    };
+    let mut clone = Some(clone);
+    Ok(move || {
+        let next = request.try_clone();
+        clone.take().or(next).expect("it was cloned before, so it can be cloned")
+    })
+}
+
 impl Client {
     /// The same client for one prompt: its requests go to the replicas that keep the prompt hot, where those are known.
     #[must_use]
@@ -108,15 +129,13 @@ impl Client {
 
     /// As [`send`](Self::send), to the replica `first` places behind the best one first.
     pub(super) async fn send_from(&self, first: usize, request: RequestBuilder) -> Result<Response, Error> {
-        let Some(clone) = request.try_clone() else {
-            return Err(Error::Config { what: "a streaming body is made anew for each attempt".into() });
-        };
-        let mut clone = Some(clone);
-        self.send_again_from(first, || {
-            let next = request.try_clone();
-            clone.take().or(next).expect("it was cloned before, so it can be cloned")
-        })
-        .await
+        self.send_again_from(first, |_| true, copies(request)?).await
+    }
+
+    /// Sends a control request that is not idempotent: again only after an error that says that it had no effect.
+    pub(super) async fn send_not_idempotent(&self, request: RequestBuilder) -> Result<Response, Error> {
+        let request = request.timeout(self.config.control_timeout);
+        self.send_again_from(0, had_no_effect, copies(request)?).await
     }
 
     /// As [`send`](Self::send), of a request that is made anew for each attempt.
@@ -124,19 +143,21 @@ impl Client {
         &self,
         request: impl FnMut() -> RequestBuilder,
     ) -> Result<Response, Error> {
-        self.send_again_from(0, request).await
+        self.send_again_from(0, |_| true, request).await
     }
 
+    /// Sends again after errors that `repeats` lets pass.
     async fn send_again_from(
         &self,
         first: usize,
+        repeats: fn(&Error) -> bool,
         mut request: impl FnMut() -> RequestBuilder,
     ) -> Result<Response, Error> {
         let mut attempt = 0;
         loop {
             // The first attempt asks every replica of the target, later ones the one that is best by then.
             let sent = match attempt {
-                0 => Box::pin(self.send_once_from(first, &mut request)).await,
+                0 => Box::pin(self.send_to_any(first, repeats, &mut request)).await,
                 _ => Box::pin(self.send_to(&self.members.order(&self.target, first)[0], request())).await,
             };
             let error = match sent {
@@ -147,7 +168,7 @@ impl Client {
                 Err(error) => error,
             };
             attempt += 1;
-            if !error.is_retryable() {
+            if !error.is_retryable() || !repeats(&error) {
                 return Err(error);
             }
             let again = attempt < limits::ATTEMPTS_MAX && self.budget.take();
@@ -163,6 +184,15 @@ impl Client {
     pub(super) async fn send_once_from(
         &self,
         first: usize,
+        request: impl FnMut() -> RequestBuilder,
+    ) -> Result<Response, Error> {
+        self.send_to_any(first, |_| true, request).await
+    }
+
+    async fn send_to_any(
+        &self,
+        first: usize,
+        repeats: fn(&Error) -> bool,
         mut request: impl FnMut() -> RequestBuilder,
     ) -> Result<Response, Error> {
         let bases = self.members.order(&self.target, first);
@@ -170,6 +200,7 @@ impl Client {
         let mut sent = self.send_to(&bases[0], request()).await;
         while let Err(error) = &sent
             && let Some(base) = others.next()
+            && repeats(error)
             && asks_another(error, &self.budget)
         {
             sent = self.send_to(base, request()).await;

@@ -11,7 +11,10 @@ use kvasir_types::{ModelId, ObjectDigest, SeqHash};
 use reqwest::{Method, Response};
 use uuid::Uuid;
 
-use super::Client;
+use super::{
+    Client,
+    body::{read_bounded, read_json},
+};
 use crate::{Error, limits};
 
 impl Client {
@@ -39,9 +42,11 @@ impl Client {
     /// Creates a context.
     ///
     /// # Errors
-    /// `unknown_chunk`, `invalid_context`.
+    /// `unknown_chunk`, `invalid_context`. After an error of the connection or the store it may have been created: each request
+    /// makes one of its own, so [`list_contexts`](Self::list_contexts) before another attempt.
     pub async fn create_context(&self, request: &ContextRequest) -> Result<Context, Error> {
-        self.json(self.with_json(Method::POST, routes::CONTEXTS, request)?).await
+        let request = self.with_json(Method::POST, routes::CONTEXTS, request)?;
+        read_json(self.send_not_idempotent(request).await?).await
     }
 
     /// A page of contexts.
@@ -104,13 +109,13 @@ impl Client {
         self.json(self.request(Method::GET, routes::USAGE)).await
     }
 
-    /// Reports a load to the service.
+    /// Reports a load to the service, which counts every report.
     ///
     /// # Errors
     /// As for every request: see [`Error`].
     pub async fn report_load(&self, record: &LoadRecord) -> Result<(), Error> {
         let request = self.with_json(Method::POST, routes::LOADS, record)?;
-        self.send(request.timeout(self.config.control_timeout)).await.map(|_| ())
+        self.send_not_idempotent(request).await.map(|_| ())
     }
 
     /// Reports how an attempt to make a model's next profile ended. Needs the role `admin`.
@@ -119,7 +124,7 @@ impl Client {
     /// `unknown_model`, `forbidden`.
     pub async fn report_training(&self, model_id: &ModelId, record: &TrainingRecord) -> Result<(), Error> {
         let request = self.with_json(Method::POST, &routes::trainings(model_id), record)?;
-        self.send(request.timeout(self.config.control_timeout)).await.map(|_| ())
+        self.send_not_idempotent(request).await.map(|_| ())
     }
 
     /// The latest trainings of a model that were reported to the replica that answers.
@@ -135,7 +140,8 @@ impl Client {
     /// # Errors
     /// `job_running`.
     pub async fn start_job(&self, request: &JobRequest) -> Result<Job, Error> {
-        self.json(self.with_json(Method::POST, routes::JOBS, request)?).await
+        let request = self.with_json(Method::POST, routes::JOBS, request)?;
+        read_json(self.send_not_idempotent(request).await?).await
     }
 
     /// A job's progress.
@@ -160,7 +166,7 @@ impl Client {
     /// As for every request: see [`Error`].
     pub async fn metrics(&self) -> Result<String, Error> {
         let request = self.request(Method::GET, routes::METRICS).timeout(self.config.control_timeout);
-        let body = super::body::read_bounded(self.send(request).await?, limits::CONTROL_BYTES_MAX).await?;
+        let body = read_bounded(self.send(request).await?, limits::CONTROL_BYTES_MAX).await?;
         String::from_utf8(body).map_err(|e| Error::protocol(e.to_string()))
     }
 
@@ -251,7 +257,74 @@ fn parse(message: &[u8]) -> Result<Option<EventMessage>, Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        collections::BTreeMap,
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering},
+        },
+    };
+
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
+
     use super::*;
+    use crate::rest::ClientConfig;
+
+    /// A client of a service that gives each connection one of these answers, or none, and how many requests came.
+    async fn answering(answers: &'static [&'static str]) -> (Client, Arc<AtomicUsize>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let url = format!("http://{}", listener.local_addr().expect("bound")).parse().expect("a URL");
+        let requests = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&requests);
+        tokio::spawn(async move {
+            let mut answered = Vec::new();
+            while let Ok((mut stream, _)) = listener.accept().await {
+                stream.read_buf(&mut Vec::with_capacity(1 << 14)).await.expect("a request");
+                // Without an answer the connection ends here.
+                if let Some(answer) = answers.get(count.fetch_add(1, Ordering::Relaxed)) {
+                    stream.write_all(answer.as_bytes()).await.expect("the client waits");
+                    answered.push(stream);
+                }
+            }
+        });
+        (Client::new(url, ClientConfig::default()).expect("an address"), requests)
+    }
+
+    #[tokio::test]
+    async fn what_counts_each_time_is_sent_again_only_where_it_was_turned_away() {
+        let context = ContextRequest {
+            model_id: [1; 32].into(),
+            namespace: "n".parse().expect("a name"),
+            chunks: Vec::new(),
+            labels: BTreeMap::new(),
+            ttl_s: None,
+            pinned: true,
+        };
+        let (client, requests) = answering(&[]).await;
+        assert!(client.create_context(&context).await.is_err());
+        assert_eq!(requests.load(Ordering::Relaxed), 1, "it may have been created");
+        let load = LoadRecord {
+            slo_ms: 1,
+            elapsed_ms: 1,
+            loaded_tokens: 1,
+            recomputed_tokens: 0,
+            bytes_by_level: BTreeMap::new(),
+            direct_bytes: 0,
+            tokens_by_level: BTreeMap::new(),
+            saved_gpu_ms: 0,
+            timeline: None,
+        };
+        let (client, requests) = answering(&[
+            "HTTP/1.1 429 Later\r\nconnection: close\r\ncontent-length: 20\r\n\r\n{\"code\":\"throttled\"}",
+            "HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n",
+        ])
+        .await;
+        client.report_load(&load).await.expect("it is counted once");
+        assert_eq!(requests.load(Ordering::Relaxed), 2);
+    }
 
     #[test]
     fn messages_are_read_and_comments_are_not() {

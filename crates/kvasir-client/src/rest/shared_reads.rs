@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 use kvasir_types::ObjectDigest;
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 use super::{ByteSink, ObjectName, Routes};
 use crate::{Error, limits::SHARED_SILENCE_MAX};
@@ -51,8 +51,8 @@ struct ObjectState {
 enum Source {
     /// They have arrived.
     Here(u64, Bytes),
-    /// Another load reads them.
-    Reading,
+    /// Another load reads them, and has brought what it reads up to this offset.
+    Reading(u64),
     /// No load reads the bytes up to this offset.
     Nobody(u64),
 }
@@ -60,7 +60,7 @@ enum Source {
 /// How to get the first bytes of a range.
 enum Next<'a> {
     Here(u64, Bytes),
-    Wait,
+    Wait(u64),
     Read(ReadClaim<'a>),
 }
 
@@ -76,13 +76,20 @@ impl ObjectState {
                 bytes.slice((range.start - start) as usize..(end - start) as usize),
             );
         }
-        if self.reading.iter().any(|reading| reading.contains(&range.start)) {
-            return Source::Reading;
+        if let Some(reading) = self.reading.iter().find(|reading| reading.contains(&range.start)) {
+            return Source::Reading(self.brought(reading));
         }
         let begun = self.reading.iter().map(|reading| reading.start);
         let here = self.arrived.get(after).map(|(start, _)| *start);
         let end = begun.filter(|start| *start > range.start).chain(here).chain([range.end]).min();
         Source::Nobody(end.unwrap_or(range.end))
+    }
+
+    /// The end of what has arrived of a range that is being read.
+    fn brought(&self, reading: &Range<u64>) -> u64 {
+        let before_end = self.arrived.partition_point(|(start, _)| *start < reading.end);
+        let last = before_end.checked_sub(1).map(|i| &self.arrived[i]);
+        last.map_or(0, |(start, bytes)| start + bytes.len() as u64).max(reading.start)
     }
 
     /// Keeps bytes that have not arrived before.
@@ -150,6 +157,8 @@ impl SharedObject {
     ) -> Result<(), Error> {
         let mut left = range;
         let mut has_waited = false;
+        // How far the load that reads for this one had come when it was last heard of, and when that was.
+        let mut heard: Option<(u64, Instant)> = None;
         while !left.is_empty() {
             let mut changed = pin!(self.changed.notified());
             changed.as_mut().enable();
@@ -162,9 +171,14 @@ impl SharedObject {
                     }
                     continue;
                 }
-                Next::Wait => {
+                Next::Wait(brought) => {
                     has_waited = true;
-                    if tokio::time::timeout(SHARED_SILENCE_MAX, changed).await.is_ok() {
+                    let before = heard.filter(|(before, _)| *before == brought);
+                    let (_, since) = *heard.insert(before.unwrap_or_else(|| (brought, Instant::now())));
+                    // Other parts of the object may arrive all the while.
+                    let is_silent = since.elapsed() >= SHARED_SILENCE_MAX
+                        || tokio::time::timeout_at(since + SHARED_SILENCE_MAX, changed).await.is_err();
+                    if !is_silent {
                         continue;
                     }
                     self.claim(left.clone())
@@ -188,7 +202,7 @@ impl SharedObject {
         let mut state = self.state();
         match state.source(range) {
             Source::Here(offset, bytes) => Next::Here(offset, bytes),
-            Source::Reading => Next::Wait,
+            Source::Reading(brought) => Next::Wait(brought),
             Source::Nobody(end) => {
                 state.reading.push(range.start..end);
                 Next::Read(ReadClaim { object: self, range: range.start..end })
@@ -199,9 +213,19 @@ impl SharedObject {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use proptest::prelude::*;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
 
     use super::*;
+    use crate::{
+        Deadline,
+        rest::{Client, ClientConfig},
+    };
 
     proptest! {
         /// Whatever has arrived or is in flight, every byte of a range comes from one source, in order.
@@ -226,8 +250,9 @@ mod tests {
                         prop_assert!(bytes.iter().zip(offset..).all(|(byte, at)| *byte == at as u8));
                         left.start += bytes.len() as u64;
                     }
-                    Source::Reading => {
-                        prop_assert!(state.reading.iter().any(|reading| reading.contains(&left.start)));
+                    Source::Reading(brought) => {
+                        let reading = state.reading.iter().find(|reading| reading.contains(&left.start));
+                        prop_assert!(reading.is_some_and(|reading| brought >= reading.start));
                         left.start += 1;
                     }
                     Source::Nobody(end) => {
@@ -241,6 +266,52 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// What a load is given.
+    #[derive(Default)]
+    struct Given(Vec<u8>);
+
+    impl ByteSink for Given {
+        async fn write(&mut self, _: u64, bytes: Bytes) {
+            self.0.extend_from_slice(&bytes);
+        }
+
+        async fn found(&mut self, offset: u64, bytes: Bytes) {
+            self.write(offset, bytes).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_silent_reader_is_not_waited_for_while_other_parts_arrive() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+        let client = Client::new(url, ClientConfig::default()).unwrap();
+        let routes = Routes::new(client, Deadline::none(), None, &[], Instant::now());
+        let (model_id, seq_hash, object_digest) = ([1; 32].into(), [2; 32].into(), [3; 32].into());
+        let object = ObjectName { model_id, seq_hash, object_digest };
+        let (shared, mut given) = (SharedObject::default(), Given::default());
+        let _silent = shared.claim(0..2);
+        let answer = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.read_buf(&mut Vec::with_capacity(1 << 14)).await.unwrap();
+            let head = "HTTP/1.1 206 Partial Content\r\ncontent-range: bytes 0-1/9\r\ncontent-length: 2";
+            stream.write_all(format!("{head}\r\n\r\nab").as_bytes()).await.unwrap();
+            stream
+        };
+        let others = async {
+            for offset in 100.. {
+                shared.state().insert(offset, &Bytes::from_static(b"x"));
+                shared.changed.notify_waiters();
+                tokio::time::sleep(SHARED_SILENCE_MAX / 10).await;
+            }
+        };
+        let read = async { tokio::join!(answer, shared.read(&routes, &object, 0..2, false, &mut given)).1 };
+        tokio::select! {
+            read = tokio::time::timeout(Duration::from_secs(10), read) => read.expect("in time").unwrap(),
+            () = others => unreachable!("they go on"),
+        }
+        assert_eq!(given.0, b"ab");
     }
 
     #[test]

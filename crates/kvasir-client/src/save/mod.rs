@@ -16,7 +16,7 @@ use std::{
 use futures::StreamExt;
 use kvasir_api::ErrorCode;
 use kvasir_codec::{ChunkEncoder, ChunkInput, KvBuffer, container::Head};
-use kvasir_types::{ChainLink, Level, Loss, Name, Quality, SeqHash, TokenChain, TokenRange};
+use kvasir_types::{ChainLink, Level, Loss, Name, Quality, RootHash, SeqHash, TokenChain, TokenRange};
 use tokio::time::Instant;
 
 pub use admission::{AdmissionPolicy, SaveRefusal};
@@ -58,6 +58,12 @@ pub(crate) struct Context {
 impl Context {
     fn tokens(&self) -> &[u32] {
         &self.tokens[..self.chain.token_count()]
+    }
+
+    /// The same save of a chain that begins at another root, where nothing is stored.
+    fn under(&self, root: RootHash) -> Self {
+        let chain = Arc::new(TokenChain::new(root, self.tokens()));
+        Self { chain, stored: Arc::default(), ..self.clone() }
     }
 
     /// Leading tokens that are known to be stored: their KV is not read.
@@ -104,9 +110,22 @@ impl Saver {
             Urgency::Background { .. } => 1,
         };
         let started = Instant::now();
+        let lookup = context.binding.lookup(&context.chain, false);
+        let rerooted;
+        let (context, found) = match Matched::ask(&context.client, &lookup).await {
+            // The service has lost its bucket.
+            Err(error) if error.code() == Some(ErrorCode::UnknownModel) => {
+                let root = context.binding.ask_for_root(&context.client).await?;
+                if context.stored_tokens() > 0 {
+                    // What this save continues is gone, and its KV may not be here.
+                    return Err(error);
+                }
+                rerooted = Box::new(context.under(root));
+                (&*rerooted, Matched::nothing())
+            }
+            found => (context, found?),
+        };
         let (chain, count) = (&context.chain, context.chain.token_count());
-        let lookup = context.binding.lookup(chain, false);
-        let found = Matched::ask(&context.client, &lookup).await?;
         let matched = found.tokens().max(context.stored_tokens() as u64);
         let cuts: Vec<Range<usize>> = (0..count)
             .step_by(self.chunk_tokens)

@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::{Arc, Mutex, PoisonError, Weak},
     time::Duration,
 };
@@ -251,7 +252,11 @@ impl SaveQueue {
         let (ticket, outcome) = oneshot::channel();
         match self.admit(&context, bytes) {
             Ok(id) => {
-                let job = SaveJob { id, context, kv: kv(), bytes, ticket };
+                let kv = catch_unwind(AssertUnwindSafe(kv)).unwrap_or_else(|panic| {
+                    self.shared.with(|state| state.stats.bytes -= bytes);
+                    resume_unwind(panic)
+                });
+                let job = SaveJob { id, context, kv, bytes, ticket };
                 self.shared.with(|state| state.jobs.push_back(job));
                 self.shared.changed.notify_waiters();
                 let queue = Arc::downgrade(&self.shared);
@@ -415,7 +420,7 @@ async fn save_with_retries(shared: &QueueShared, job: &SaveJob) -> SaveOutcome {
             Err(error) if error.is_retryable() && attempt < STORE_ATTEMPTS_MAX => {
                 tracing::debug!(%error, attempt, "a save was interrupted and will resume");
                 shared.with(|state| state.stats.resumed += 1);
-                tokio::time::sleep(retry_delay(attempt)).await;
+                tokio::time::sleep(retry_delay(attempt, &error)).await;
             }
             Err(error) => return SaveOutcome::Failed(error),
         }
@@ -423,8 +428,13 @@ async fn save_with_retries(shared: &QueueShared, job: &SaveJob) -> SaveOutcome {
     SaveOutcome::Refused(SaveRefusal::Closed)
 }
 
-fn retry_delay(attempt: u32) -> Duration {
-    (STORE_BACKOFF_BASE * 2u32.saturating_pow(attempt.min(16) - 1)).min(STORE_BACKOFF_MAX)
+/// The wait before the next attempt, and not less than the service asks for, within [`STORE_BACKOFF_MAX`].
+fn retry_delay(attempt: u32, error: &Error) -> Duration {
+    let asked = match error {
+        Error::Api(error) => error.retry_after.unwrap_or_default(),
+        _ => Duration::ZERO,
+    };
+    (STORE_BACKOFF_BASE * 2u32.saturating_pow(attempt.min(16) - 1)).max(asked).min(STORE_BACKOFF_MAX)
 }
 
 /// A source of a whole context that holds a copy of the tokens from `first` on.
@@ -447,5 +457,27 @@ impl KvSource for SuffixSource {
         tokens: std::ops::Range<usize>,
     ) -> Option<&[f32]> {
         self.rows.held(layer, plane, head, tokens.start - self.first..tokens.end - self.first)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ApiError;
+
+    #[test]
+    fn a_save_waits_as_long_as_the_service_asks() {
+        let delay = |attempt, seconds| {
+            let error = Error::Api(ApiError {
+                status: 429,
+                code: "throttled".to_owned(),
+                known: None,
+                detail: String::new(),
+                retryable: true,
+                retry_after: Some(Duration::from_secs(seconds)),
+            });
+            retry_delay(attempt, &error).as_secs()
+        };
+        assert_eq!([delay(1, 0), delay(1, 7), delay(4, 7), delay(1, 600)], [1, 7, 8, 15]);
     }
 }

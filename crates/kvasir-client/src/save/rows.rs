@@ -1,7 +1,8 @@
 //! Where the rows of a save come from.
 
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, panic::AssertUnwindSafe, sync::Arc};
 
+use futures::FutureExt;
 use kvasir_codec::{KvBuffer, KvSource, Tokens};
 use kvasir_types::{ModelSpec, Plane};
 
@@ -38,10 +39,14 @@ impl SaveRows<'_> {
     /// A copy that outlives the caller's borrow, so that encoding can run elsewhere; one chunk at a time.
     ///
     /// # Errors
-    /// [`Error::UnreadablePages`] if pages were reassigned or cannot be read.
+    /// [`Error::UnreadablePages`] if pages were reassigned or cannot be read, or if reading the source panics.
     pub(super) async fn copy(self, spec: &Arc<ModelSpec>, range: &Range<usize>) -> Result<KvBuffer, Error> {
         match self {
-            Self::Source(source) => Ok(copy_source(source, spec, range).await),
+            // It is the engine's code, and the queue has other saves.
+            Self::Source(source) => {
+                let copied = AssertUnwindSafe(copy_source(source, spec, range)).catch_unwind().await;
+                copied.map_err(|_| Error::UnreadablePages { what: "reading them panicked".to_owned() })
+            }
             Self::Pages(tables) => copy_pages(tables, spec, range).await,
         }
     }

@@ -4,7 +4,7 @@ mod request;
 
 use std::sync::Arc;
 
-use kvasir_api::ChunkMatch;
+use kvasir_api::{ChunkMatch, ErrorCode};
 use kvasir_codec::KvSource;
 use kvasir_types::{Loss, RootHash, TokenChain};
 
@@ -103,7 +103,8 @@ impl Session {
         self.bound.as_ref().map_or(&[], |bound| &bound.matched.chunks)
     }
 
-    /// Why the last lookup failed. A session whose lookup failed is a miss, and can still save.
+    /// Why the lookup that opened the session failed: the session is a miss, and can still save. `None` after
+    /// [`lookup`](Self::lookup), which returns its own error.
     pub fn lookup_error(&self) -> Option<&Error> {
         self.lookup_error.as_ref()
     }
@@ -126,7 +127,16 @@ impl Session {
         };
         let lookup = bound.binding.lookup(&bound.chain, self.kvasir.direct_reads());
         self.client = self.client.for_prompt(bound.chain.blocks());
-        let mut matched = Matched::ask(&self.client, &lookup).await?;
+        let mut matched = match Matched::ask(&self.client, &lookup).await {
+            // The service has lost its bucket: nothing is stored, and chains begin at another root.
+            Err(error) if error.code() == Some(ErrorCode::UnknownModel) => {
+                bound.root = bound.binding.ask_for_root(&self.client).await?;
+                bound.chain = Arc::new(TokenChain::new(bound.root, &self.tokens));
+                bound.stored = Arc::default();
+                Matched::nothing()
+            }
+            matched => matched?,
+        };
         let (codec, floor) = (&bound.binding.codec, self.kvasir.quality());
         matched.take_while(|chunk| match codec.decoder(&chunk.profile_hash) {
             Some(decoder) => PlannedLevels::new(chunk, &*decoder, floor).is_some(),

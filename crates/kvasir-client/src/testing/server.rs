@@ -1,7 +1,7 @@
 //! A service in memory that fails on request.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::SocketAddr,
     ops::RangeInclusive,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -70,6 +70,7 @@ struct StoredObject {
 
 #[derive(Debug, Default)]
 struct Contents {
+    models: BTreeSet<ModelId>,
     objects: BTreeMap<ObjectDigest, StoredObject>,
     profiles: BTreeMap<(ModelId, ProfileHash), Bytes>,
     faults: Vec<Fault>,
@@ -162,9 +163,10 @@ impl Server {
         self.shared.contents().lookups
     }
 
-    /// Deletes everything, like a bucket that was emptied.
+    /// Forgets everything, also the models and the roots of namespaces, like a service whose bucket was lost.
     pub fn clear(&self) {
-        *self.shared.contents() = Contents::default();
+        let mut contents = self.shared.contents();
+        *contents = Contents { rotations: contents.rotations + 1, ..Contents::default() };
     }
 
     /// Gives every namespace a new root, as a rotation of salts does. Stored objects are kept.
@@ -262,27 +264,33 @@ async fn register(State(shared): State<Arc<Shared>>, Json(spec): Json<ModelSpec>
     if control_fails(&shared) {
         return problem(ErrorCode::StoreUnavailable);
     }
-    Json(RegisteredModel { model_id: spec.model_id(), created: true }).into_response()
+    let model_id = spec.model_id();
+    let created = shared.contents().models.insert(model_id);
+    Json(RegisteredModel { model_id, created }).into_response()
 }
 
-async fn namespace(
-    State(shared): State<Arc<Shared>>,
-    Json(request): Json<NamespaceRequest>,
-) -> Json<NamespaceResponse> {
-    let salt = shared.contents().rotations.to_le_bytes();
-    let root = RootHash::derive("default", request.namespace.as_str(), &salt, &request.model_id);
-    Json(NamespaceResponse { root })
-}
-
-async fn list_profiles(State(shared): State<Arc<Shared>>, Path(model): Path<ModelId>) -> Json<ProfileList> {
+async fn namespace(State(shared): State<Arc<Shared>>, Json(request): Json<NamespaceRequest>) -> Response {
     let contents = shared.contents();
+    if !contents.models.contains(&request.model_id) {
+        return problem(ErrorCode::UnknownModel);
+    }
+    let salt = contents.rotations.to_le_bytes();
+    let root = RootHash::derive("default", request.namespace.as_str(), &salt, &request.model_id);
+    Json(NamespaceResponse { root }).into_response()
+}
+
+async fn list_profiles(State(shared): State<Arc<Shared>>, Path(model): Path<ModelId>) -> Response {
+    let contents = shared.contents();
+    if !contents.models.contains(&model) {
+        return problem(ErrorCode::UnknownModel);
+    }
     let of_model = contents.profiles.iter().filter(|((of, _), _)| *of == model);
     let info = |((_, hash), bytes): (&(_, ProfileHash), &Bytes)| ProfileInfo {
         profile_hash: *hash,
         bytes: bytes.len() as u64,
         stored_at_ms: None,
     };
-    Json(ProfileList { profiles: of_model.map(info).collect() })
+    Json(ProfileList { profiles: of_model.map(info).collect() }).into_response()
 }
 
 async fn put_profile(
@@ -293,7 +301,11 @@ async fn put_profile(
     if ProfileHash::of(&body) != key.1 {
         return problem(ErrorCode::InvalidProfile);
     }
-    shared.contents().profiles.insert(key, body);
+    let mut contents = shared.contents();
+    if !contents.models.contains(&key.0) {
+        return problem(ErrorCode::UnknownModel);
+    }
+    contents.profiles.insert(key, body);
     StatusCode::CREATED.into_response()
 }
 
@@ -316,6 +328,9 @@ async fn lookup(
         return problem(ErrorCode::BadRequest);
     }
     let mut contents = shared.contents();
+    if !contents.models.contains(&query.model_id) {
+        return problem(ErrorCode::UnknownModel);
+    }
     contents.lookups += 1;
     let (mut chunks, mut matched_tokens) = (Vec::new(), 0);
     while let Some(best) = contents.best_match(matched_tokens, blocks, query.direct) {
@@ -341,6 +356,9 @@ async fn put_chunk(
         return problem(ErrorCode::ChunkMismatch);
     }
     let mut contents = shared.contents();
+    if !contents.models.contains(&model) {
+        return problem(ErrorCode::UnknownModel);
+    }
     if !contents.profiles.contains_key(&(model, head.header.profile_hash)) {
         return problem(ErrorCode::UnknownProfile);
     }

@@ -8,55 +8,31 @@ use super::{PolicyStep, forecast::Forecast, split::Split};
 
 /// Transfer time of bases to keep in flight, as a share of the SLO.
 const LOOKAHEAD: f64 = 0.02;
-/// A transfer below this share of the best one's rate is slow by itself.
-const OUTLIER: f64 = 1.0 / 3.0;
 /// Among chunks whose base has begun, the one with most of it continues first; shares are compared in this
 /// many steps.
 const HERE_STEPS: u64 = 16;
 /// Maximum number of times that a chunk is stopped for another.
 const PAUSES_MAX: u8 = 2;
 
-/// The state of base reads: slow transfers, pauses and probes.
+/// The state of base reads.
 #[derive(Debug, Clone)]
 pub(super) struct BaseReads {
-    /// Chunks whose own transfer was slow.
-    slow: Vec<bool>,
     /// How often each chunk was stopped for another.
     pauses: Vec<u8>,
-    /// Slow transfers that were already compared with another one.
-    probed: Vec<bool>,
 }
 
 impl BaseReads {
     pub(super) const fn new() -> Self {
-        Self { slow: Vec::new(), pauses: Vec::new(), probed: Vec::new() }
+        Self { pauses: Vec::new() }
     }
 
-    /// Whether a chunk's own transfer was slow.
-    pub(super) fn is_slow(&self, chunk: usize) -> bool {
-        self.slow.get(chunk).copied().unwrap_or(false)
-    }
-
-    /// A missing chunk in flight to stop while others wait: one that is slow compared with the others, or one
-    /// too many on a link that is slow for all (half of two bases is worth nothing, one whole base is).
+    /// A missing chunk in flight to stop while others wait: one too many for the link, since half of two bases
+    /// is worth nothing and one whole base is.
     pub(super) fn stopped(&mut self, plan: &Forecast<'_>, split: &Split) -> Option<PolicyStep> {
         let (view, count) = (plan.view, plan.view.chunks.len());
         self.pauses.resize(count, 0);
         let own = |i: usize| view.own_rates.get(i).copied().flatten();
         let flowing = || plan.missing.iter().copied().filter(|&i| !plan.is_idle(i) && own(i).is_some());
-        let waits = plan.missing.iter().any(|&i| plan.is_idle(i) && !self.is_slow(i));
-        let best = (0..count).filter_map(own).reduce(|a, b| if a > b { a } else { b })?;
-        let crawls = |&i: &usize| {
-            let outlier = own(i).is_some_and(|rate| rate < best.scaled(OUTLIER));
-            let fair = plan.left_time() / plan.missing.len().max(1) as u32;
-            let hogs = waits && plan.own_time(i).is_some_and(|t| t > fair);
-            !self.is_slow(i) && outlier && hogs
-        };
-        if let Some(chunk) = flowing().find(crawls) {
-            self.slow.resize(count, false);
-            self.slow[chunk] = true;
-            return Some(PolicyStep::Pause { chunk });
-        }
         // A load with slack lets others go first.
         if plan.yields()
             && let Some(chunk) = flowing().find(|&i| self.pauses[i] < PAUSES_MAX)
@@ -65,8 +41,7 @@ impl BaseReads {
             return Some(PolicyStep::Pause { chunk });
         }
         // A chunk that arrives too late and that the GPU computes makes room for chunks that arrive in time.
-        let others =
-            plan.missing.iter().any(|&i| plan.is_idle(i) && !split.texts.contains(&i) && !self.is_slow(i));
+        let others = plan.missing.iter().any(|&i| plan.is_idle(i) && !split.texts.contains(&i));
         if others && let Some(chunk) = flowing().find(|&i| split.is_hopeless(plan, i)) {
             return Some(PolicyStep::Pause { chunk });
         }
@@ -87,38 +62,25 @@ impl BaseReads {
         (plan.view.first_byte * 2).max(plan.view.plan.slo.mul_f64(LOOKAHEAD))
     }
 
-    /// Whether another base may begin: the pipe is not full, or there is only one transfer, which cannot show
-    /// whether the link is slow or just the transfer.
-    pub(super) fn may_begin(&mut self, plan: &Forecast<'_>) -> bool {
+    /// Whether another base may begin: the pipe is not full, or only one transfer has been seen, which cannot
+    /// show whether the link is slow or just the transfer.
+    pub(super) fn may_begin(plan: &Forecast<'_>) -> bool {
         let view = plan.view;
-        let own = |i: usize| view.own_rates.get(i).copied().flatten();
-        let known = (0..view.chunks.len()).filter_map(own).count();
-        let sole = plan.missing.iter().copied().find(|&i| !plan.is_idle(i)).filter(|_| view.in_flight == 1);
-        let doubtful = |i: usize| own(i).zip(view.rate).is_some_and(|(own, rate)| own < rate.scaled(OUTLIER));
-        self.probed.resize(view.chunks.len(), false);
-        let doubt = sole.filter(|&i| doubtful(i) && !self.probed[i]);
-        if let Some(chunk) = doubt {
-            self.probed[chunk] = true;
-        }
-        let alone = view.in_flight <= 1 && (known < 2 || doubt.is_some());
+        let known = view.own_rates.iter().flatten().count();
+        let alone = view.in_flight <= 1 && known < 2;
         view.in_flight == 0 || alone || plan.bases_in_flight() <= Self::lookahead(plan)
     }
 
     /// The next missing chunk to read: first a base that a text chunk waits for; then the link's own, from
-    /// the back; then the GPU's, also from the back, since the GPU may not get that far; slow ones last, the
-    /// fastest first, unless the GPU computes them.
-    pub(super) fn next(&self, plan: &Forecast<'_>, split: &Split) -> Option<usize> {
+    /// the back; then the GPU's, also from the back, since the GPU may not get that far.
+    pub(super) fn next(plan: &Forecast<'_>, split: &Split) -> Option<usize> {
         let last_text = split.texts.last().copied().unwrap_or(0);
         let texts = |i: &usize| split.texts.contains(i);
-        let idle = || plan.missing.iter().copied().filter(|&i| plan.is_idle(i));
-        let fresh = || idle().filter(|&i| !self.is_slow(i) && !split.is_hopeless(plan, i));
+        let fresh =
+            || plan.missing.iter().copied().filter(|&i| plan.is_idle(i) && !split.is_hopeless(plan, i));
         let own = || fresh().filter(|i| !texts(i));
         let gating = own().find(|&i| i < last_text);
-        let slow = || idle().filter(|&i| self.is_slow(i) && !texts(&i));
-        gating
-            .or_else(|| Self::from_back(plan, own()))
-            .or_else(|| Self::from_back(plan, fresh()))
-            .or_else(|| slow().min_by_key(|&i| plan.base_time(i, 1.0)))
+        gating.or_else(|| Self::from_back(plan, own())).or_else(|| Self::from_back(plan, fresh()))
     }
 
     /// The last of the given chunks, since the GPU computes from the front. A base that has begun precedes

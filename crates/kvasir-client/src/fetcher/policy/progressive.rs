@@ -218,9 +218,7 @@ impl Policy for Progressive {
         if let Some(step) = self.base_reads.stopped(&plan, &split) {
             return step;
         }
-        let given_up = |i: usize| {
-            split.texts.contains(&i) && (self.base_reads.is_slow(i) || split.is_hopeless(&plan, i))
-        };
+        let given_up = |i: usize| split.texts.contains(&i) && split.is_hopeless(&plan, i);
         let bases_done = plan.missing.iter().all(|&i| given_up(i));
         if view.text_mode == TextMode::Overlapped {
             match Self::rescue(&plan, bases_done) {
@@ -232,8 +230,8 @@ impl Policy for Progressive {
             return step;
         }
         if view.in_flight < Self::depth(&plan) {
-            if let Some(chunk) = self.base_reads.next(&plan, &split) {
-                if plan.yields() || !self.base_reads.may_begin(&plan) {
+            if let Some(chunk) = BaseReads::next(&plan, &split) {
+                if plan.yields() || !BaseReads::may_begin(&plan) {
                     return Self::wait(view, until);
                 }
                 return PolicyStep::Fetch { chunk, level: Level::BASE };
