@@ -330,5 +330,10 @@ async fn what_was_removed_is_refused_by_every_route() {
         expect_problem(service.get(&format!("{by_digest}{query}"), &[]).await, "unknown_chunk").await;
     }
     assert_eq!(service.send(Method::HEAD, &by_digest, "").await.status(), StatusCode::NOT_FOUND);
+    // A copy of it is not current.
+    for etag in [format!("\"{}\"", chunk.object_digest), "*".to_owned()] {
+        let asked = service.get(&by_digest, &[("if-none-match", etag.as_str())]).await;
+        expect_problem(asked, "unknown_chunk").await;
+    }
     service.stop().await;
 }

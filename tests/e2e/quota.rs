@@ -10,10 +10,14 @@ use kvasir_tests::{
     s3::{Lacks, S3Server},
     service::expect_problem,
 };
-use kvasir_types::{ModelId, ModelSpec, RootHash};
+use kvasir_types::{ModelId, ModelSpec, ProfileHash, RootHash};
 use object_store::{Error, ObjectStoreExt, PutPayload, multipart::MultipartStore, path::Path};
 use reqwest::{Method, Response, StatusCode, header};
 use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
 
 use crate::{
     direct::announced,
@@ -101,6 +105,31 @@ async fn a_full_tenant_is_told_which_limit_and_gets_room_when_the_collector_has_
         assert!(metrics.contains(counted), "a pass that was asked for counts: {counted}\n{metrics}");
     }
     assert_eq!(put(&guarded, &a.token, &model_id, &chunk(root, 2)).await.status(), StatusCode::CREATED);
+    guarded.service.stop().await;
+}
+
+/// A client that sends all of a body before it reads the answer would see a broken connection instead.
+#[tokio::test]
+async fn a_full_tenant_is_told_so_after_a_long_body() {
+    const BYTES: usize = 32 << 20;
+    let a = token("a", Role::Write);
+    let guarded = Guarded::start(&format!("{}[tenant.a]\nstored_bytes = 10000\n", a.entry)).await;
+    let (model_id, root) = guarded.prepare(&a.token).await;
+    let of_chunk = routes::chunk(&model_id, &chunk(root, 0).seq_hash);
+    let of_profile = routes::profile(&model_id, &ProfileHash::of(b"long"));
+    for path in [of_chunk.as_str(), of_profile.as_str(), "/v1/namespaces/n/objects/long"] {
+        let mut stream = TcpStream::connect(guarded.service.address).await.expect("connects");
+        let head = format!(
+            "PUT {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {}\r\ncontent-length: {BYTES}\r\n\
+             connection: close\r\n\r\n",
+            a.token
+        );
+        stream.write_all(head.as_bytes()).await.expect("sends");
+        stream.write_all(&vec![7; BYTES]).await.expect("all of it is taken");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.expect("answers");
+        assert!(answer.starts_with("HTTP/1.1 507") && answer.contains("storage_quota"), "{path}: {answer}");
+    }
     guarded.service.stop().await;
 }
 

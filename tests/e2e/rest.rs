@@ -139,8 +139,14 @@ async fn ranges_levels_and_conditions() {
     expect_problem(service.get(&format!("{path}?level=x"), &[]).await, "bad_request").await;
     // Conditions.
     let etag = format!("\"{}\"", chunk.object_digest);
-    let response = service.get(&path, &[("if-none-match", &etag)]).await;
-    assert_eq!(response.status(), StatusCode::NOT_MODIFIED);
+    let preferred = routes::chunk(&model_id, &chunk.seq_hash);
+    let immutable = "private, max-age=31536000, immutable";
+    for (path, cached) in [(&path, immutable), (&preferred, "private, no-cache")] {
+        assert_eq!(service.get(path, &[]).await.headers()["cache-control"], cached, "{path}");
+        let response = service.get(path, &[("if-none-match", &etag)]).await;
+        assert_eq!(response.status(), StatusCode::NOT_MODIFIED);
+        assert_eq!(response.headers()["cache-control"], cached, "{path}");
+    }
     let response = service.get(&path, &[("range", "bytes=0-0"), ("if-range", "\"other\"")]).await;
     assert_eq!(response.status(), StatusCode::OK);
     // HEAD, of the object, of a level, and of the preferred object.

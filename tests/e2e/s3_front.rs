@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use futures::{StreamExt, TryStreamExt, stream};
-use kvasir_api::{AuditList, Role, routes};
+use kvasir_api::{AuditList, MEDIA_PROBLEM, Role, routes};
 use kvasir_server::NewAccessKey;
 use kvasir_tests::{
     s3::{Lacks, S3Server},
@@ -194,6 +194,7 @@ async fn forms_old_signatures_and_unsigned_chunks_are_refused() {
     let chunks = chunks.header("content-encoding", "aws-chunked").body("1\r\nx\r\n0\r\n\r\n");
     for request in [posted, signed, by_query, encoded, chunks] {
         let answer = request.send().await.expect("answers");
+        assert!(answer.headers().contains_key("x-request-id"), "{answer:?}");
         let (status, text) = (answer.status(), answer.text().await.expect("text"));
         assert!(status.is_client_error() && text.contains("<Code>InvalidRequest</Code>"), "{status} {text}");
     }
@@ -201,6 +202,25 @@ async fn forms_old_signatures_and_unsigned_chunks_are_refused() {
     assert_eq!(stored.status(), StatusCode::NOT_FOUND);
     let outside = http.get(format!("http://{address}/livez")).send().await.expect("answers");
     assert_eq!(outside.status(), StatusCode::OK, "a bucket of this name, and no probe");
+    service.stop().await;
+}
+
+/// The media type of an answer, which a reader may choose, does not say that it is a problem of the service.
+#[tokio::test]
+async fn an_object_is_sent_as_whatever_media_type_its_reader_wants() {
+    let directory = TempDir::new().expect("a directory");
+    let server = S3Server::start(Lacks::default()).await;
+    let (service, address) = front(&directory, &server).await;
+    let url = format!("http://{address}/n/a");
+    let stored = service.http.put(&url).body("bytes").send().await.expect("answers");
+    assert_eq!(stored.status(), StatusCode::OK);
+    for media in ["text/plain", MEDIA_PROBLEM] {
+        let asked = format!("{url}?response-content-type={}", media.replace('+', "%2B"));
+        let answer = service.http.get(asked).send().await.expect("answers");
+        assert_eq!(answer.status(), StatusCode::OK, "{media}");
+        assert_eq!(answer.headers()["content-type"], media);
+        assert_eq!(answer.text().await.expect("text"), "bytes");
+    }
     service.stop().await;
 }
 

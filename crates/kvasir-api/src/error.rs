@@ -141,9 +141,6 @@ error_codes! {
     /// A `Range` outside the object, or of a form that is not supported.
     RangeNotSatisfiable = "range_not_satisfiable", 416, retryable false, "the range is not satisfiable",
         remedy "request a single range within the object; Content-Range has its size";
-    /// A conditional request whose condition does not hold.
-    PreconditionFailed = "precondition_failed", 412, retryable false, "the precondition does not hold",
-        remedy "read the resource again, then retry or give up";
     /// Over a rate, concurrency or size limit.
     Throttled = "throttled", 429, retryable true, "too many requests",
         remedy "wait for the time in Retry-After";

@@ -235,6 +235,17 @@ mod tests {
     }
 
     #[test]
+    fn the_longest_key_is_recorded_whole() {
+        let objects = format!("/v1/namespaces/{}/objects/", "%6E".repeat(128));
+        let path = format!("{objects}{}", "%C3%A4".repeat(256));
+        let request = Request::builder().method("DELETE").uri(&path);
+        let request = request.body(axum::body::Body::empty()).expect("a request");
+        let audited = AuditedRequest::new(&request, routes::OBJECT, Role::Write).expect("audited");
+        assert_eq!(audited.path, path);
+        assert_eq!(audited.without_key().path, format!("{objects}{{key}}"));
+    }
+
+    #[test]
     fn a_key_is_left_out_however_it_is_named() {
         let request = Request::builder().method("DELETE").uri("/v1/namespaces/objects/objects/a%2Fb");
         let request = request.body(axum::body::Body::empty()).expect("a request");

@@ -25,7 +25,11 @@ impl EncryptionKeys {
     /// The setting and what is wrong with its keys.
     pub(crate) fn open(config: &Config) -> Result<Option<Self>, String> {
         let source = match (&config.keys_file, &config.keys) {
-            (Some(path), _) => Some(Self::file(path)),
+            // Whom the ignored one names would not be sealed.
+            (Some(_), Some(_)) => {
+                return Err("encryption.keys_file and encryption.keys are both set; give one".to_owned());
+            }
+            (Some(path), None) => Some(Self::file(path)),
             (None, Some(list)) => Some(Self::given(list.expose())),
             (None, None) => None,
         };
@@ -123,6 +127,22 @@ mod tests {
             std::fs::write(&path, text).expect("writes");
             let error = EncryptionKeys::open(&config).expect_err("nothing would be sealed");
             assert!(error.contains("encryption.keys_file") && error.contains("[[key]]"), "{error}");
+        }
+    }
+
+    #[test]
+    fn keys_in_a_file_and_inline_are_refused_instead_of_one_of_them_ignored() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("keys.toml");
+        std::fs::write(&path, key("a", "one")).expect("writes");
+        let file = Config { keys_file: Some(path), ..Config::default() };
+        let inline = Config { keys: Some(format!("b:one:{}", "1".repeat(64)).into()), ..Config::default() };
+        let both = Config { keys: inline.keys.clone(), ..file.clone() };
+        let error = EncryptionKeys::open(&both).expect_err("b would not be sealed");
+        assert!(error.contains("encryption.keys_file") && error.contains("both"), "{error}");
+        for (config, tenant) in [(file, "a"), (inline, "b")] {
+            let keys = EncryptionKeys::open(&config).expect("opens").expect("keys");
+            assert_eq!(keys.current(&name(tenant)), Some(name("one")));
         }
     }
 

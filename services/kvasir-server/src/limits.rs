@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
-/// Longest JSON body: a lookup of 1 M tokens as decimal numbers, or of 64 K block hashes as hex.
-pub(crate) const JSON_BYTES_MAX: usize = 16 << 20;
+/// Longest JSON body of a lookup: 1 M tokens as decimal numbers, or 64 K block hashes as hex.
+pub(crate) const LOOKUP_JSON_BYTES_MAX: usize = 16 << 20;
+/// Longest JSON body otherwise: as many keys as a request may name, each byte an escape. What is made of a body has several
+/// times its size, and is kept while the store is asked.
+pub(crate) const JSON_BYTES_MAX: usize = 1 << 20;
 /// Bytes of a body that is read whole for which no room is reserved.
 pub(crate) const SHORT_BODY_BYTES: usize = 64 << 10;
 /// Bytes of all bodies that are being read whole, beyond their first [`SHORT_BODY_BYTES`].
@@ -18,8 +21,6 @@ pub(crate) const S3_HELD_BYTES_MAX: usize = S3_CHUNK_BYTES_MAX + (8 << 20);
 pub(crate) const HELD_PART_BYTES: usize = 128;
 /// Longest JSON before objects that are stored together: 256 keys of 512 bytes, each byte an escape.
 pub(crate) const NEW_OBJECTS_HEAD_BYTES_MAX: usize = 1 << 20;
-/// Maximum bytes of a list of keys: as many as a request may name, each byte escaped.
-pub(crate) const KEYS_BYTES_MAX: usize = 1 << 20;
 /// Status in the audit log of a request whose client hung up before its response.
 pub(crate) const STATUS_ABANDONED: u16 = 499;
 /// Largest count in a report of a load: 4 TiB, or 140 years of a GPU in ms. Reports are added up for all tenants.
@@ -178,9 +179,9 @@ pub(crate) const LOAD_TENANTS_MAX: usize = 32;
 /// Models of all tenants whose latest trainings are kept: with [`TRAININGS_KEPT_MAX`](kvasir_api::TRAININGS_KEPT_MAX) of at
 /// most 1 KiB each, 1 MiB.
 pub(crate) const TRAINING_MODELS_MAX: usize = 128;
-/// Longest audited path: longer than any route with its ids. With
-/// [`AUDIT_CALLS_MAX`](kvasir_api::AUDIT_CALLS_MAX) calls, 1 MiB.
-pub(crate) const AUDITED_PATH_BYTES_MAX: usize = 768;
+/// Longest audited path: longer than any route with its ids, each byte of a namespace and of a key an escape. With
+/// [`AUDIT_CALLS_MAX`](kvasir_api::AUDIT_CALLS_MAX) calls, 2 MiB.
+pub(crate) const AUDITED_PATH_BYTES_MAX: usize = 2 << 10;
 /// Longest context of a plan: a thousand times the longest in use.
 pub(crate) const PLAN_TOKENS_MAX: u64 = 1 << 30;
 /// Most GPUs of a plan.

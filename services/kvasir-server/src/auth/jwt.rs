@@ -5,7 +5,7 @@ use std::{collections::HashMap, fmt, sync::Arc};
 use data_encoding::BASE64URL_NOPAD;
 use jsonwebtoken::{
     Algorithm, DecodingKey, Validation, decode, decode_header,
-    jwk::{JwkSet, KeyAlgorithm},
+    jwk::{Jwk, JwkSet, KeyAlgorithm, PublicKeyUse},
 };
 use kvasir_api::Role;
 use kvasir_store::cache::BoundedMap;
@@ -120,9 +120,10 @@ impl Verifier {
         let tenant: Name = claims.text(&self.tenant_claim)?.parse().ok()?;
         let role: Role = claims.text(&self.role_claim)?.parse().ok()?;
         let subject = claims.text("sub").unwrap_or("jwt");
-        let line = subject.chars().filter(|c| !c.is_control()).take(limits::CREDENTIAL_NAME_BYTES_MAX / 4);
+        let mut line: String = subject.chars().filter(|c| !c.is_control()).collect();
+        line.truncate(line.floor_char_boundary(limits::CREDENTIAL_NAME_BYTES_MAX));
         self.accepted.insert(*blake3::hash(token.as_bytes()).as_bytes(), ());
-        Some(Principal { tenant, role, credential: Arc::from(line.collect::<String>()) })
+        Some(Principal { tenant, role, credential: Arc::from(line) })
     }
 }
 
@@ -138,7 +139,9 @@ impl VerificationKeys {
             return Err(format!("has more than {} keys", limits::JWKS_KEYS_MAX));
         }
         let mut keys = HashMap::new();
-        for (n, jwk) in set.keys.iter().enumerate() {
+        // Issuers publish keys to which others encrypt next to those that they sign with.
+        let is_for_signatures = |jwk: &Jwk| jwk.common.public_key_use != Some(PublicKeyUse::Encryption);
+        for (n, jwk) in set.keys.iter().enumerate().filter(|(_, jwk)| is_for_signatures(jwk)) {
             let id = jwk.common.key_id.clone().ok_or_else(|| format!("key {n} has no kid"))?;
             let algorithm = match jwk.common.key_algorithm {
                 Some(KeyAlgorithm::RS256) => Algorithm::RS256,

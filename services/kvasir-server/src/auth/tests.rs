@@ -186,6 +186,43 @@ fn a_web_token_needs_key_issuer_audience_time_tenant_and_role() {
     assert_eq!(ask(&authenticator, &confused), Err(AuthFailure::Invalid));
 }
 
+/// As Keycloak publishes them.
+#[test]
+fn keys_for_encryption_beside_those_for_signatures_are_left_out() {
+    let (files, (key, jwk)) = (Files::new(), signer("k1"));
+    let other = json!({"kty": "RSA", "use": "enc", "alg": "RSA-OAEP", "kid": "k2", "n": "AQAB", "e": "AQAB"});
+    let jwks = files.write("jwks.json", &json!({ "keys": [other, jwk] }).to_string());
+    let beside = authenticator(None, Some(jwks)).expect("opens");
+    let claims = json!({"iss": "https://issuer/", "aud": "kvasir", "exp": 4_000_000_000_u64, "sub": "me",
+        "tenant": "a", "role": "read"});
+    assert_eq!(ask(&beside, &signed(&key, "k1", &claims)), Ok(("a".to_owned(), Role::Read)));
+    assert_eq!(ask(&beside, &signed(&key, "k2", &claims)), Err(AuthFailure::Invalid));
+    let alone = files.write("alone.json", &json!({ "keys": [other] }).to_string());
+    let error = authenticator(None, Some(alone)).expect_err("no signature can be checked");
+    assert!(error.contains("contains no key"), "{error}");
+}
+
+/// The audit log tells apart subjects that begin alike.
+#[test]
+fn a_web_tokens_subject_is_recorded_whole_within_its_limit() {
+    let (files, (key, jwk)) = (Files::new(), signer("k1"));
+    let jwks = files.write("jwks.json", &json!({ "keys": [jwk] }).to_string());
+    let authenticator = authenticator(None, Some(jwks)).expect("opens");
+    let recorded = |subject: &str| {
+        let claims = json!({"iss": "https://issuer/", "aud": "kvasir", "exp": 4_000_000_000_u64, "sub": subject,
+            "tenant": "a", "role": "read"});
+        let mut headers = HeaderMap::new();
+        let token = format!("Bearer {}", signed(&key, "k1", &claims));
+        headers.insert(header::AUTHORIZATION, token.parse().expect("a value"));
+        authenticator.authenticate(&headers, None).expect("sound").credential.to_string()
+    };
+    let account = "system:serviceaccount:production:engine-of-team-a";
+    assert_eq!(recorded(account), account);
+    assert_eq!(recorded("two\nlines"), "twolines");
+    let most = crate::limits::CREDENTIAL_NAME_BYTES_MAX;
+    assert_eq!(recorded(&"ä".repeat(most)), "ä".repeat(most / 2));
+}
+
 /// A token of these texts, as they are, with a sound signature.
 fn signed_text(key: &EncodingKey, header: &str, claims: &str) -> String {
     let message = format!("{}.{}", base64url(header.as_bytes()), base64url(claims.as_bytes()));

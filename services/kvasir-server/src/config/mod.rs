@@ -41,7 +41,7 @@ pub struct Config {
     pub tls: Option<TlsConfig>,
     /// File with the keys of encryption at rest; `None`: nothing is encrypted.
     pub keys_file: Option<PathBuf>,
-    /// The keys given inline; used if there is no file.
+    /// The keys given inline, instead of a file.
     pub keys: Option<Secret>,
     /// The object store.
     pub store: StoreConfig,

@@ -104,6 +104,20 @@ fn loopback_only_without_authentication() {
 }
 
 #[test]
+fn a_number_beyond_what_a_semaphore_holds_is_refused() {
+    let load = |key: &str, most: usize| {
+        let (store, most) = (("store.url", "memory://"), most.to_string());
+        Layers::default().with_flags([store, (key, most.as_str())]).load()
+    };
+    let most = tokio::sync::Semaphore::MAX_PERMITS;
+    for key in ["server.connections_max", "store.requests_max", "lookup.parallel"] {
+        assert!(load(key, most).is_ok(), "{key}");
+        let error = load(key, most + 1).expect_err(key).to_string();
+        assert!(error.contains(&format!("--{key}: must be at least 1 and at most {most}")), "{error}");
+    }
+}
+
+#[test]
 fn an_unknown_policy_is_refused_and_a_known_one_is_taken() {
     let load = |policy| {
         let flags = [("store.url", "memory://"), ("hot.policy", policy), ("gc.eviction", policy)];

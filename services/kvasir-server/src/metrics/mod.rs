@@ -318,7 +318,7 @@ impl Metrics {
         self.connections.add(change);
     }
 
-    /// Counts a refused credential. `reason`: `missing`, `invalid`, `rate_limited`, `role` or `ended`.
+    /// Counts a refused credential. `reason`: that of an [`AuthFailure`](crate::auth::AuthFailure), `role` or `ended`.
     pub(crate) fn auth_refused(&self, reason: &'static str) {
         self.auth_refused.with_label_values(&[reason]).inc();
     }

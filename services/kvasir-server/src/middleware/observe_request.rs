@@ -15,7 +15,8 @@ use tracing::Instrument;
 
 use crate::{api_error::ApiError, limits, state::AppState, wall_clock::unix_ms};
 
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Header of the id of a request, in requests and in answers.
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// The label of a response without a route.
 #[derive(Debug, Clone, Copy)]

@@ -6,6 +6,7 @@
 //! limit are refused before it: forms. So are signatures of version 2, which do not cover the body.
 
 mod access;
+mod bucket_domains;
 mod downloads;
 mod errors;
 mod held_body;
@@ -28,18 +29,17 @@ use axum::{
 use kvasir_api::{ErrorCode, MEDIA_PROBLEM, Problem};
 use s3s::{
     config::{S3Config, StaticConfigProvider},
-    host::MultiDomain,
     service::{S3Service, S3ServiceBuilder},
     validation::NameValidation,
 };
 use url::form_urlencoded;
 
-use self::{access::CallRecord, held_body::HeldBody, operations::Operations};
+use self::{access::CallRecord, bucket_domains::BucketDomains, held_body::HeldBody, operations::Operations};
 use crate::{
     api_error::ApiError,
     limits,
     middleware::{
-        observe_request::{RouteLabel, observe_request},
+        observe_request::{REQUEST_ID, RouteLabel, observe_request},
         request_limits::{AcceptedEncodings, enforce_request_limits},
     },
     state::AppState,
@@ -60,8 +60,8 @@ pub(crate) fn router(state: AppState, domains: &[String]) -> Result<Router, Stri
     (config.post_object_max_file_size, config.form_max_fields_size, config.form_max_parts) = (0, 0, 0);
     builder.set_config(Arc::new(StaticConfigProvider::new(Arc::new(config))));
     if !domains.is_empty() {
-        let hosts = MultiDomain::new(domains.iter().map(String::as_str));
-        builder.set_host(hosts.map_err(|error| format!("s3.domains: {error}"))?);
+        let hosts = BucketDomains::new(domains).map_err(|error| format!("s3.domains: {error}"))?;
+        builder.set_host(hosts);
     }
     let front = Front { service: builder.build(), state: state.clone() };
     let encodings = AcceptedEncodings(&["identity", "aws-chunked"]);
@@ -133,7 +133,7 @@ async fn answer(State(front): State<Front>, mut request: Request) -> Response {
         response = permit.charge(response);
     }
     match (front.state.egress(), call.tenant) {
-        (Some(egress), Some(tenant)) => egress.schedule(&tenant, response),
+        (Some(egress), Some(tenant)) => egress.schedule(&tenant, None, response),
         _ => response,
     }
 }
@@ -176,12 +176,19 @@ fn unsupported(request: &Request) -> Option<Problem> {
 /// Converts problem documents from before or around `s3s`, which S3 clients cannot read.
 async fn problems_as_s3_errors(request: Request, next: Next) -> Response {
     let response = next.run(request).await;
+    // What `s3s` answered has a label, and its reader may have chosen its media type.
+    let is_of_s3s = response.extensions().get::<RouteLabel>().is_some();
     let media = response.headers().get(header::CONTENT_TYPE);
-    if media.is_none_or(|media| media.as_bytes() != MEDIA_PROBLEM.as_bytes()) {
+    if is_of_s3s || media.is_none_or(|media| media.as_bytes() != MEDIA_PROBLEM.as_bytes()) {
         return response;
     }
-    let body = axum::body::to_bytes(response.into_body(), limits::JSON_BYTES_MAX).await.unwrap_or_default();
+    let (head, body) = response.into_parts();
+    let body = axum::body::to_bytes(body, limits::JSON_BYTES_MAX).await.unwrap_or_default();
     let unknown = |_| Problem::new(ErrorCode::Internal, "the service's log has the cause");
     let problem: Problem = serde_json::from_slice(&body).unwrap_or_else(unknown);
-    errors::s3_error(&ApiError::from(problem)).into_response()
+    let mut answer = errors::s3_error(&ApiError::from(problem)).into_response();
+    if let Some(id) = head.headers.get(REQUEST_ID) {
+        answer.headers_mut().insert(REQUEST_ID, id.clone());
+    }
+    answer
 }

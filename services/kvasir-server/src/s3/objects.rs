@@ -29,7 +29,6 @@ const MEDIA_BYTES: &str = "binary/octet-stream";
 /// accepted but not stored.
 const REFUSED_HEADERS: &[&str] = &[
     "x-amz-acl",
-    "x-amz-object-lock-mode",
     "x-amz-server-side-encryption",
     "x-amz-server-side-encryption-customer-algorithm",
     "x-amz-tagging",
@@ -37,6 +36,8 @@ const REFUSED_HEADERS: &[&str] = &[
     "x-amz-write-offset-bytes",
     "if-match",
 ];
+/// Beginnings of such headers.
+const REFUSED_PREFIXES: &[&str] = &["x-amz-grant-", "x-amz-object-lock-"];
 
 /// The common inputs of both kinds of reads.
 macro_rules! asked {
@@ -57,7 +58,9 @@ macro_rules! asked {
 
 /// Rejects unsupported attributes of an object.
 pub(super) fn refuse_attributes(headers: &HeaderMap) -> S3Result<()> {
-    let is_refused = |name: &str| REFUSED_HEADERS.contains(&name) || name.starts_with("x-amz-grant-");
+    let is_refused = |name: &str| {
+        REFUSED_HEADERS.contains(&name) || REFUSED_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+    };
     match headers.keys().find(|name| is_refused(name.as_str())) {
         Some(name) => Err(s3_error!(NotImplemented, "{name} is not supported: send the object without it")),
         None => Ok(()),
@@ -361,4 +364,29 @@ fn byte_range(range: Range) -> ByteRange {
 
 fn signed(bytes: u64) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An object that is stored all the same would lack the protection that its writer asked for.
+    #[test]
+    fn protection_that_objects_do_not_have_is_refused() {
+        let is_refused = |name: &str| {
+            let (name, value) = (name.parse().expect("a name"), HeaderValue::from_static("x"));
+            refuse_attributes(&HeaderMap::from_iter([(name, value)])).is_err()
+        };
+        for name in [
+            "x-amz-acl",
+            "x-amz-grant-read",
+            "x-amz-object-lock-legal-hold",
+            "x-amz-object-lock-mode",
+            "x-amz-object-lock-retain-until-date",
+            "x-amz-server-side-encryption",
+        ] {
+            assert!(is_refused(name), "{name}");
+        }
+        assert!(!is_refused("x-amz-meta-color") && !is_refused("x-amz-storage-class"));
+    }
 }

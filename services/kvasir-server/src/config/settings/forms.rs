@@ -7,6 +7,7 @@ use std::{
 };
 
 use kvasir_store::Secret;
+use tokio::sync::Semaphore;
 
 use crate::config::{Config, JwtConfig};
 
@@ -17,7 +18,9 @@ pub(super) fn parsed<T: FromStr>(slot: &mut T, text: &str, form: &str) -> Result
 
 pub(super) fn positive(slot: &mut usize, text: &str) -> Result<(), String> {
     parsed(slot, text, "a whole number")?;
-    if *slot == 0 { Err("must be at least 1".to_owned()) } else { Ok(()) }
+    // Some of them are permits of a semaphore, which panics beyond that.
+    let sound = (1..=Semaphore::MAX_PERMITS).contains(&*slot);
+    if sound { Ok(()) } else { Err(format!("must be at least 1 and at most {}", Semaphore::MAX_PERMITS)) }
 }
 
 /// Durations such as `250ms`, `1s`, `2m`, `1h`; `0s` is allowed.

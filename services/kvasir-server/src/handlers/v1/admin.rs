@@ -64,8 +64,8 @@ pub(in crate::handlers) async fn get_job(
     state.jobs().get(job_id).map(Json).ok_or_else(|| unknown(job_id))
 }
 
-/// The latest changes that callers made through this replica, or were refused: of contexts, of chunks removed
-/// by hand, of salts, of jobs.
+/// The latest changes that callers made through this replica, or were refused: of contexts, of chunks and
+/// objects removed by hand, of salts, of trainings, of jobs.
 #[utoipa::path(get, path = routes::AUDIT, operation_id = "list_audited_calls", tag = "admin", params(AuditQuery),
     responses((status = 200, description = "newest first", body = AuditList)))]
 pub(in crate::handlers) async fn audit(

@@ -36,24 +36,28 @@ pub(in crate::handlers) async fn put(
     let storage = state.storage()?;
     let (model_id, seq_hash) = (id("model_id", &model_id)?, id("seq_hash", &seq_hash)?);
     body::check_length(&headers, storage.settings().chunk_bytes_max)?;
-    let put = PutChunk {
+    let mut put = PutChunk {
         tenant: principal.tenant.clone(),
         model_id,
         seq_hash,
         namespace: hint::namespace(&headers)?,
         hint: hint::parse(state.cluster(), &headers)?,
         announced: hint::announced(&headers)?,
-        reservation: quota_reservation::reserve_body(&state, &principal, &headers).await?,
+        reservation: None,
     };
     let mut upload = body::upload(&state, request_body);
-    match storage.ingest().put_chunk(put, &mut upload).await {
+    let stored = async {
+        put.reservation = quota_reservation::reserve_body(&state, &principal, &headers).await?;
+        Ok::<_, ApiError>(storage.ingest().put_chunk(put, &mut upload).await?)
+    };
+    match stored.await {
         Ok(stored) => {
             state.metrics().chunk_stored(stored.created, stored.bytes);
             Ok(body::created_or_ok(stored.created, stored))
         }
         Err(error) => {
             body::drain(upload).await;
-            Err(error.into())
+            Err(error)
         }
     }
 }
@@ -95,7 +99,10 @@ pub(in crate::handlers) async fn get_preferred(
 ) -> Result<Response, ApiError> {
     let (model_id, seq_hash) = (id("model_id", &model_id)?, id("seq_hash", &seq_hash)?);
     let key = state.storage()?.reads().preferred(&principal.tenant, &model_id, &seq_hash).await?;
-    answer(&state, &key, selection::parse(query)?, &method, &headers).await
+    let mut response = answer(&state, &key, selection::parse(query)?, &method, &headers).await?;
+    // The next time it may be another one, or none.
+    response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("private, no-cache"));
+    Ok(response)
 }
 
 /// One object of a chunk: whole, by `Range`, or by level. `HEAD` as well.
@@ -211,6 +218,8 @@ async fn answer(
     let mut response = Response::new(Body::empty());
     describe(response.headers_mut(), &etag);
     if conditional::is_not_modified(headers, &etag) {
+        // Of one that is removed, or was never stored, no copy is current.
+        state.caught_up_storage().await?.reads().object_bytes(key).await?;
         *response.status_mut() = StatusCode::NOT_MODIFIED;
         return Ok(response);
     }
@@ -251,7 +260,7 @@ async fn open(
 fn describe(headers: &mut HeaderMap, etag: &str) {
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_CHUNK));
     headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-    // Objects are named by their bytes: a copy never becomes stale.
+    // An object that is named by its bytes never changes.
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("private, max-age=31536000, immutable"));
     if let Ok(etag) = HeaderValue::try_from(etag) {
         headers.insert(header::ETAG, etag);

@@ -15,7 +15,7 @@ use kvasir_store::layout::ChunkKey;
 use kvasir_types::{BLOCK_TOKENS, SeqHash};
 
 use super::{body, hint};
-use crate::{api_error::ApiError, auth::Principal, state::AppState};
+use crate::{api_error::ApiError, auth::Principal, limits, state::AppState};
 
 /// The longest usable prefix of a token sequence. The request is JSON, or raw tokens or block hashes with the
 /// other parameters in the query.
@@ -42,7 +42,7 @@ pub(in crate::handlers) async fn post(
         };
         (target, query)
     } else {
-        from_json(body::json(request_body).await?)?
+        from_json(body::json_within(request_body, limits::LOOKUP_JSON_BYTES_MAX).await?)?
     };
     let asked = match &query {
         Query::Tokens(tokens) => tokens.len(),

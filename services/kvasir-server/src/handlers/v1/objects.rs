@@ -16,7 +16,7 @@ use kvasir_storage::{ByteRange, ChunkError, ObjectRead, OpaqueObject, PutObject}
 use kvasir_types::{Name, ObjectKey};
 
 use super::{body, conditional, hint, path::id};
-use crate::{api_error::ApiError, auth::Principal, limits, quota_reservation, state::AppState};
+use crate::{api_error::ApiError, auth::Principal, quota_reservation, state::AppState};
 
 const MEDIA_BYTES: &str = "application/octet-stream";
 
@@ -46,10 +46,13 @@ pub(in crate::handlers) async fn put(
     };
     let bytes = body::declared_length(&headers).ok_or_else(no_length)?;
     let (tenant, hint) = (principal.tenant.clone(), hint::parse(state.cluster(), &headers)?);
-    let reservation = quota_reservation::reserve_object(&state, &principal, &namespace, bytes).await?;
     let mut upload = body::upload(&state, request_body);
-    let put = PutObject { tenant, namespace, key, bytes, hint, listed: false, reservation };
-    match storage.ingest().put_object(put, &mut upload).await {
+    let stored = async {
+        let reservation = quota_reservation::reserve_object(&state, &principal, &namespace, bytes).await?;
+        let put = PutObject { tenant, namespace, key, bytes, hint, listed: false, reservation };
+        Ok::<_, ApiError>(storage.ingest().put_object(put, &mut upload).await?)
+    };
+    match stored.await {
         Ok(stored) => {
             state.metrics().object_stored(&stored);
             if is_create && !stored.created {
@@ -61,7 +64,7 @@ pub(in crate::handlers) async fn put(
         }
         Err(error) => {
             body::drain(upload).await;
-            Err(error.into())
+            Err(error)
         }
     }
 }
@@ -138,7 +141,7 @@ pub(in crate::handlers) async fn lookup(
     let storage = state.caught_up_storage().await?;
     let (namespace, hint): (Name, _) =
         (id("namespace", &namespace)?, hint::parse(state.cluster(), &headers)?);
-    let ObjectsLookup { keys, gaps } = body::json_within(request_body, limits::KEYS_BYTES_MAX).await?;
+    let ObjectsLookup { keys, gaps } = body::json(request_body).await?;
     check_count(&keys)?;
     let (reads, parallel) = (storage.reads(), storage.settings().lookup_parallel);
     let info = |object: OpaqueObject| ObjectInfo { bytes: object.bytes() };
@@ -166,7 +169,7 @@ pub(in crate::handlers) async fn explain(
 ) -> Result<Json<ExplainObjectsResponse>, ApiError> {
     let storage = state.caught_up_storage().await?;
     let namespace: Name = id("namespace", &namespace)?;
-    let ObjectsRequest { keys } = body::json_within(request_body, limits::KEYS_BYTES_MAX).await?;
+    let ObjectsRequest { keys } = body::json(request_body).await?;
     check_count(&keys)?;
     Ok(Json(storage.explain_objects(&principal.tenant, &namespace, &keys).await?))
 }
@@ -187,7 +190,7 @@ pub(in crate::handlers) async fn read(
     let storage = state.caught_up_storage().await?;
     let (namespace, hint): (Name, _) =
         (id("namespace", &namespace)?, hint::parse(state.cluster(), &headers)?);
-    let ObjectsRequest { keys } = body::json_within(request_body, limits::KEYS_BYTES_MAX).await?;
+    let ObjectsRequest { keys } = body::json(request_body).await?;
     check_count(&keys)?;
     let parallel = storage.settings().lookup_parallel.max(1);
     let found = storage.reads().opaque_run(&principal.tenant, &namespace, &keys, parallel, &hint).await?;

@@ -43,13 +43,14 @@ pub(in crate::handlers) async fn put(
     let storage = state.storage()?;
     let (model_id, profile_hash) = (id("model_id", &model_id)?, id("profile_hash", &profile_hash)?);
     body::check_length(&headers, storage.settings().profile_bytes_max)?;
-    let reservation = quota_reservation::reserve_body(&state, &principal, &headers).await?;
     let mut upload = body::upload(&state, request_body);
-    let stored = storage
-        .ingest()
-        .put_profile(&principal.tenant, &model_id, &profile_hash, reservation, &mut upload)
-        .await;
-    match stored {
+    let stored = async {
+        let reservation = quota_reservation::reserve_body(&state, &principal, &headers).await?;
+        let (ingest, tenant) = (storage.ingest(), &principal.tenant);
+        let stored = ingest.put_profile(tenant, &model_id, &profile_hash, reservation, &mut upload).await?;
+        Ok::<_, ApiError>(stored)
+    };
+    match stored.await {
         Ok((created, bytes)) => {
             if created {
                 state.metrics().api().profile_stored();
@@ -58,7 +59,7 @@ pub(in crate::handlers) async fn put(
         }
         Err(error) => {
             body::drain(upload).await;
-            Err(error.into())
+            Err(error)
         }
     }
 }
