@@ -142,6 +142,22 @@ async fn an_interrupted_save_is_resumed_where_it_stopped() {
     assert_eq!(server.puts(), 2, "each chunk was stored once");
 }
 
+/// What is stored under the former root is never found.
+#[tokio::test]
+async fn a_save_that_is_resumed_after_a_bucket_was_lost_keeps_the_new_root() {
+    let server = start().await;
+    let kvasir = connect(&server).await;
+    let text = tokens(512, 11);
+    let session = kvasir.session(&text).without_lookup().await;
+    server.clear();
+    // More failures than one request retries.
+    server.fail(Fault::PutUnavailable(5));
+    let outcome = session.save(&kv(&text), 512).outcome().await;
+    assert!(matches!(outcome, SaveOutcome::Saved(_)), "{outcome:?}");
+    assert_eq!(kvasir.saves().resumed, 1);
+    assert_eq!(find(&kvasir, &text).await.matched_tokens(), 512);
+}
+
 #[tokio::test]
 async fn dropping_the_connection_ends_what_waits() {
     let server = start().await;

@@ -165,6 +165,7 @@ impl SharedObject {
             let claim = match self.next(&left) {
                 Next::Here(offset, bytes) => {
                     left.start += bytes.len() as u64;
+                    heard = None;
                     match has_waited {
                         true => sink.write(offset, bytes).await,
                         false => sink.found(offset, bytes).await,
@@ -213,7 +214,7 @@ impl SharedObject {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{sync::atomic::Ordering, time::Duration};
 
     use proptest::prelude::*;
     use tokio::{
@@ -312,6 +313,28 @@ mod tests {
             () = others => unreachable!("they go on"),
         }
         assert_eq!(given.0, b"ab");
+    }
+
+    /// Another load has brought the end of what the slow one reads.
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_reader_is_waited_for_while_its_bytes_arrive() {
+        let client = Client::new("http://127.0.0.1:9".parse().unwrap(), ClientConfig::default()).unwrap();
+        let routes = Routes::new(client, Deadline::none(), None, &[], Instant::now());
+        let (model_id, seq_hash, object_digest) = ([1; 32].into(), [2; 32].into(), [3; 32].into());
+        let object = ObjectName { model_id, seq_hash, object_digest };
+        let (shared, mut given) = (SharedObject::default(), Given::default());
+        let _slow = shared.claim(0..4);
+        shared.state().insert(3, &Bytes::from_static(b"d"));
+        let slow = async {
+            for (offset, byte) in [b"a", b"b", b"c"].into_iter().enumerate() {
+                tokio::time::sleep(SHARED_SILENCE_MAX * 3 / 5).await;
+                shared.state().insert(offset as u64, &Bytes::from_static(byte));
+                shared.changed.notify_waiters();
+            }
+        };
+        let read = shared.read(&routes, &object, 0..4, false, &mut given);
+        assert!(tokio::join!(slow, read).1.is_ok());
+        assert_eq!((given.0, routes.counters.requests.load(Ordering::Relaxed)), (b"abcd".to_vec(), 0));
     }
 
     #[test]

@@ -98,7 +98,7 @@ impl Saver {
     /// again to resume.
     async fn save(
         &self,
-        context: &Context,
+        context: &mut Context,
         kv: SaveRows<'_>,
         mut progress: impl FnMut(SaveProgress) + Send,
     ) -> Result<SaveReport, Error> {
@@ -111,8 +111,7 @@ impl Saver {
         };
         let started = Instant::now();
         let lookup = context.binding.lookup(&context.chain, false);
-        let rerooted;
-        let (context, found) = match Matched::ask(&context.client, &lookup).await {
+        let found = match Matched::ask(&context.client, &lookup).await {
             // The service has lost its bucket.
             Err(error) if error.code() == Some(ErrorCode::UnknownModel) => {
                 let root = context.binding.ask_for_root(&context.client).await?;
@@ -120,11 +119,13 @@ impl Saver {
                     // What this save continues is gone, and its KV may not be here.
                     return Err(error);
                 }
-                rerooted = Box::new(context.under(root));
-                (&*rerooted, Matched::nothing())
+                // Another attempt finds the model known, and must not go back to the former root.
+                *context = context.under(root);
+                Matched::nothing()
             }
-            found => (context, found?),
+            found => found?,
         };
+        let context = &*context;
         let (chain, count) = (&context.chain, context.chain.token_count());
         let matched = found.tokens().max(context.stored_tokens() as u64);
         let cuts: Vec<Range<usize>> = (0..count)

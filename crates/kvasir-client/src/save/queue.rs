@@ -241,7 +241,7 @@ impl SaveQueue {
     /// Saves at once, bypassing the queue.
     pub(crate) async fn save_now(
         &self,
-        context: &Context,
+        context: &mut Context,
         kv: &dyn KvSource,
         progress: impl FnMut(SaveProgress) + Send,
     ) -> Result<SaveReport, Error> {
@@ -414,8 +414,9 @@ async fn cancellation(shared: &QueueShared, id: u64) {
 /// Saves a job and resumes it after an interruption: the next attempt's lookup finds the acknowledged chunks.
 async fn save_with_retries(shared: &QueueShared, job: &SaveJob) -> SaveOutcome {
     let saver = shared.saver(Urgency::Background { rate: shared.config.rate });
+    let mut context = Box::new(job.context.clone());
     for attempt in 1.. {
-        match saver.save(&job.context, job.kv.rows(), |_| ()).await {
+        match saver.save(&mut context, job.kv.rows(), |_| ()).await {
             Ok(report) => return SaveOutcome::Saved(report),
             Err(error) if error.is_retryable() && attempt < STORE_ATTEMPTS_MAX => {
                 tracing::debug!(%error, attempt, "a save was interrupted and will resume");

@@ -275,12 +275,12 @@ impl Session {
         tokens: usize,
         progress: impl FnMut(SaveProgress) + Send,
     ) -> Result<SaveReport, Error> {
-        let Some(context) = self.context(tokens) else {
+        let Some(mut context) = self.context(tokens) else {
             return Err(Error::protocol(
                 "the namespace of the session's salt or adapter is not known; open a new session",
             ));
         };
-        self.kvasir.save_queue().save_now(&context, kv, progress).await
+        self.kvasir.save_queue().save_now(&mut context, kv, progress).await
     }
 
     fn context(&self, tokens: usize) -> Option<Context> {

@@ -87,7 +87,8 @@ fn add(row: &mut QualityRow, more: &QualityRow) -> Result<(), JoinError> {
     let by_positions = |of: fn(&QualityRow) -> f64| weighed(of(row).ln(), of(more).ln(), p, q).exp();
     let (bytes, bits_per_element) = (by_windows(|r| r.bytes), by_windows(|r| r.bits_per_element));
     // Older rows do not tell how much was asked; it was as much in every window.
-    let (asked, also) = if row.asked.min(more.asked) > 0 { (row.asked, more.asked) } else { (m, n) };
+    let known = row.asked.min(more.asked) > 0;
+    let (asked, also) = if known { (row.asked, more.asked) } else { (m, n) };
     let by_asked = |of: fn(&QualityRow) -> f64| weighed(of(row), of(more), asked, also);
     let (retrieval, retrieval_exact) = (by_asked(|r| r.retrieval), by_asked(|r| r.retrieval_exact));
     let (perplexity, perplexity_exact) =
@@ -96,7 +97,8 @@ fn add(row: &mut QualityRow, more: &QualityRow) -> Result<(), JoinError> {
     row.window_kl.extend(&more.window_kl);
     row.windows += more.windows;
     row.positions += more.positions;
-    row.asked += more.asked;
+    // Of a part of the windows it would be a wrong weight for the next piece.
+    row.asked = if known { asked + also } else { 0 };
     let kl = over_windows(&row.window_kl);
     let top1 = Estimate::of_proportion(agreements.round() as usize, row.positions);
     *row = QualityRow {
@@ -194,6 +196,8 @@ mod tests {
             older.as_object_mut().and_then(|fields| fields.remove(field)).expect("a newer field");
         }
         let older = serde_json::from_value(older).expect("loads without them");
-        assert_eq!(joined([row(0, 1, 1.0), older]).retrieval, 0.5);
+        let mixed = joined([row(0, 1, 1.0), older]);
+        assert_eq!((mixed.retrieval, mixed.asked), (0.5, 0));
+        assert_eq!(joined([mixed, row(2, 1, 0.125)]).retrieval, 0.375, "two windows and one");
     }
 }

@@ -26,7 +26,9 @@ impl S3Host for BucketDomains {
         let name = host.split_once(':').map_or(host, |(name, _)| name);
         let bucket = self.0.iter().find_map(|domain| {
             let compared = if domain.contains(':') { host } else { name };
-            compared.strip_suffix(domain.as_str())?.strip_suffix('.')
+            // Names of hosts have no case.
+            let (bucket, end) = compared.split_at_checked(compared.len().checked_sub(domain.len())?)?;
+            bucket.strip_suffix('.').filter(|_| end.eq_ignore_ascii_case(domain))
         });
         let parsed = VirtualHost::new(host);
         Ok(match bucket {
@@ -48,7 +50,12 @@ mod tests {
             let parsed = domains.parse_host_header(host).expect("none is refused");
             parsed.bucket().map(str::to_owned)
         };
-        for host in ["pages.s3.example.com", "pages.s3.example.com:7482", "pages.s3.localhost:7482"] {
+        for host in [
+            "pages.s3.example.com",
+            "pages.s3.example.com:7482",
+            "pages.S3.Example.com",
+            "pages.s3.localhost:7482",
+        ] {
             assert_eq!(bucket(host).as_deref(), Some("pages"), "{host}");
         }
         for host in [
