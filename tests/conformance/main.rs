@@ -216,6 +216,7 @@ suite! {
     listing::lists_are_in_order_and_whole,
     listing::lists_have_what_can_be_read,
     multipart::parts_become_an_object,
+    multipart::sealed_objects_go_in_parts,
     opaque::a_key_keeps_its_bytes,
     opaque::a_body_is_as_long_as_was_said,
     opaque::the_leading_keys_that_are_there,

@@ -8,8 +8,13 @@ use kvasir_storage::{
     ByteRange, ObjectError, PartContent, PutError, PutObject, PutPart, Storage, StoredPart, gc::GcPolicy,
     hot::RequestHint,
 };
+use kvasir_store::{
+    layout::{ChunkKey, Key},
+    seal::FileKeys,
+};
 use kvasir_tests::hooked::{Hook, Hooked};
 use kvasir_types::ObjectKey;
+use object_store::{ObjectStoreExt, PutPayload};
 use tokio::sync::Notify;
 use uuid::Uuid;
 
@@ -89,6 +94,29 @@ pub(crate) async fn parts_become_an_object(backend: &Backend) {
     };
     assert!(matches!(damaged.await, Err(PutError::Body { .. })));
     assert!(backend.paths("/u/").await.is_empty());
+}
+
+/// Sealing changes the lengths of parts: stores refuse short ones before the last.
+pub(crate) async fn sealed_objects_go_in_parts(backend: &Backend) {
+    let open = backend.open();
+    open.probe().await.expect("the store answers");
+    let keys = FileKeys::parse_list(&format!("default:one:{}", "01".repeat(32))).expect("keys");
+    let sealed = open.sealed(Arc::new(keys));
+    let chunk = ChunkKey {
+        tenant: tenant(),
+        model_id: [1; 32].into(),
+        seq_hash: [2; 32].into(),
+        object_digest: [3; 32].into(),
+    };
+    let path = sealed.layout().path(&Key::Chunk(chunk));
+    let content: Vec<u8> = (0..(11_u32 << 20) + 77).map(|i| (i * 31 % 251) as u8).collect();
+    let mut upload = sealed.objects().put_multipart(&path).await.expect("starts");
+    for part in content.chunks(8 << 20) {
+        upload.put_part(PutPayload::from(part.to_vec())).await.expect("sends");
+    }
+    upload.complete().await.expect("completes");
+    let read = sealed.objects().get(&path).await.expect("is there").bytes().await.expect("reads");
+    assert!(read == content);
 }
 
 /// A client hangs up while its part is written: the part is stored and counted all the same, and no request is cut off.

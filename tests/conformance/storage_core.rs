@@ -1,16 +1,25 @@
 //! The storage core over each store.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Duration,
+};
 
 use bytes::Bytes;
-use futures::{TryStreamExt, stream};
+use futures::{FutureExt, TryStreamExt, stream};
 use kvasir_api::ErrorCode;
 use kvasir_storage::{
     AnnouncedBody, ByteRange, CatalogError, ChunkError, Lookup, PutChunk, PutError, Query, Storage,
     WorkShare, gc::GcPolicy, hot::RequestHint,
 };
 use kvasir_store::layout::{ChunkKey, Key};
-use kvasir_tests::chunks::{self, Chunk};
+use kvasir_tests::{
+    chunks::{self, Chunk},
+    hooked::{Hook, Hooked},
+};
 use kvasir_types::{Level, ModelId, Name, ObjectDigest, ProfileHash, RootHash};
 use object_store::ObjectStoreExt;
 
@@ -397,4 +406,34 @@ pub(crate) async fn other_bytes_under_a_name_are_noticed(backend: &Backend) {
     storage.store().objects().put(&path, flipped.into()).await.expect("writes");
     put(&storage, &one).await;
     assert_eq!(read(&backend.replica().await, &one, ByteRange::Whole).await.expect("reads"), one.bytes);
+}
+
+/// A writer replaces a damaged object between the answer to a scrub's second read and the end of that read.
+#[tokio::test]
+async fn an_object_stored_again_during_a_scrub_stays() {
+    let backend = Backend::memory();
+    let writer = backend.replica().await;
+    let root = prepare(&writer).await;
+    let tokens = chunks::tokens(83, 256);
+    let chunk = chunks::chunk(root, &tokens, 0, 256, 999);
+    put(&writer, &chunk).await;
+    let path = writer.store().layout().path(&Key::Chunk(key(&chunk)));
+    let mut flipped = chunk.bytes.clone();
+    *flipped.last_mut().expect("not empty") ^= 1;
+    writer.store().objects().put(&path, flipped.into()).await.expect("writes");
+    // Dates count from a second on: some stores' have whole ones.
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    let (objects, bytes) = (Arc::clone(writer.store().objects()), Bytes::from(chunk.bytes.clone()));
+    let answered = AtomicU32::new(0);
+    let hook: Hook = Arc::new(move |request, at| {
+        let heals = request == Hooked::Read && at == path && answered.fetch_add(1, Ordering::Relaxed) == 1;
+        let (objects, bytes) = (Arc::clone(&objects), bytes.clone());
+        async move { if heals { objects.put(&at, bytes.into()).await.map(drop) } else { Ok(()) } }.boxed()
+    });
+    let scrubber = backend.hooked_replica(hook).await;
+    let report = scrubber.lifecycle().scrub(&WorkShare::WHOLE, 0, false, |_| {}).await.expect("scrubs");
+    assert_eq!((report.misread, report.quarantined), (1, 0));
+    let reader = backend.replica().await;
+    assert_eq!(matched(&reader, &tokens).await, 256);
+    assert!(read(&reader, &chunk, ByteRange::Whole).await.expect("reads") == chunk.bytes);
 }

@@ -305,6 +305,30 @@ async fn a_commit_never_replaces_a_stored_object() {
     service.stop().await;
 }
 
+/// Its head is what it was, and nothing has noticed the rest.
+#[tokio::test]
+async fn a_commit_writes_a_damaged_object_again() {
+    let directory = TempDir::new().expect("a directory");
+    let server = S3Server::start(Lacks::default()).await;
+    let service = served(&server, &directory, |_| {}).await;
+    let (model_id, root) = service.prepare("n").await;
+    let chunk = chunks::chunk(root, &chunks::tokens(12, 512), 0, 512, 2_000);
+    service.put(&model_id, &chunk).await;
+    let stored = server.keys(&chunk.object_digest.to_string()).remove(0);
+    let mut damaged = chunk.bytes.clone();
+    *damaged.last_mut().expect("bytes") ^= 1;
+    server.overwrite(&stored, damaged);
+    let ticket = announce(&service, &announced(model_id, &chunk)).await;
+    assert!(put(&service, &ticket, &chunk.bytes).await.status().is_success());
+    assert_eq!(commit(&service, &ticket).await.status(), StatusCode::OK);
+    let other = served(&server, &TempDir::new().expect("a directory"), |_| {}).await;
+    let path = routes::chunk_object(&model_id, &chunk.seq_hash, &chunk.object_digest);
+    let read = other.get(&path, &[]).await.bytes().await.expect("reads");
+    assert!(read == chunk.bytes);
+    other.stop().await;
+    service.stop().await;
+}
+
 #[tokio::test]
 async fn what_was_removed_is_refused_by_every_route() {
     let directory = TempDir::new().expect("a directory");

@@ -1,5 +1,5 @@
-//! A store that notifies a test of the start and end of each write, the start of each read and deletion, and the end of
-//! each listing. A test puts actions between two requests of the service into the hook.
+//! A store that notifies a test of the start and end of each write, the start and answer of each read, the start of
+//! each deletion, and the end of each listing. A test puts actions between two requests of the service into the hook.
 
 use std::{fmt, sync::Arc};
 
@@ -23,6 +23,8 @@ pub enum Hooked {
     Written,
     /// A read that begins; the hook's error is its answer.
     Reading,
+    /// A read that has been answered, before its body is taken; the hook's error is its answer.
+    Read,
     /// A deletion that begins; the hook's error is its answer.
     Deleting,
     /// A listing that has ended, with its prefix; the hook's error follows what was listed.
@@ -77,7 +79,9 @@ impl ObjectStore for HookedStore {
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         (self.hook)(Hooked::Reading, location.clone()).await?;
-        self.inner.get_opts(location, options).await
+        let read = self.inner.get_opts(location, options).await?;
+        (self.hook)(Hooked::Read, location.clone()).await?;
+        Ok(read)
     }
 
     fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {

@@ -31,6 +31,8 @@ const KEY_ID: &str = "test-key";
 const SECRET: &str = "test-secret";
 /// Keys of one listing: small, so that tests page.
 const PAGE: usize = 50;
+/// Smallest part of an upload before its last one: S3's.
+const PART_BYTES_MIN: usize = 5 << 20;
 
 /// A running server; stops when dropped.
 #[derive(Debug)]
@@ -432,6 +434,9 @@ impl S3 for Objects {
     ) -> S3Result<S3Response<CompleteMultipartUploadOutput>> {
         let input = req.input;
         let upload = self.state().uploads.remove(&input.upload_id).ok_or_else(|| s3_error!(NoSuchUpload))?;
+        if upload.parts.values().rev().skip(1).any(|part| part.len() < PART_BYTES_MIN) {
+            return Err(s3_error!(EntityTooSmall));
+        }
         let bytes = upload.parts.into_values().collect::<Vec<_>>().concat().into();
         let etag =
             self.write(input.key.clone(), bytes, input.if_match.as_ref(), input.if_none_match.as_ref())?;

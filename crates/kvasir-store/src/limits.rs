@@ -59,6 +59,11 @@ pub const SEAL_TENANTS_REMEMBERED_MAX: usize = 4_096;
 /// How long it caches that: for this long, its writes may be unencrypted after the tenant got its first key
 /// elsewhere.
 pub const SEAL_LOOKED_AT_AGAIN: Duration = Duration::from_secs(30);
+/// Tenant keys for which a replica remembers that it attempted to rewrap them.
+pub const SEAL_REWRAPS_REMEMBERED_MAX: usize = 4_096;
+/// Pause between attempts to rewrap a tenant key: while the store takes no writes, one read of a tenant in this
+/// time waits for the failure.
+pub const SEAL_REWRAP_AGAIN: Duration = Duration::from_secs(30);
 /// Longest record of a tenant, sealed or not: a context with the maximum number of chunks has 0.3 MB.
 pub const SEALED_RECORD_BYTES_MAX: u64 = 4 << 20;
 /// Reads of a sealed record before it counts as damaged: one bad read may be a transfer error, two mean that

@@ -7,9 +7,10 @@ use kvasir_store::{
     StoreError,
     layout::{ChunkKey, Key},
 };
+use object_store::ObjectMeta;
 use tokio::time::{Instant, sleep_until};
 
-use super::{Lifecycle, ProgressAnswer, WorkShare};
+use super::{Lifecycle, ProgressAnswer, WorkShare, gc::is_younger};
 use crate::{error::ChunkError, limits, removal::Removal};
 
 const LISTING: &str = "listing the store for a scrub";
@@ -25,7 +26,7 @@ pub struct ScrubReport {
     pub quarantined: u64,
     /// Objects that could not be read.
     pub unread: u64,
-    /// Objects that were wrong in the first read and right in the second.
+    /// Objects that were wrong in the first read and right in the second, or stored again during the reads.
     pub misread: u64,
 }
 
@@ -67,8 +68,8 @@ impl Lifecycle {
             let Key::Chunk(key) = key else { continue };
             match self.reads.is_what_it_is_called(&key).await {
                 Ok(true) => {}
-                Ok(false) => match self.reads.is_what_it_is_called(&key).await {
-                    Ok(false) => {
+                Ok(false) => match self.is_wrong_again(&key, &meta).await {
+                    Ok(true) => {
                         if dry_run {
                             tracing::error!(?key, "an object is corrupt in the store");
                         } else {
@@ -77,8 +78,11 @@ impl Lifecycle {
                         }
                         report.quarantined += 1;
                     }
-                    Ok(true) => {
-                        tracing::warn!(?key, "an object was wrong in the first read but right in the second");
+                    Ok(false) => {
+                        tracing::warn!(
+                            ?key,
+                            "an object was wrong in the first read but right in the second, or was stored again"
+                        );
                         report.misread += 1;
                     }
                     Err(error) => report.note_unread(&key, &error),
@@ -105,5 +109,15 @@ impl Lifecycle {
             }
         }
         Ok(report)
+    }
+
+    /// Whether a listed object that was wrong is so in a second read, and was not stored again during the reads:
+    /// the acknowledged bytes of a PUT may have replaced the damaged ones.
+    async fn is_wrong_again(&self, key: &ChunkKey, listed: &ObjectMeta) -> Result<bool, ChunkError> {
+        if self.reads.is_what_it_is_called(key).await? {
+            return Ok(false);
+        }
+        let now = self.bucket.head(&listed.location, "asking for a damaged object").await?;
+        Ok(now.is_some_and(|now| !is_younger(&now, listed)))
     }
 }

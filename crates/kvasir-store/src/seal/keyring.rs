@@ -29,6 +29,8 @@ pub struct Keyring {
     chosen: Mutex<HashMap<Name, TenantKeyId>>,
     /// Whether tenants without a key here have one elsewhere, as of the last check.
     keyed_elsewhere: BoundedMap<Name, bool>,
+    /// Tenant keys whose rewrapping was attempted lately, and their new wrapping keys.
+    rewrapped: BoundedMap<(Name, TenantKeyId, Name), ()>,
 }
 
 #[derive(Clone)]
@@ -133,7 +135,9 @@ impl Keyring {
     ) -> Self {
         let keyed_elsewhere =
             BoundedMap::new(limits::SEAL_TENANTS_REMEMBERED_MAX, Some(limits::SEAL_LOOKED_AT_AGAIN));
-        Self { store, layout, service, opened: Mutex::default(), chosen: Mutex::default(), keyed_elsewhere }
+        let rewrapped = BoundedMap::new(limits::SEAL_REWRAPS_REMEMBERED_MAX, Some(limits::SEAL_REWRAP_AGAIN));
+        let (opened, chosen) = (Mutex::default(), Mutex::default());
+        Self { store, layout, service, opened, chosen, keyed_elsewhere, rewrapped }
     }
 
     /// The same store with the keys of `service`.
@@ -257,10 +261,28 @@ impl Keyring {
             None => self.open_key(tenant, id, current.as_ref()).await?,
         };
         if let Some(current) = current.filter(|current| *current != opened.by) {
-            self.write(tenant, id, &opened.key, current.clone()).await?;
-            tracing::info!(%tenant, key = %current, "a tenant key was rewrapped; the previous wrapping key may be removed once every replica has logged this");
+            self.rewrap(tenant, id, &opened.key, &current).await;
         }
         Ok(opened.key)
+    }
+
+    /// Wraps a tenant key again. A failure does not concern those who use the open key: a store that takes no
+    /// writes can still be read. A later use tries again.
+    async fn rewrap(&self, tenant: &Name, id: &TenantKeyId, key: &Arc<KeyBytes>, by: &Name) {
+        let attempt = (tenant.clone(), *id, by.clone());
+        // Only one read waits for a write that may fail slowly.
+        if self.rewrapped.contains(&attempt) {
+            return;
+        }
+        self.rewrapped.insert(attempt, ());
+        match self.write(tenant, id, key, by.clone()).await {
+            Ok(()) => {
+                tracing::info!(%tenant, key = %by, "a tenant key was rewrapped; the previous wrapping key may be removed once every replica has logged this");
+            }
+            Err(error) => {
+                tracing::warn!(%tenant, key = %by, %error, "a tenant key could not be rewrapped; keep the previous wrapping key");
+            }
+        }
     }
 
     async fn open_key(&self, tenant: &Name, id: &TenantKeyId, current: Option<&Name>) -> Result<Opened> {

@@ -1,9 +1,11 @@
 use std::sync::Arc;
 
-use futures::TryStreamExt;
+use async_trait::async_trait;
+use futures::{TryStreamExt, stream::BoxStream};
 use kvasir_types::Name;
 use object_store::{
-    GetOptions, GetRange, MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutPayload,
+    CopyOptions, GetOptions, GetRange, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
+    ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
     memory::InMemory, path::Path,
 };
 use proptest::prelude::*;
@@ -18,7 +20,7 @@ fn layout() -> Layout {
     Layout::new(&Path::from("root"))
 }
 
-fn sealed(inner: &Arc<InMemory>, keys: &str) -> SealedStore {
+fn sealed(inner: &Arc<impl ObjectStore>, keys: &str) -> SealedStore {
     let keys = FileKeys::parse(keys).expect("keys");
     let inner = Arc::clone(inner) as Arc<dyn ObjectStore>;
     SealedStore::new(Arc::new(Keyring::new(inner, layout(), Some(Arc::new(keys)))))
@@ -43,17 +45,95 @@ fn raw(path: &Path) -> Path {
     Path::from(path.as_ref().replace(".kvc", ".kvs"))
 }
 
-async fn read(
-    store: &dyn ObjectStore,
-    path: &Path,
-    range: Option<GetRange>,
-) -> object_store::Result<Vec<u8>> {
+async fn read(store: &dyn ObjectStore, path: &Path, range: Option<GetRange>) -> Result<Vec<u8>> {
     let found = store.get_opts(path, GetOptions { range, ..GetOptions::default() }).await?;
     Ok(found.bytes().await?.to_vec())
 }
 
 fn block_on<F: Future>(future: F) -> F::Output {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime").block_on(future)
+}
+
+/// As S3: an upload with a short part before the last is not completed. A full one takes no whole objects.
+#[derive(Debug)]
+struct Strict {
+    inner: Arc<InMemory>,
+    is_full: bool,
+}
+
+impl std::fmt::Display for Strict {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Strict")
+    }
+}
+
+fn refused(reason: &'static str) -> object_store::Error {
+    object_store::Error::Generic { store: "strict", source: reason.into() }
+}
+
+#[async_trait]
+impl ObjectStore for Strict {
+    async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
+        if self.is_full {
+            return Err(refused("it is full"));
+        }
+        self.inner.put_opts(location, payload, opts).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        location: &Path,
+        opts: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        let inner = self.inner.put_multipart_opts(location, opts).await?;
+        Ok(Box::new(StrictUpload { inner, parts: Vec::new() }))
+    }
+
+    async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
+        self.inner.get_opts(location, options).await
+    }
+
+    fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        self.inner.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.inner.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.inner.copy_opts(from, to, options).await
+    }
+}
+
+#[derive(Debug)]
+struct StrictUpload {
+    inner: Box<dyn MultipartUpload>,
+    parts: Vec<usize>,
+}
+
+#[async_trait]
+impl MultipartUpload for StrictUpload {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        self.parts.push(data.content_length());
+        self.inner.put_part(data)
+    }
+
+    async fn complete(&mut self) -> Result<PutResult> {
+        self.parts.pop();
+        if self.parts.iter().any(|bytes| *bytes < 5 << 20) {
+            return Err(refused("a part before the last is short"));
+        }
+        self.inner.complete().await
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        self.inner.abort().await
+    }
 }
 
 /// A namespace may be called like the sealed form of an object.
@@ -167,6 +247,34 @@ async fn rotation_rewraps_and_rewrites_no_payload() {
     let other = SECOND.replace("two", "three").replace("02", "03");
     let error = read(&sealed(&inner, &other), &path, None).await.expect_err("no key").to_string();
     assert!(error.contains("restore it"), "{error}");
+}
+
+#[tokio::test]
+async fn a_store_that_takes_no_writes_is_read_after_a_rotation() {
+    let inner = Arc::new(InMemory::new());
+    let path = place("a", 1);
+    sealed(&inner, FIRST).put(&path, plain(9_000).into()).await.expect("puts");
+    let full = Arc::new(Strict { inner: Arc::clone(&inner), is_full: true });
+    let store = sealed(&full, &format!("{FIRST}{SECOND}"));
+    for _ in 0..2 {
+        assert_eq!(read(&store, &path, None).await.expect("reads"), plain(9_000));
+    }
+    assert!(read(&sealed(&inner, SECOND), &path, None).await.is_err(), "it was not rewrapped");
+}
+
+#[tokio::test]
+async fn no_part_before_the_last_is_short() {
+    let strict = Arc::new(Strict { inner: Arc::default(), is_full: false });
+    let (store, path) = (sealed(&strict, FIRST), place("a", 1));
+    for rest in [1, 20 << 10, 1 << 20, 6 << 20] {
+        let content = plain((8 << 20) + rest);
+        let mut upload = store.put_multipart(&path).await.expect("starts");
+        for part in content.chunks(8 << 20) {
+            upload.put_part(PutPayload::from(part.to_vec())).await.expect("a part");
+        }
+        upload.complete().await.expect("completes");
+        assert!(read(&store, &path, None).await.expect("reads") == content, "{rest} bytes more");
+    }
 }
 
 #[tokio::test]

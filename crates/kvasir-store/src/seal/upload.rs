@@ -8,6 +8,9 @@ use object_store::{MultipartUpload, PutPayload, PutResult, Result, UploadPart};
 
 use super::segments::{SEGMENT_BYTES, Segments};
 
+/// Smallest part sent before the last one: S3 completes no upload with a shorter one.
+const PART_BYTES_MIN: usize = 5 << 20;
+
 /// Seals the bytes passing through. The last segment is marked as such, so one is always held back.
 #[derive(Debug)]
 pub(super) struct SealedUpload {
@@ -15,7 +18,7 @@ pub(super) struct SealedUpload {
     segments: Arc<Segments>,
     /// Plain bytes that are not sealed yet: at most one segment after a part.
     held: Vec<u8>,
-    /// Sealed bytes waiting for the next part; initially the prefix.
+    /// Sealed bytes waiting for the next part: less than the smallest one after a part. Initially the prefix.
     ready: Vec<u8>,
     next: u64,
 }
@@ -43,7 +46,8 @@ impl MultipartUpload for SealedUpload {
             self.held.extend_from_slice(bytes);
         }
         self.seal_whole();
-        if self.ready.is_empty() {
+        // The last part is sent by `complete`.
+        if self.ready.len() < PART_BYTES_MIN {
             return async { Ok(()) }.boxed();
         }
         self.inner.put_part(PutPayload::from(std::mem::take(&mut self.ready)))

@@ -51,6 +51,7 @@ use kvasir_types::{ModelId, Name, ObjectDigest};
 use object_store::{ObjectMeta, path::Path};
 use tokio::time::Instant;
 
+pub(super) use self::sweep::is_younger;
 use self::{
     capacity::CapacityPlan, concurrent::concurrently, contexts::Contexts, epoch::Epoch, intents::Decided,
     listed_objects::ListedObjects, sweep::DueTombstone, tenant_budget::TenantActionBudget, victims::Victims,

@@ -359,6 +359,6 @@ impl GcPass<'_> {
 
 /// Whether `one` was written after `other`. At equal times, a listed date may look younger than a queried
 /// one.
-fn is_younger(one: &ObjectMeta, other: &ObjectMeta) -> bool {
+pub(crate) fn is_younger(one: &ObjectMeta, other: &ObjectMeta) -> bool {
     StoreTime::of(one).since(StoreTime::of(other)) > limits::STORE_DATE_UNIT
 }
