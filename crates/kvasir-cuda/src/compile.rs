@@ -4,6 +4,8 @@ use std::{
     collections::BTreeSet,
     ffi::CString,
     fs,
+    hash::{BuildHasher, Hasher, RandomState},
+    io::Write,
     path::{Path, PathBuf},
 };
 
@@ -61,8 +63,10 @@ impl Compiler {
         let path = self.cache.join(self.file_name(source, text));
         let ahead = Self { driver: ANY_DRIVER, ..self.clone() }.file_name(source, text);
         for path in [&path, &self.cache.join(ahead)] {
-            match fs::read(path) {
-                Ok(cubin) => return Ok(cubin),
+            match fs::read(path).map(checked) {
+                Ok(Some(cubin)) => return Ok(cubin),
+                // What is torn or damaged is compiled again.
+                Ok(None) => {}
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
                 Err(error) => return Err(cache_error(path, "read", &error)),
             }
@@ -83,13 +87,23 @@ impl Compiler {
         format!("{}-{}-{}.cubin", source.trim_end_matches(".cu"), self.architecture, &hex[..32])
     }
 
-    /// Written aside and renamed: another process sees all of it or nothing.
+    /// Written aside and renamed, the cubin's hash behind it: others see all of it or nothing.
     fn keep(&self, path: &Path, cubin: &[u8]) -> Result<(), DeviceError> {
-        let aside = path.with_extension(format!("{}.tmp", std::process::id()));
-        fs::create_dir_all(&self.cache)
-            .and_then(|()| fs::write(&aside, cubin))
-            .and_then(|()| fs::rename(&aside, path))
-            .map_err(|error| cache_error(path, "written", &error))
+        // Random: threads, and containers whose processes have the same number, may write the same kernel.
+        let own = RandomState::new().build_hasher().finish();
+        let aside = path.with_extension(format!("{own:016x}.tmp"));
+        let write = || {
+            fs::create_dir_all(&self.cache)?;
+            let mut file = fs::File::create_new(&aside)?;
+            file.write_all(cubin)?;
+            file.write_all(blake3::hash(cubin).as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&aside, path)
+        };
+        write().map_err(|error| {
+            let _ = fs::remove_file(&aside);
+            cache_error(path, "written", &error)
+        })
     }
 
     fn compile(&self, source: &'static str, text: &str) -> Result<Vec<u8>, DeviceError> {
@@ -116,6 +130,15 @@ impl Compiler {
         let _ = unsafe { result::destroy_program(program) };
         cubin
     }
+}
+
+/// The cubin of a file of the cache, `None` where it is not what was written: the driver is told no length, and would read
+/// past the end of a short one.
+fn checked(mut kept: Vec<u8>) -> Option<Vec<u8>> {
+    let end = kept.len().checked_sub(blake3::OUT_LEN)?;
+    let is_whole = blake3::hash(&kept[..end]).as_bytes()[..] == kept[end..];
+    kept.truncate(end);
+    is_whole.then_some(kept)
 }
 
 fn take_cubin(program: sys::nvrtcProgram) -> Result<Vec<u8>, result::NvrtcError> {
@@ -164,7 +187,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let ahead = Compiler::new(folder.path().to_owned(), (8, 0), ANY_DRIVER);
         let name = ahead.file_name("decode.cu", &translation_unit("decode.cu"));
-        fs::write(folder.path().join(&name), b"cubin").expect("writable");
+        ahead.keep(&folder.path().join(name), b"cubin").expect("writable");
         let compiler = Compiler::new(folder.path().to_owned(), (8, 0), 13_010);
         assert_eq!(compiler.cubin("decode.cu").as_deref(), Ok(&b"cubin"[..]));
         let other = Compiler::new(folder.path().to_owned(), (9, 0), 13_010);
@@ -176,7 +199,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let compiler = Compiler::new(folder.path().to_owned(), (8, 0), 13_000);
         let name = compiler.file_name("decode.cu", &translation_unit("decode.cu"));
-        fs::write(folder.path().join(&name), b"cubin").expect("writable");
+        compiler.keep(&folder.path().join(name), b"cubin").expect("writable");
         assert_eq!(compiler.cubin("decode.cu").as_deref(), Ok(&b"cubin"[..]));
         let others = [
             Compiler { architecture: "sm_90".into(), ..compiler.clone() }.file_name("decode.cu", "a"),
@@ -186,5 +209,44 @@ mod tests {
         ];
         let distinct: BTreeSet<_> = others.iter().collect();
         assert_eq!(distinct.len(), others.len());
+    }
+
+    #[test]
+    fn kernels_are_kept_by_many_at_once() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let compiler = Compiler::new(folder.path().to_owned(), (8, 0), 13_000);
+        let (path, cubin) = (folder.path().join("decode.cubin"), vec![7; 100_000]);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    for _ in 0..25 {
+                        compiler.keep(&path, &cubin).expect("writable");
+                        let kept = fs::read(&path).expect("is there");
+                        assert!(checked(kept).is_some_and(|kept| kept == cubin));
+                    }
+                });
+            }
+        });
+        assert_eq!(fs::read_dir(folder.path()).expect("is there").count(), 1);
+    }
+
+    #[test]
+    fn a_torn_cubin_is_compiled_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let compiler = Compiler::new(folder.path().to_owned(), (8, 0), 13_000);
+        let text = "extern \"C\" __global__ void nothing() {}";
+        let path = folder.path().join(compiler.file_name("decode.cu", text));
+        compiler.keep(&path, b"a whole cubin").expect("writable");
+        assert_eq!(compiler.cubin_of("decode.cu", text).as_deref(), Ok(&b"a whole cubin"[..]));
+        let whole = fs::read(&path).expect("is there");
+        let mut damaged = whole.clone();
+        damaged[3] ^= 1;
+        for kept in [&whole[..0], &whole[..whole.len() / 2], &damaged[..]] {
+            fs::write(&path, kept).expect("writable");
+            match compiler.cubin_of("decode.cu", text) {
+                Ok(cubin) => assert_eq!(cubin[..4], *b"\x7fELF"),
+                Err(error) => assert_eq!(error, DeviceError::NoCompiler),
+            }
+        }
     }
 }

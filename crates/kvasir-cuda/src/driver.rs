@@ -33,10 +33,13 @@ pub struct CudaDevice {
     compiler: Compiler,
     /// By translation unit and entry point.
     functions: Mutex<HashMap<(&'static str, &'static str), Function>>,
+    /// Dynamic shared memory that an entry point may take, where it is more than the plain size. Only raised: another thread may
+    /// be about to launch.
+    opted: Mutex<HashMap<Function, usize>>,
 }
 
 /// A loaded entry point; its module is never unloaded while the context lives.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Function(sys::CUfunction);
 
 // SAFETY: function handles may be used from any thread whose current context is theirs.
@@ -71,6 +74,7 @@ impl CudaDevice {
             multiprocessors: multiprocessors.max(1).cast_unsigned() as usize,
             compiler: Compiler::new(cache, capability, driver),
             functions: Mutex::default(),
+            opted: Mutex::default(),
         })
     }
 
@@ -176,14 +180,7 @@ impl CudaDevice {
         params: &[u8],
     ) -> Result<(), DeviceError> {
         self.shared.order_copies().map_err(failed("order its streams"))?;
-        if shared_bytes > SHARED_BYTES_PLAIN {
-            let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: the function was loaded in this context.
-            let set = unsafe {
-                result::function::set_function_attribute(function.0, attribute, shared_bytes as i32)
-            };
-            set.map_err(failed("set the shared memory of a kernel"))?;
-        }
+        self.opt_in(function, shared_bytes)?;
         let grid = self.grid(function, threads, work, shared_bytes)?;
         // Records hold u64, so they need its alignment.
         let mut record: Vec<u64> = params
@@ -207,6 +204,22 @@ impl CudaDevice {
             )
         };
         launched.map_err(failed("launch a kernel"))
+    }
+
+    /// Lets an entry point take `shared_bytes` of shared memory.
+    fn opt_in(&self, function: Function, shared_bytes: usize) -> Result<(), DeviceError> {
+        let mut opted = self.opted.lock().unwrap_or_else(PoisonError::into_inner);
+        let most = opted.entry(function).or_insert(SHARED_BYTES_PLAIN);
+        if shared_bytes > *most {
+            let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function was loaded in this context.
+            let set = unsafe {
+                result::function::set_function_attribute(function.0, attribute, shared_bytes as i32)
+            };
+            set.map_err(failed("set the shared memory of a kernel"))?;
+            *most = shared_bytes;
+        }
+        Ok(())
     }
 
     /// CTAs for `work`: as many as fit on the GPU at once if warps take items from a queue.

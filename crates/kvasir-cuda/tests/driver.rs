@@ -10,8 +10,9 @@ use common::{Noise, cache, setups};
 use kvasir_codec::{ChunkDecoder, ChunkEncoder, ChunkInput, DecodeError, KvBuffer, container::Head};
 use kvasir_cuda::{
     ChunkRequest, CudaDecoder, CudaDevice, CudaEncoder, CudaError, Device, DeviceError, DeviceEvent,
-    DeviceMemory, DeviceReadback, Dtype, KernelDecoder, KernelEncoder, PageShape, PagedKv,
+    DeviceMemory, DeviceReadback, Dtype, KernelDecoder, KernelEncoder, PageShape, PagedKv, Work,
 };
+use kvasir_kernels::{DecodeParams, Kernel, record_bytes};
 use kvasir_types::{ChainLink, Level, Loss};
 
 /// The device; `None` after the test ran in a process with the fake driver.
@@ -217,6 +218,33 @@ fn every_call_of_the_driver_may_be_refused() {
         assert!(work().is_ok_and(|done| is_right(&done)), "after call {n}");
     }
     assert!(errors > 20, "{errors}");
+}
+
+/// Kernels of the same text, architecture and driver are the same file of a cache, and a rehearsal may share one with a GPU.
+#[test]
+fn the_fake_driver_has_the_version_of_no_real_one() {
+    let Some((device, _folder)) = device("the_fake_driver_has_the_version_of_no_real_one") else { return };
+    let mut version = 0;
+    // SAFETY: a place for the number.
+    unsafe { cudarc::driver::sys::cuDriverGetVersion(&raw mut version) }.result().expect("has one");
+    // CUDA 1.0 was 1000; kernels that serve every driver are kept under 0.
+    let is_fake = device.name().expect("has one") == "Kvasir emulator";
+    assert_eq!(is_fake, (1..1_000).contains(&version), "{version}");
+}
+
+/// Another thread may be about to launch the same kernel with more.
+#[test]
+fn shared_memory_of_a_kernel_is_never_lowered() {
+    let Some((device, _folder)) = device("shared_memory_of_a_kernel_is_never_lowered") else { return };
+    let counter = device.allocate("counter", 4).expect("there is room");
+    let params = record_bytes(&[DecodeParams { counter: counter.address(), ..DecodeParams::default() }]);
+    for kib in [64, 40, 96, 80] {
+        // SAFETY: of no task and no table, only the counter is used.
+        unsafe { device.launch(Kernel::Direct1, Work::Warps(1), kib * 1_024, &params) }.expect("launches");
+    }
+    // One warp of each CTA took a number.
+    let taken = device.read_back(&counter, 0, 4).and_then(DeviceReadback::bytes).expect("copies");
+    assert_ne!(taken, [0; 4]);
 }
 
 /// The names that others use are of the real device.

@@ -41,10 +41,17 @@ struct Kernel {
 const Kernel kKernels[] = {KV_KERNELS(KERNEL) KV_EXTRA_KERNELS(KERNEL)};
 #undef KERNEL
 
+// A kernel of a loaded module, with the dynamic shared memory that it may take.
+struct Function {
+  const Kernel* kernel;
+  int shared = 48 * 1024;
+};
+
 constexpr int kInvalid = 1, kOutOfMemory = 2, kNoDevice = 101, kNotReady = 600, kNotFound = 500;
 // Tests of faults: opening GPU kFaults + n has call n from then on refused, once. GPU kFaults - 1 is there when that was done.
 constexpr int kFaults = 1000;
 constexpr size_t kGuard = 256;
+constexpr int kSharedMax = 227 * 1024;  // of a block
 std::recursive_mutex lock;
 std::map<uint64_t, size_t> memory;  // address to bytes
 void* context = reinterpret_cast<void*>(0x10);
@@ -114,7 +121,8 @@ bool inside(uint64_t address, size_t bytes) {
 extern "C" {
 
 int cuInit(uint32_t) { return 0; }
-int cuDriverGetVersion(int* version) { return *version = 13000, 0; }
+// No real driver's: what is compiled here must not be taken for a GPU's.
+int cuDriverGetVersion(int* version) { return *version = 1, 0; }
 int cuDeviceGet(int* device, int ordinal) {
   GUARD;
   if (ordinal >= kFaults) calls_until_fault = ordinal - kFaults;
@@ -224,21 +232,25 @@ int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, DriverStream*
 int cuModuleLoadData(void** out, const void* image) {
   return *out = context, std::memcmp(image, "\x7f" "ELF", 4) == 0 ? 0 : 200;
 }
-int cuModuleGetFunction(const Kernel** out, void*, const char* name) {
+int cuModuleGetFunction(Function** out, void*, const char* name) {
   for (const Kernel& kernel : kKernels)
-    if (std::strcmp(kernel.name, name) == 0) return *out = &kernel, 0;
+    if (std::strcmp(kernel.name, name) == 0) return *out = new Function{&kernel}, 0;  // modules are never unloaded
   return kNotFound;
 }
-int cuFuncSetAttribute(const Kernel*, int, int) {
+// The only attribute that is set: dynamic shared memory.
+int cuFuncSetAttribute(Function* function, int, int value) {
   MAY_FAIL;
-  return 0;
+  if (value > kSharedMax) return kInvalid;
+  if (value < function->shared) fail("shared memory of a kernel is lowered: another thread may be about to launch it");
+  return function->shared = value, 0;
 }
-int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* out, const Kernel*, int, size_t) { return *out = 1, 0; }
-int cuLaunchKernel(const Kernel* kernel, uint32_t grid, uint32_t, uint32_t, uint32_t threads, uint32_t, uint32_t,
+int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* out, const Function*, int, size_t) { return *out = 1, 0; }
+int cuLaunchKernel(const Function* function, uint32_t grid, uint32_t, uint32_t, uint32_t threads, uint32_t, uint32_t,
                    uint32_t shared, DriverStream* stream, void** params, void**) {
   MAY_FAIL;
-  if (shared > 227 * 1024 || grid == 0) return kInvalid;
+  if (shared > uint32_t(function->shared) || grid == 0) return kInvalid;
   stream->kernels = true;
+  const Kernel* kernel = function->kernel;
   const auto* bytes = static_cast<const uint8_t*>(params[0]);
   // u64, as records hold some.
   std::vector<uint64_t> record((kernel->record_bytes + 7) / 8);
