@@ -69,7 +69,7 @@ def status(port, path):
 class Service:
     """`kvasir serve` with a render's own kvasir.toml and arguments; only places on this machine are other ones."""
 
-    def __init__(self, documents, folder, flags=()):
+    def __init__(self, documents, folder, secrets=None):
         self.folder = Path(folder)
         spec = container(documents)
         toml = config(documents)
@@ -86,8 +86,8 @@ class Service:
         # As the kubelet expands them where pods have no label of their zone.
         arguments = [a.replace("$(POD_NAME)", "rel-kvasir-0").replace("$(POD_ZONE)", "") for a in arguments]
         self.log = (self.folder / "log").open("w+")
-        command = [KVASIR, *arguments, *flags]
-        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, env=ENVIRONMENT)  # noqa: S603
+        command, environment = [KVASIR, *arguments], ENVIRONMENT | (secrets or {})
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, env=environment)  # noqa: S603
 
     def probe(self, name):
         """The status that the kubelet would see."""
@@ -204,7 +204,7 @@ class Probes(Folder):
         (dead,) = free_ports(1)
         store = {"type": "s3", "s3": {"bucket": "kv-cache", "endpoint": f"http://127.0.0.1:{dead}"}}
         documents = of(local({"auth": {"allowUnauthenticated": True}}, store=store))
-        keys = ["--store.access_key_id", "a", "--store.secret_access_key", "b"]
+        keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
         with Service(documents, self.folder, keys) as service:
             wait_for("the store's first failure", lambda: "does not respond" in service.said())
             for _ in range(5):

@@ -52,6 +52,23 @@ fn what_is_missing_is_said() {
 }
 
 #[test]
+fn wrong_usage_of_plan_is_status_2() {
+    let bench = empty_bench();
+    bench.write("config.json", QWEN3);
+    bench.write("spec.json", bench.ok("model spec --config config.json --weights w --revision r"));
+    for (arguments, needle) in [
+        ("--model nope", "neither a known model nor a file"),
+        ("--model llama-3.1-8b --gpu nope", "no known GPU"),
+        ("--model llama-3.1-8b --gpus 0", "--gpus"),
+        ("--model llama-3.1-8b --tokens 0", "--tokens"),
+        ("--model llama-3.1-8b --parameters nan", "above 0"),
+        ("--model spec.json", "add --parameters"),
+    ] {
+        bench.run(&format!("plan {arguments}")).fails(exit::USAGE, &[needle]);
+    }
+}
+
+#[test]
 fn weights_that_do_not_fit_are_said() {
     let bench = empty_bench();
     let plan = |gpus| bench.ok(&format!("plan --model deepseek-v3 --gpu h200 --gpus {gpus}"));

@@ -1,6 +1,6 @@
 //! Commands that need no service: profile train, object encode, inspect, decode.
 
-use std::sync::OnceLock;
+use std::{fs::File, sync::OnceLock};
 
 use crate::{Bench, browser::Browser, dump, empty_bench, exit, prose};
 
@@ -202,6 +202,73 @@ fn dumps_are_read_as_hostile_bytes() {
         bench
             .run("object encode --kv cut.safetensors --profile p.kvp -o x.kvc")
             .fails(exit::DATA, &["cut.safetensors"]);
+    }
+}
+
+#[test]
+fn numbers_that_training_needs_are_usage() {
+    let bench = bench();
+    let train = "profile train --kv kv.safetensors -o x.kvp";
+    for (line, needle) in [
+        (format!("{train} --budget-weights 10%"), "--parameters"),
+        (format!("{train} --factors 1"), "--factors takes two numbers"),
+    ] {
+        bench.run(&line).fails(exit::USAGE, &[needle]);
+    }
+}
+
+/// Whoever appends the entry to the tenants file gets no secret that no service knows.
+#[test]
+fn a_full_disk_is_not_a_bug() {
+    let bench = empty_bench();
+    for line in [
+        "config --example",
+        "token --tenant default --role read",
+        "token --tenant default --role read --s3",
+        "token --tenant default --role read --json",
+    ] {
+        let full = File::options().write(true).open("/dev/full").expect("Linux has it");
+        let output = bench.command(bench.binary(), line).stdout(full).output().expect("starts");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(exit::NO_OUTPUT), "{line}: {stderr}");
+        assert!(stderr.contains("standard output") && !stderr.contains("report it"), "{line}: {stderr}");
+        assert!(!stderr.contains("kv_") && !stderr.contains("AWS_SECRET"), "{line}: {stderr}");
+    }
+}
+
+#[test]
+fn commands_without_a_namespace_refuse_one() {
+    let bench = empty_bench();
+    let id = "00000000-0000-0000-0000-000000000000";
+    for command in [
+        "admin events",
+        "admin gc",
+        "admin gc --direct --store.url memory://",
+        "admin scrub",
+        "admin top",
+        "admin usage",
+        "context list",
+        &format!("context update {id}"),
+        &format!("context delete {id}"),
+    ] {
+        let run = bench.run(&format!("{command} --namespace team"));
+        run.fails(exit::USAGE, &["unexpected argument '--namespace'"]);
+    }
+}
+
+#[test]
+fn no_secret_is_taken_from_the_command_line() {
+    let bench = empty_bench();
+    for (line, variable) in [
+        ("context list --token-from-environment canary", "KVASIR_TOKEN"),
+        ("selftest --s3 http://127.0.0.1:1 --s3-secret-access-key canary", "AWS_SECRET_ACCESS_KEY"),
+        ("config --store.url memory:// --store.secret_access_key canary", "KVASIR_STORE_SECRET_ACCESS_KEY"),
+        ("config --store.url memory:// --store.session_token=canary", "KVASIR_STORE_SESSION_TOKEN"),
+        ("config --store.url memory:// --encryption.keys canary", "KVASIR_ENCRYPTION_KEYS"),
+    ] {
+        let run = bench.run(line);
+        assert!(!run.stderr().contains("canary"), "{line}: {}", run.stderr());
+        run.fails(exit::USAGE, &["not taken from the command line", variable]);
     }
 }
 

@@ -156,7 +156,7 @@ fn a_profile_without_room_is_reported(bench: &Bench, model: &str, chunks: u16) {
     let there = format!("--url {} --token-file admin.token {model}", service.url);
     bench
         .run(&format!("profile retrain {there} --bandwidth 1mbit --chunks {chunks}"))
-        .fails(exit::DATA, &["storage_quota"]);
+        .fails(exit::REFUSED, &["storage_quota"]);
     let status = json(&bench.ok(&format!("profile status {there} --json")));
     let last = &status["trainings"][0];
     assert_eq!(last["outcome"], "failed", "{status}");
@@ -186,6 +186,37 @@ fn the_index_can_be_lost_and_rebuilt() {
     let service = serve(&bench);
     let found = json(&bench.ok(&format!("context lookup --url {} --kv kv.safetensors --json", service.url)));
     assert_eq!(found["matched_tokens"], 300);
+}
+
+/// A mistyped directory is not made, and is no store without damage.
+#[test]
+fn a_missing_store_is_not_an_empty_one() {
+    let bench = empty_bench();
+    let settings = settings(&bench);
+    for command in ["gc --direct --dry-run", "scrub --direct", "rebuild-index", "seal --tenant default"] {
+        bench
+            .run(&format!("admin {command} {settings}"))
+            .fails(exit::UNAVAILABLE, &["there is no store at", "store.url"]);
+        assert!(!bench.path("store").exists(), "{command}");
+    }
+}
+
+/// Neither damaged data nor a service that is away: who asks may not.
+#[test]
+fn a_refused_credential_is_status_77() {
+    let bench = empty_bench();
+    let token = json(&bench.ok("token --tenant default --role read --json"));
+    for (name, key) in [("tenants.toml", "entry"), ("read.token", "token")] {
+        bench.write(name, token[key].as_str().expect("text"));
+    }
+    let service = Served::start_with(&bench, Path::new(KVASIR), "--auth.tenants_file tenants.toml");
+    let url = &service.url;
+    bench.run(&format!("admin usage --url {url}")).fails(exit::REFUSED, &["unauthorized"]);
+    bench.ok(&format!("admin usage --url {url} --token-file read.token"));
+    bench.run(&format!("admin gc --url {url} --token-file read.token")).fails(exit::REFUSED, &["forbidden"]);
+    bench
+        .run(&format!("context list --url {url} --token-file read.token {}", uuid::Uuid::nil()))
+        .fails(exit::DATA, &["does not exist"]);
 }
 
 /// The only chunk object of a bench's store.

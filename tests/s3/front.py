@@ -59,11 +59,12 @@ def front():
             "--store.url": f"file://{work}/store",
             "--cache.directory": str(work / "cache"),
             "--auth.tenants_file": str(work / "tenants.toml"),
-            "--encryption.keys": f"s:1:{'5a' * 32}",
             "--log.filter": "warn",
         }
         with open(work / "log", "w") as log:
-            service = subprocess.Popen([BINARY, "serve", *[word for pair in settings.items() for word in pair]], stderr=log)
+            command = [BINARY, "serve", *[word for pair in settings.items() for word in pair]]
+            environment = os.environ | {"KVASIR_ENCRYPTION_KEYS": f"s:1:{'5a' * 32}"}
+            service = subprocess.Popen(command, stderr=log, env=environment)
             try:
                 for _ in range(100):
                     with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{api}/readyz"):

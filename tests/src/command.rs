@@ -25,6 +25,8 @@ pub mod exit {
     pub const UNAVAILABLE: i32 = 69;
     /// See `kvasir --help`.
     pub const NO_OUTPUT: i32 = 73;
+    /// See `kvasir --help`.
+    pub const REFUSED: i32 = 77;
 }
 
 /// A folder to run a binary in.

@@ -30,7 +30,7 @@ pub(crate) enum Command {
     Demo(DemoArguments),
     /// Run the service.
     Serve(ServeArguments),
-    /// Check a service's configuration and print it.
+    /// Check a service's settings, but not the files that they name, and print them.
     Config(ConfigArguments),
     /// Test a service: put, look up, fetch, compare and delete a chunk of random tokens.
     Selftest(SelftestArguments),

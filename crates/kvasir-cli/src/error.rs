@@ -21,12 +21,14 @@ pub enum Exit {
     Internal = 70,
     /// An output cannot be written.
     NoOutput = 73,
+    /// The service refused the credential or its role, or the tenant's storage quota is exhausted.
+    Refused = 77,
 }
 
 /// The exit codes as text, for `kvasir --help`.
 pub const EXIT_CODES: &str = "Exit codes: 0 done · 1 nothing is stored for these tokens · 2 wrong usage · 64 wrong configuration · \
      65 wrong or corrupt input · 66 input cannot be read · 69 service or store unavailable · 70 internal error · \
-     73 output cannot be written";
+     73 output cannot be written · 77 refused by the service: credential, role or storage quota";
 
 /// A failed command.
 #[derive(Debug)]

@@ -6,6 +6,7 @@
 
 mod args;
 mod browser;
+pub mod command_line;
 mod commands;
 mod decode_speed;
 #[cfg(feature = "demo")]
@@ -22,7 +23,7 @@ mod units;
 
 use std::process::ExitCode;
 
-use clap::{CommandFactory as _, Parser as _};
+use clap::CommandFactory as _;
 
 use self::{
     args::{Arguments, Command},
@@ -31,7 +32,7 @@ use self::{
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    match run(&Arguments::parse().command) {
+    match command_line::parse::<Arguments>().and_then(|arguments| run(&arguments.command)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => report(&error),
     }

@@ -32,7 +32,11 @@ pub fn print_if_read(text: &str) -> CliResult<bool> {
     match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(CliError::internal(error)),
+        Err(error) => Err(CliError::new(
+            Exit::NoOutput,
+            format!("cannot write to standard output: {error}"),
+            "Check where the output goes: the disk may be full.",
+        )),
     }
 }
 

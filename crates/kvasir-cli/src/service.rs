@@ -6,6 +6,7 @@ use std::{
 };
 
 use clap::Args;
+use kvasir_api::ErrorCode;
 use kvasir_client::{
     Builder, Error, Kvasir, QualityFloor, Session,
     rest::{BearerToken, Client, ClientConfig},
@@ -15,18 +16,26 @@ use url::Url;
 
 use crate::error::{CliError, CliResult, Exit};
 
-/// The service's address, and a namespace.
-#[derive(Debug, Args)]
-pub struct ServiceArguments {
+/// The service's address.
+#[derive(Debug, Clone, Args)]
+pub struct AddressArguments {
     /// Address of the service.
     #[arg(long, default_value = "http://127.0.0.1:7480")]
     pub url: Url,
-    /// Namespace: contexts of different namespaces never match.
-    #[arg(long, default_value = "default")]
-    pub namespace: Name,
     /// The credential.
     #[command(flatten)]
     pub credential: CredentialArguments,
+}
+
+/// The service's address, and a namespace.
+#[derive(Debug, Args)]
+pub struct ServiceArguments {
+    /// The service.
+    #[command(flatten)]
+    pub address: AddressArguments,
+    /// Namespace: contexts of different namespaces never match.
+    #[arg(long, default_value = "default")]
+    pub namespace: Name,
 }
 
 /// The credential, if the service requires one.
@@ -38,15 +47,16 @@ pub struct CredentialArguments {
     /// File with CA certificates (PEM) to trust in addition to the system's.
     #[arg(long, value_name = "FILE")]
     pub ca_file: Option<PathBuf>,
-    /// Not a flag: other users of the host can see command lines.
+    /// Refused as a flag by [`crate::command_line::parse`].
     #[arg(long, env = "KVASIR_TOKEN", hide = true, hide_env_values = true)]
     pub token_from_environment: Option<String>,
 }
 
 /// A connection to a service for one model.
 pub fn connection(service: &ServiceArguments, spec: &Arc<ModelSpec>) -> CliResult<Builder> {
-    let rest = client_config(&service.credential)?;
-    let builder = Kvasir::builder(service.url.as_str()).rest(rest).namespace(service.namespace.as_str());
+    let ServiceArguments { address, namespace } = service;
+    let rest = client_config(&address.credential)?;
+    let builder = Kvasir::builder(address.url.as_str()).rest(rest).namespace(namespace.as_str());
     Ok(builder.model(Arc::clone(spec)))
 }
 
@@ -71,13 +81,8 @@ pub async fn look_up(kvasir: &Kvasir, tokens: &[u32]) -> CliResult<Session> {
 }
 
 /// A client of the service, with the given credential.
-pub fn client(service: &ServiceArguments) -> CliResult<Client> {
-    client_at(service.url.clone(), &service.credential)
-}
-
-/// A client of the service at `url`, with the given credential.
-pub fn client_at(url: Url, credential: &CredentialArguments) -> CliResult<Client> {
-    Client::new(url, client_config(credential)?).map_err(client_error)
+pub fn client(service: &AddressArguments) -> CliResult<Client> {
+    Client::new(service.url.clone(), client_config(&service.credential)?).map_err(client_error)
 }
 
 /// The client's configuration, with the given credential.
@@ -106,12 +111,18 @@ pub fn runtime() -> CliResult<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(CliError::internal)
 }
 
+/// Whether the cause is who asks, not what is asked.
+const fn is_refusal(code: ErrorCode) -> bool {
+    matches!(code, ErrorCode::Unauthorized | ErrorCode::Forbidden | ErrorCode::StorageQuota)
+}
+
 /// Errors of the client, classified by what the user can do.
 #[allow(clippy::needless_pass_by_value, reason = "the shape that map_err wants")]
 pub fn client_error(error: Error) -> CliError {
     let exit = match &error {
         Error::Transport(_) | Error::Task(_) => Exit::Unavailable,
         Error::Api(api) if api.retryable => Exit::Unavailable,
+        Error::Api(api) if api.known.is_some_and(is_refusal) => Exit::Refused,
         Error::Config { .. } => Exit::Config,
         Error::Profile(_) => {
             return CliError::new(Exit::Data, error, "Give a profile of this model with --profile.");

@@ -1,12 +1,15 @@
 //! The service's settings as flags: `--config FILE` and one flag for each setting, so that help and
-//! completions include them.
+//! completions include them. Secrets have no flag.
 
 use std::path::PathBuf;
 
 use clap::{Arg, ArgMatches, Args, Command, error::Error};
 use kvasir_server::{Config, Layers, SETTINGS};
 
-use crate::error::{CliError, CliResult, Exit};
+use crate::{
+    command_line::SECRETS,
+    error::{CliError, CliResult, Exit},
+};
 
 const CONFIG: &str = "config";
 const LISTEN: &str = "listen";
@@ -57,7 +60,9 @@ impl Args for SettingsArguments {
             let arg = Arg::new(setting.key).long(setting.key).value_name("VALUE").help(setting.help);
             // A later flag overrides an earlier one, so that scripts can append theirs.
             let arg = arg.help_heading(setting.section()).overrides_with(setting.key);
-            command = command.arg(arg.hide_short_help(true));
+            // A secret that is typed is refused, so help does not offer it.
+            let is_secret = SECRETS.iter().any(|(id, _)| *id == setting.key);
+            command = command.arg(arg.hide_short_help(true).hide(is_secret));
         }
         command
     }

@@ -45,6 +45,14 @@ pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     positive(number, scale, units)
 }
 
+/// Parses a number above 0.
+///
+/// # Errors
+/// A text that says so.
+pub(crate) fn above_zero(text: &str) -> Result<f64, String> {
+    positive(text, 1.0, "a number above 0 is needed")
+}
+
 fn split(text: &str) -> (&str, &str) {
     let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
     let (number, unit) = text.split_at(end);

@@ -1,4 +1,4 @@
-//! `kvasir config`: checks a service's configuration and prints it.
+//! `kvasir config`: checks a service's settings and prints them. The files that they name may be on another host.
 
 use clap::Args;
 use kvasir_server::Config;

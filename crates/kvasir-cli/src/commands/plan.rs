@@ -35,7 +35,7 @@ pub(crate) struct PlanArguments {
     #[arg(long)]
     list: bool,
     /// Tokens of the context.
-    #[arg(long, default_value_t = 8192)]
+    #[arg(long, default_value_t = 8192, value_parser = clap::value_parser!(u64).range(1..))]
     tokens: u64,
     /// Link bandwidths with units, separated by commas: 3gbit, 400MB/s.
     #[arg(long, value_delimiter = ',', value_parser = units::bandwidth, default_value = "3gbit")]
@@ -47,10 +47,10 @@ pub(crate) struct PlanArguments {
     #[arg(long, default_value = "h100")]
     gpu: String,
     /// GPUs that compute one request together.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     gpus: u32,
     /// Active parameters per token, in 10⁹. Needed with a model spec, which does not contain them.
-    #[arg(long, value_name = "BILLIONS")]
+    #[arg(long, value_name = "BILLIONS", value_parser = units::above_zero)]
     parameters: Option<f64>,
     /// A profile whose measured levels are used, and whose decoding is measured on this machine. Default: the
     /// shipped profile for kvasir-tiny, assumed levels for other models.
@@ -65,9 +65,6 @@ pub(crate) struct PlanArguments {
 pub(crate) fn run(arguments: &PlanArguments) -> CliResult {
     if arguments.list {
         return list(arguments.json);
-    }
-    if arguments.tokens == 0 {
-        return Err(usage("--tokens must be above 0"));
     }
     let model = model(arguments)?;
     let card = gpu(&arguments.gpu)
@@ -84,7 +81,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> CliResult {
         chunk_tokens: CHUNK_TOKENS_DEFAULT as u64,
         bandwidths: arguments.bandwidth.iter().map(|bits| Rate::assumed(*bits)).collect(),
         slo: arguments.slo,
-        deployment: Deployment { gpus: arguments.gpus.max(1), ..Deployment::on(*card) },
+        deployment: Deployment { gpus: arguments.gpus, ..Deployment::on(*card) },
     });
     let answer = Answer { plan, decoding };
     if arguments.json { print_json(&answer) } else { print(&text(&answer)) }
@@ -101,7 +98,7 @@ struct Answer {
 }
 
 fn usage(message: impl std::fmt::Display) -> CliError {
-    CliError::new(Exit::Data, message, "")
+    CliError::new(Exit::Usage, message, "")
 }
 
 fn model(arguments: &PlanArguments) -> CliResult<ModelPreset> {

@@ -103,7 +103,7 @@ pub(crate) fn run(arguments: &SelftestArguments) -> CliResult {
         return if arguments.json { timings.print(&[("bytes", bytes as u64)]) } else { Ok(()) };
     }
     let sample = Sample::new()?;
-    let client = client(&arguments.service)?;
+    let client = client(&arguments.service.address)?;
     let patience = Duration::from_secs(arguments.patience);
     let mut timings = Timings::default();
     let bytes = runtime()?.block_on(async {

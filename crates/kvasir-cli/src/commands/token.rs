@@ -29,7 +29,7 @@ pub(crate) struct TokenArguments {
 }
 
 /// Generates the credential. The entry is on stdout and the secret on stderr, so that
-/// `2> ci.token >> tenants.toml` puts each where it belongs.
+/// `2> ci.token >> tenants.toml` puts each where it belongs. The secret is last: without its entry it is of no use.
 pub(crate) fn run(arguments: &TokenArguments) -> CliResult {
     let TokenArguments { tenant, role, name, s3, json } = arguments;
     if *s3 {
@@ -37,13 +37,15 @@ pub(crate) fn run(arguments: &TokenArguments) -> CliResult {
         if *json {
             return output::print_json(&json!({ "id": id, "secret": secret, "entry": entry }));
         }
+        output::print(&entry)?;
         note(&format!("AWS_ACCESS_KEY_ID={id}\nAWS_SECRET_ACCESS_KEY={secret}"));
-        return output::print(&entry);
+        return Ok(());
     }
     let NewToken { token, entry } = NewToken::generate(name.as_str(), tenant, *role);
     if *json {
         return output::print_json(&json!({ "token": token, "entry": entry }));
     }
+    output::print(&entry)?;
     note(&token);
-    output::print(&entry)
+    Ok(())
 }

@@ -45,6 +45,7 @@ use crate::{
     progress::{Step, note},
     service::{CredentialArguments, runtime},
     shipped::{self, engine_error},
+    units,
 };
 
 /// The series of `--tight`: fast, then a tenth of that, then fast again.
@@ -86,7 +87,7 @@ pub(crate) struct DemoArguments {
     slo_ms: Option<u64>,
     /// Mean bandwidth of the link, in Mbit/s. Default: that at which the uncompressed cache takes as long to
     /// fetch as to recompute; recorded traces as they are.
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = units::above_zero)]
     link_mbps: Option<f64>,
     /// Bandwidth series to replay on the link instead of a constant one.
     #[arg(long, value_name = "FILE")]
@@ -97,13 +98,6 @@ pub(crate) struct DemoArguments {
     /// The credential for that service.
     #[command(flatten)]
     credential: CredentialArguments,
-}
-
-fn positive(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
-        _ => Err("a number above 0 is needed".to_owned()),
-    }
 }
 
 /// Runs the demo.

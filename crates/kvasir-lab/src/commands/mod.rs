@@ -10,7 +10,10 @@ mod sim;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use kvasir_cli::error::{CliResult, EXIT_CODES};
+use kvasir_cli::{
+    command_line,
+    error::{CliResult, EXIT_CODES},
+};
 
 /// Measures Kvasir: the codec compared with other codecs, policies in simulation, the reference engine.
 #[derive(Debug, Parser)]
@@ -39,7 +42,7 @@ enum Command {
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    match run(&Arguments::parse().command) {
+    match command_line::parse::<Arguments>().and_then(|arguments| run(&arguments.command)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => kvasir_cli::report(&error),
     }

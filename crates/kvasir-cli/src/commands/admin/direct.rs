@@ -12,6 +12,14 @@ use crate::error::{CliError, CliResult, Exit};
 /// command counts. Without `index`, it uses the replica's own index, which no service may use meanwhile.
 pub(super) async fn storage(config: &Config, index: Option<Index>) -> CliResult<Arc<Storage>> {
     telemetry::init(&config.log);
+    let url = &config.store.url;
+    let directory = (url.scheme() == "file").then(|| url.to_file_path().ok()).flatten();
+    // Opening makes the directory: a mistyped one would be an empty store.
+    if let Some(directory) = directory.filter(|directory| !directory.exists()) {
+        let message = format!("there is no store at {}", directory.display());
+        let advice = "Check store.url: `kvasir serve` makes the directory, this command does not.";
+        return Err(CliError::new(Exit::Unavailable, message, advice));
+    }
     let store = kvasir_server::open_store(config, Arc::new(NoObserver)).map_err(CliError::unavailable)?;
     let index = match index {
         Some(index) => index,

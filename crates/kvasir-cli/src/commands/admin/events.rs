@@ -9,7 +9,7 @@ use crate::{
     error::{CliError, CliResult, Exit},
     output::print_if_read,
     progress::note,
-    service::{ServiceArguments, client, client_error, runtime},
+    service::{AddressArguments, client, client_error, runtime},
 };
 
 /// Arguments of `kvasir admin events`.
@@ -17,7 +17,7 @@ use crate::{
 pub(crate) struct EventsArguments {
     /// The service. Events of all its namespaces are shown unless `--only` names one.
     #[command(flatten)]
-    service: ServiceArguments,
+    service: AddressArguments,
     /// Show only events of this namespace.
     #[arg(long, value_name = "NAMESPACE")]
     only: Option<Name>,

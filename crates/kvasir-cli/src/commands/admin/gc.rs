@@ -10,7 +10,7 @@ use crate::{
     error::{CliError, CliResult, Exit},
     output::{bytes, print, print_json},
     progress::{Step, note},
-    service::{ServiceArguments, runtime},
+    service::{AddressArguments, runtime},
     settings::SettingsArguments,
 };
 
@@ -19,7 +19,7 @@ use crate::{
 pub(crate) struct GcArguments {
     /// The service.
     #[command(flatten)]
-    service: ServiceArguments,
+    service: AddressArguments,
     /// Work on the object store itself, with the service's settings. Safe while any number of services run.
     #[arg(long, conflicts_with_all = ["url", "token_file", "ca_file"])]
     direct: bool,

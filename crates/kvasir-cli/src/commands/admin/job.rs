@@ -8,7 +8,7 @@ use kvasir_client::rest::Client;
 use crate::{
     error::{CliError, CliResult, Exit},
     progress::Step,
-    service::{ServiceArguments, client, client_error, runtime},
+    service::{AddressArguments, client, client_error, runtime},
 };
 
 /// Interval between two polls of a job's state.
@@ -16,7 +16,7 @@ const PAUSE: Duration = Duration::from_millis(250);
 
 /// Starts a job and follows it.
 pub(super) fn watch(
-    service: &ServiceArguments,
+    service: &AddressArguments,
     request: &JobRequest,
     name: &str,
     summary: impl Fn(&dyn Fn(&str) -> u64) -> String,

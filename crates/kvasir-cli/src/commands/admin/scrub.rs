@@ -11,7 +11,7 @@ use crate::{
     error::{CliError, CliResult, Exit},
     output::{bytes, print, print_json},
     progress::Step,
-    service::{ServiceArguments, runtime},
+    service::{AddressArguments, runtime},
     settings::SettingsArguments,
 };
 
@@ -20,7 +20,7 @@ use crate::{
 pub(crate) struct ScrubArguments {
     /// The service.
     #[command(flatten)]
-    service: ServiceArguments,
+    service: AddressArguments,
     /// Work on the object store itself, with the service's settings. Safe while any number of services run.
     #[arg(long, conflicts_with_all = ["url", "token_file", "ca_file"])]
     direct: bool,

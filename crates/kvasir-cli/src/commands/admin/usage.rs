@@ -5,7 +5,7 @@ use clap::Args;
 use crate::{
     error::CliResult,
     output::{bytes, columns, print, print_json},
-    service::{ServiceArguments, client, client_error, runtime},
+    service::{AddressArguments, client, client_error, runtime},
 };
 
 /// Arguments of `kvasir admin usage`.
@@ -13,7 +13,7 @@ use crate::{
 pub(crate) struct UsageArguments {
     /// The service.
     #[command(flatten)]
-    service: ServiceArguments,
+    service: AddressArguments,
     /// Print the result as JSON.
     #[arg(long)]
     json: bool,

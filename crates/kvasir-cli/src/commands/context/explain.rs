@@ -89,7 +89,7 @@ pub(crate) fn run(arguments: &ExplainArguments) -> CliResult {
         namespace: arguments.service.namespace.clone(),
         tokens: context.tokens,
     };
-    let client = client(&arguments.service)?;
+    let client = client(&arguments.service.address)?;
     let answer = runtime()?.block_on(client.explain(&request)).map_err(client_error)?;
     if arguments.json {
         return print_json(&answer);
@@ -114,7 +114,7 @@ pub(crate) fn run(arguments: &ExplainArguments) -> CliResult {
 
 fn explain_keys(arguments: &ExplainArguments) -> CliResult {
     let (keys, namespace) = (arguments.subject.keys.clone(), &arguments.service.namespace);
-    let client = client(&arguments.service)?;
+    let client = client(&arguments.service.address)?;
     let answer = runtime()?.block_on(client.explain_opaque(namespace, keys)).map_err(client_error)?;
     if arguments.json {
         return print_json(&answer);
@@ -164,8 +164,8 @@ fn profile_line(of: &MatchedProfile) -> String {
 /// Address of the console page for the question.
 fn console_page(arguments: &ExplainArguments, context: &Context) -> CliResult<String> {
     let service = &arguments.service;
-    let page =
-        service.url.join(routes::CONSOLE_FILES).map_err(|error| CliError::new(Exit::Data, error, ""))?;
+    let page = service.address.url.join(routes::CONSOLE_FILES);
+    let page = page.map_err(|error| CliError::new(Exit::Data, error, ""))?;
     let tokens: Vec<_> = context.tokens.iter().map(u32::to_string).collect();
     Ok(format!(
         "{page}#/explain?model_id={}&namespace={}&tokens={}",

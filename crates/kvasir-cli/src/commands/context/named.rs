@@ -9,7 +9,7 @@ use crate::{
     error::{CliError, CliResult, Exit},
     inputs::{self, ContextArguments},
     output::{columns, print, print_json},
-    service::{ServiceArguments, client, client_error, runtime},
+    service::{AddressArguments, ServiceArguments, client, client_error, runtime},
 };
 
 /// Arguments of `kvasir context create`.
@@ -40,7 +40,7 @@ pub(crate) struct CreateArguments {
 pub(crate) struct ListArguments {
     /// The service.
     #[command(flatten)]
-    service: ServiceArguments,
+    service: AddressArguments,
     /// Only this context.
     #[arg(conflicts_with = "labels")]
     context_id: Option<Uuid>,
@@ -63,7 +63,7 @@ pub(crate) struct ListArguments {
 pub(crate) struct UpdateArguments {
     /// The service.
     #[command(flatten)]
-    service: ServiceArguments,
+    service: AddressArguments,
     /// The context.
     context_id: Uuid,
     /// Replace all labels by these.
@@ -88,7 +88,7 @@ pub(crate) struct UpdateArguments {
 pub(crate) struct DeleteArguments {
     /// The service.
     #[command(flatten)]
-    service: ServiceArguments,
+    service: AddressArguments,
     /// The context.
     context_id: Uuid,
     /// Print the result as JSON.
@@ -104,7 +104,7 @@ fn label(text: &str) -> Result<(kvasir_types::Name, String), String> {
 /// Creates a named context over the stored chunks.
 pub(crate) fn create(arguments: &CreateArguments) -> CliResult {
     let context = inputs::context(&arguments.context)?;
-    let client = client(&arguments.service)?;
+    let client = client(&arguments.service.address)?;
     let (model_id, namespace) = (context.spec.model_id(), arguments.service.namespace.clone());
     let created = runtime()?.block_on(async {
         let lookup = LookupRequest {

@@ -65,7 +65,7 @@ pub(crate) fn run(arguments: &PackArguments) -> CliResult {
     };
     let Some(parameters) = parameters.map(|count| count as f64) else {
         let message = "the budget is a share of the model's size, which a profile does not contain";
-        return Err(CliError::new(Exit::Data, message, "Give its number of parameters with --parameters."));
+        return Err(CliError::new(Exit::Usage, message, "Give its number of parameters with --parameters."));
     };
     let budget = (arguments.budget_weights * parameters * 2.0) as usize;
     let mut packed =

@@ -16,14 +16,13 @@ use kvasir_train::{BasisRecipe, Recipe, TrainingContext, train_transparent};
 use kvasir_types::{ChainLink, Level, Loss, ModelId, ModelSpec, Quality};
 use serde::Serialize;
 use tokio::runtime::Runtime;
-use url::Url;
 
 use super::train::PARAMETER_BYTES;
 use crate::{
     error::{CliError, CliResult, Exit},
     output::{bytes, columns, print, print_json},
     progress::{Step, note},
-    service::{CredentialArguments, ServiceArguments, client_at, client_error, connection, runtime},
+    service::{AddressArguments, ServiceArguments, client, client_error, connection, runtime},
     units,
 };
 
@@ -64,12 +63,9 @@ pub(crate) struct RetrainArguments {
     /// Train and compare, but publish nothing and report nothing to the service.
     #[arg(long)]
     dry_run: bool,
-    /// Address of the service.
-    #[arg(long, default_value = "http://127.0.0.1:7480")]
-    url: Url,
-    /// The credential. It needs the role `admin`, because the sample covers all namespaces.
+    /// The service. The credential needs the role `admin`, because the sample covers all namespaces.
     #[command(flatten)]
-    credential: CredentialArguments,
+    service: AddressArguments,
     /// Print the comparison as JSON.
     #[arg(long)]
     json: bool,
@@ -235,11 +231,11 @@ fn send_report(runtime: &Runtime, kvasir: &Kvasir, mut record: TrainingRecord) {
 
 /// The connection, the profile in force, and KV for training and evaluation.
 async fn sampled(arguments: &RetrainArguments) -> CliResult<(Kvasir, Arc<Profile>, Vec<StoredKv>)> {
-    let RetrainArguments { url, credential, model_id, .. } = arguments;
-    let spec = client_at(url.clone(), credential)?.model(model_id).await.map_err(client_error)?;
+    let address = &arguments.service;
+    let spec = client(address)?.model(&arguments.model_id).await.map_err(client_error)?;
     // The sample covers all namespaces. This one only determines the root of the connection's own chains.
     let namespace = "default".parse().map_err(CliError::internal)?;
-    let service = ServiceArguments { url: url.clone(), namespace, credential: credential.clone() };
+    let service = ServiceArguments { address: address.clone(), namespace };
     let kvasir = connection(&service, &Arc::new(spec))?.connect().await.map_err(client_error)?;
     let in_force = kvasir.profile_in_force().await.map_err(client_error)?.ok_or_else(|| {
         let advice = "The model's first save makes its first profile. Retrain after caches are stored.";

@@ -13,13 +13,12 @@ use kvasir_codec::Profile;
 use kvasir_container::ProfileOrigin;
 use kvasir_types::{ModelId, ProfileHash};
 use serde::Serialize;
-use url::Url;
 
 use super::retrain::TOKENS_MIN;
 use crate::{
     error::CliResult,
     output::{bytes, columns, print, print_json},
-    service::{CredentialArguments, client_at, client_error, runtime},
+    service::{AddressArguments, client, client_error, runtime},
 };
 
 /// Arguments of `kvasir profile status`.
@@ -28,12 +27,9 @@ pub(crate) struct StatusArguments {
     /// The model, by its id: 64 hex digits, as `kvasir model spec` prints it.
     #[arg(long, value_name = "ID")]
     model_id: ModelId,
-    /// Address of the service.
-    #[arg(long, default_value = "http://127.0.0.1:7480")]
-    url: Url,
-    /// The credential. With the role `admin`, the command also shows how much data there is for training.
+    /// The service. With the role `admin`, the command also shows how much data there is for training.
     #[command(flatten)]
-    credential: CredentialArguments,
+    service: AddressArguments,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -101,7 +97,7 @@ impl MadeView {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &StatusArguments) -> CliResult {
-    let client = client_at(arguments.url.clone(), &arguments.credential)?;
+    let client = client(&arguments.service)?;
     let (profiles, sample_chunks, trainings) = runtime()?.block_on(asked(&client, &arguments.model_id))?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let view = StatusView {

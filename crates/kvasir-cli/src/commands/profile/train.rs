@@ -204,7 +204,7 @@ fn basis_recipe(arguments: &TrainArguments, parameters: Option<f64>) -> CliResul
         (None, _) => Ok(None),
         (Some(share), Some(parameters)) => Ok(Some((share * parameters * unit) as usize)),
         (Some(_), None) => Err(CliError::new(
-            Exit::Data,
+            Exit::Usage,
             "the budget is a share of the model's size, which the dumps do not contain",
             "Give its number of parameters with --parameters.",
         )),
@@ -223,7 +223,7 @@ fn basis_recipe(arguments: &TrainArguments, parameters: Option<f64>) -> CliResul
         Some([current, previous]) => recipe.token_factors = [*current, *previous],
         Some(_) => {
             let why = "--factors takes two numbers: for the current token, and for the previous one";
-            return Err(CliError::new(Exit::Data, why, "For example: --factors 128,64."));
+            return Err(CliError::new(Exit::Usage, why, "For example: --factors 128,64."));
         }
     }
     Ok(recipe)

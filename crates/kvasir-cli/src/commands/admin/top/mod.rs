@@ -15,7 +15,7 @@ use self::{sample::Sample, view::View};
 use crate::{
     error::{CliError, CliResult},
     output::print_if_read,
-    service::{ServiceArguments, client, client_error, runtime},
+    service::{AddressArguments, client, client_error, runtime},
 };
 
 /// Cursor home and clear to the end: redraws without flicker.
@@ -26,7 +26,7 @@ const REDRAW: &str = "\x1b[H\x1b[J";
 pub(crate) struct TopArguments {
     /// The service.
     #[command(flatten)]
-    service: ServiceArguments,
+    service: AddressArguments,
     /// Interval between two samples, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(100..=60_000))]
     interval_ms: u64,
