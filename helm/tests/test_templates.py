@@ -244,6 +244,18 @@ class Availability(unittest.TestCase):
         self.assertEqual((spec["minAvailable"], "maxUnavailable" in spec), (1, False))
         self.assertFalse(all_of(rendered("file"), "PodDisruptionBudget"), "one replica must go when its node goes")
 
+    def test_a_budget_follows_the_most_replicas(self):
+        scaled = {"enabled": True, "minReplicas": 1, "maxReplicas": 8}
+        spec = one(of({"autoscaling": scaled}), "PodDisruptionBudget")["spec"]
+        self.assertEqual(spec["maxUnavailable"], 1)
+        least = {"autoscaling": scaled, "podDisruptionBudget": {"minAvailable": 1}}
+        self.assertFalse(all_of(of(least), "PodDisruptionBudget"), "it would block the drain of the only replica")
+        self.assertFalse(all_of(of({"replicas": 1}), "PodDisruptionBudget"))
+
+    def test_a_budget_in_percent_that_leaves_a_replica_to_drain(self):
+        spec = one(of({"podDisruptionBudget": {"minAvailable": "50%"}}), "PodDisruptionBudget")["spec"]
+        self.assertEqual(spec["minAvailable"], "50%")
+
     def test_autoscaler(self):
         documents = rendered("eks")
         # With a cluster it is as many as there are: test_upgrade.py.

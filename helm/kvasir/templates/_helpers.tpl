@@ -168,6 +168,15 @@ http://{{ include "kvasir.fullname" . }}-minio.{{ .Release.Namespace }}.svc:9000
 {{- end -}}
 {{- end -}}
 
+{{/* Whether a budget limits the drains of nodes. With one replica at times, one of `minAvailable` would block them. */}}
+{{- define "kvasir.hasBudget" -}}
+{{- $most := .Values.autoscaling.enabled | ternary .Values.autoscaling.maxReplicas .Values.replicas | int -}}
+{{- $least := include "kvasir.replicasMin" . | int -}}
+{{- with .Values.podDisruptionBudget -}}
+{{- if and .enabled (gt $most 1) (or (gt $least 1) (kindIs "invalid" .minAvailable)) -}}yes{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "kvasir.terminationGrace" -}}
 {{- $needed := add .Values.drain.preStopSeconds .Values.drain.graceSeconds 10 -}}
 {{- default $needed .Values.terminationGracePeriodSeconds | int -}}

@@ -4,7 +4,7 @@ The StatefulSet and the ConfigMap call it, because they are always rendered.
 */}}
 {{- define "kvasir.validate" -}}
 {{- $mistakes := list -}}
-{{- range list "store" "config" "credentials" "auth" "tls" "gc" "life" "sizes" "network" "minio" -}}
+{{- range list "names" "store" "config" "credentials" "auth" "tls" "gc" "life" "sizes" "network" "minio" -}}
 {{- $found := include (printf "kvasir.validate.%s" .) $ | trim -}}
 {{- if $found -}}
 {{- $mistakes = append $mistakes $found -}}
@@ -157,6 +157,13 @@ cache.directory: cache
 {{- end -}}
 {{- end -}}
 
+{{- define "kvasir.validate.names" -}}
+{{- $name := include "kvasir.fullname" . -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}
+  {{ $name }} cannot name a Service, whose name begins with a letter and has no dots: set fullnameOverride
+{{- end -}}
+{{- end -}}
+
 {{- define "kvasir.validate.life" -}}
 {{- $replicas := include "kvasir.replicasMin" . | int -}}
 {{- $needed := add .Values.drain.preStopSeconds .Values.drain.graceSeconds 10 | int -}}
@@ -164,13 +171,20 @@ cache.directory: cache
   terminationGracePeriodSeconds={{ .Values.terminationGracePeriodSeconds }} ends before the drain: it takes drain.preStopSeconds + drain.graceSeconds + 10 = {{ $needed }}
 {{- end -}}
 {{- with .Values.podDisruptionBudget -}}
-{{- if and .enabled (gt $replicas 1) -}}
+{{- if include "kvasir.hasBudget" $ -}}
 {{- if kindIs "invalid" .minAvailable -}}
 {{- if has (toString .maxUnavailable) (list "0" "0%") }}
   podDisruptionBudget.maxUnavailable={{ .maxUnavailable }} blocks every drain of a node: allow one replica
 {{- end -}}
-{{- else if or (eq (toString .minAvailable) "100%") (and (not (kindIs "string" .minAvailable)) (ge (int .minAvailable) $replicas)) }}
+{{- else -}}
+{{- $needed := int .minAvailable -}}
+{{- if kindIs "string" .minAvailable -}}
+{{- /* Kubernetes rounds a percentage up to whole replicas. */ -}}
+{{- $needed = div (add (mul (trimSuffix "%" .minAvailable | int) $replicas) 99) 100 | int -}}
+{{- end -}}
+{{- if ge $needed $replicas }}
   podDisruptionBudget.minAvailable={{ .minAvailable }} of {{ $replicas }} replicas blocks every drain of a node: require fewer
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -237,6 +251,9 @@ store, chunks in flight; and where there is a capacity, what the collector choos
 {{- if eq (int .Values.ports.http) (int .Values.ports.ops) }}
   ports.http and ports.ops are both {{ .Values.ports.http }}: give probes and metrics a port of their own
 {{- end -}}
+{{- if and (contains ":" .Values.listenAddress) (not (hasPrefix "[" .Values.listenAddress)) }}
+  listenAddress={{ .Values.listenAddress }} is an IPv6 address: put it into brackets, as "[::]"
+{{- end -}}
 {{- if .Values.s3Front.enabled -}}
 {{- if has (int .Values.ports.s3) (list (int .Values.ports.http) (int .Values.ports.ops)) }}
   ports.s3 and another port are both {{ .Values.ports.s3 }}: give the S3 front a port of its own
@@ -246,12 +263,15 @@ store, chunks in flight; and where there is a capacity, what the collector choos
 {{- end -}}
 {{- end -}}
 {{- with .Values.service -}}
-{{- if eq .type "ClusterIP" -}}
-{{- range $key := list "nodePort" "loadBalancerClass" "loadBalancerSourceRanges" "externalTrafficPolicy" -}}
+{{- if ne .type "LoadBalancer" -}}
+{{- range $key := eq .type "ClusterIP" | ternary (list "nodePort" "externalTrafficPolicy") list | concat (list "loadBalancerClass" "loadBalancerSourceRanges") -}}
 {{- if get $.Values.service $key }}
-  service.{{ $key }} has no effect with service.type=ClusterIP: remove it
+  service.{{ $key }} has no effect with service.type={{ $.Values.service.type }}: remove it
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- if and $.Values.s3Front.enabled (eq (int .port) (int .s3Port)) }}
+  service.port and service.s3Port are both {{ .port }}: give the S3 front a port of its own
 {{- end -}}
 {{- end -}}
 {{- end -}}
