@@ -41,6 +41,17 @@ fn key(chunk: &Chunk) -> ChunkKey {
     ChunkKey { tenant: tenant(), model_id: client::model_id(), seq_hash, object_digest }
 }
 
+/// A chunk that was stored and removed, with its store and its replica.
+async fn removed(seed: u64) -> (FaultyStore, Node, Chunk) {
+    let store = FaultyStore::new(seed, 0, false);
+    let node = Node::cold(1, &store, &mut Dice::new(seed)).await;
+    let root = client::join(&node.storage, &tenant()).await.expect("joins");
+    let chunk = chunks::chunk(root, &chunks::tokens(1, 256), 0, 256, 50);
+    client::store(&node.storage, &chunk).await.expect("stores");
+    node.storage.lifecycle().remove(&key(&chunk)).await.expect("removes");
+    (store, node, chunk)
+}
+
 /// The files left in addition to the chunks: tombstones and notes.
 async fn tombstones(store: &FaultyStore, storage: &Storage) -> usize {
     let folder = storage.store().layout().model_tombstones_prefix(&tenant(), &client::model_id());
@@ -50,14 +61,8 @@ async fn tombstones(store: &FaultyStore, storage: &Storage) -> usize {
 #[test]
 fn the_retention_of_a_tombstone_begins_when_its_bytes_are_gone() {
     on_simulated_time(async {
-        let store = FaultyStore::new(5, 0, false);
-        let mut dice = Dice::new(5);
-        let node = Node::cold(1, &store, &mut dice).await;
+        let (store, node, chunk) = removed(5).await;
         let storage = &node.storage;
-        let root = client::join(storage, &tenant()).await.expect("joins");
-        let chunk = chunks::chunk(root, &chunks::tokens(1, 256), 0, 256, 50);
-        client::store(storage, &chunk).await.expect("stores");
-        storage.lifecycle().remove(&key(&chunk)).await.expect("removes");
         // Nobody collects for days. Then two passes follow each other, and a collector of the first may still be on its
         // way to the object that it decided about.
         sleep(DAY * 3).await;
@@ -103,14 +108,8 @@ fn the_retention_of_a_tombstone_begins_when_its_bytes_are_gone() {
 #[test]
 fn what_a_writer_stores_later_than_the_grace_goes_with_the_next_pass() {
     on_simulated_time(async {
-        let store = FaultyStore::new(6, 0, false);
-        let mut dice = Dice::new(6);
-        let node = Node::cold(1, &store, &mut dice).await;
+        let (store, node, chunk) = removed(6).await;
         let storage = &node.storage;
-        let root = client::join(storage, &tenant()).await.expect("joins");
-        let chunk = chunks::chunk(root, &chunks::tokens(1, 256), 0, 256, 50);
-        client::store(storage, &chunk).await.expect("stores");
-        storage.lifecycle().remove(&key(&chunk)).await.expect("removes");
         sleep(MINUTE * 2).await;
         assert_eq!(collect(storage).await.deleted, 1);
         sleep(DAY / 2).await;
