@@ -158,6 +158,19 @@ def test_weights_that_vllm_rounds_or_makes_up_have_another_identity(import_over)
     assert revision("mine", load_format="dummy") == "mine"
 
 
+def test_a_longer_context_does_not_change_a_dynamic_rope(import_over):
+    module = import_vllm(import_over, "_identity")
+
+    def spec(length, **rope):
+        config = Config(**TOY | {"max_position_embeddings": 512, "rope_scaling": rope}, _commit_hash=COMMIT)
+        settings = SimpleNamespace(weights=None, revision=None)
+        return module.model_spec(settings, make_vllm_config("org/toy", config, max_model_len=length))
+
+    for kind in ("type", "rope_type"):
+        dynamic = {kind: "dynamic", "factor": 4.0}
+        assert spec(2048, **dynamic) == spec(512, **dynamic)
+
+
 def test_each_of_vllms_engines_in_a_process_has_its_service(import_over, monkeypatch):
     module = import_vllm(import_over, "_service")
 

@@ -228,7 +228,13 @@ impl RopeFormula {
                 if factors.len() != plain.len() {
                     return Err(RopeError::Factors { pairs: plain.len(), found: factors.len() });
                 }
-                plain.iter_mut().zip(factors).for_each(|(freq, factor)| *freq /= f64::from(*factor));
+                for (pair, (freq, factor)) in plain.iter_mut().zip(factors).enumerate() {
+                    // JSON has no number for a factor beyond f32: the rope, once stored, could not be read again.
+                    if !factor.is_finite() {
+                        return Err(RopeError::Frequency { pair });
+                    }
+                    *freq /= f64::from(*factor);
+                }
             }
         }
         Ok(plain)

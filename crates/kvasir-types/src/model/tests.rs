@@ -205,6 +205,10 @@ fn impossible_json_is_refused_by_name() {
             "each of 2 pairs, found 1",
         ),
         (
+            r#"{"pairing":"half","theta":1e4,"rotary_dims":2,"scaling":{"type":"longrope","factors":[1e39]}}"#,
+            "gives pair 0 a frequency outside",
+        ),
+        (
             r#"{"pairing":"half","theta":1e4,"rotary_dims":2,"scaling":{"type":"ntk","factor":2.0}}"#,
             "unknown variant",
         ),

@@ -78,7 +78,16 @@ def model_spec(settings: Settings, vllm_config: Any) -> ModelSpec:
         # vLLM rounds the weights when it loads them (`--quantization fp8`); their files do not tell.
         how = repr((model.quantization, getattr(model, "quantization_config", None)))
         revision = f"{revision}:quantization:{hashlib.sha256(how.encode()).hexdigest()[:16]}"
-    return ModelSpec.from_config(source, weights=weights, revision=revision, kv_dtype=kv_dtype, context=model.max_model_len)
+    context = _rope_context(model)
+    return ModelSpec.from_config(source, weights=weights, revision=revision, kv_dtype=kv_dtype, context=context)
+
+
+def _rope_context(model: Any) -> int:
+    """Return the length that a scaled rope is for, in tokens: vLLM does not raise the base of dynamic NTK for longer contexts."""
+    config = getattr(model.hf_config, "text_config", None) or model.hf_config
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    is_dynamic = "dynamic" in (rope.get("rope_type"), rope.get("type"))
+    return config.max_position_embeddings if is_dynamic else model.max_model_len
 
 
 def _config_digest(config: Any) -> str:

@@ -1,6 +1,6 @@
 //! Architectures by `model_type`: the defaults of their configurations, and the layers that they imply.
 
-use super::super::Pairing;
+use super::{super::Pairing, fields::Fields};
 
 /// Which layers use a sliding window if `layer_types` does not specify it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub(super) enum Windows {
 /// Layout of the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Attention {
-    /// `num_key_value_heads` (default: `num_attention_heads`) of `head_dim`.
+    /// `num_key_value_heads` of `head_dim`.
     Heads,
     /// Falcon: one head if `multi_query`, and alibi instead of rotary keys.
     Falcon,
@@ -59,8 +59,19 @@ pub(super) struct Architecture {
     pub(super) local_plain: bool,
     /// Whether `no_rope_layers` names layers without rotary keys; default: each fourth layer.
     pub(super) some_unrotated: bool,
-    /// Fields that its published configurations omit, with their values.
+    /// Whether keys are scaled if no rope is described: a configuration must have a description.
+    pub(super) rope_required: bool,
+    /// Values of absent fields. Without one, `num_key_value_heads` is `num_attention_heads`, `head_dim` its
+    /// share of `hidden_size`, a window none, and another field required.
     pub(super) defaults: &'static [(&'static str, u32)],
+}
+
+impl Architecture {
+    /// The value of an absent field. `null` is not absent: it has no default.
+    pub(super) fn default_of(&self, text: &Fields<'_>, name: &str) -> Option<u32> {
+        let default = self.defaults.iter().find(|(field, _)| *field == name && !text.contains(name));
+        default.map(|(_, value)| *value)
+    }
 }
 
 const PLAIN: Architecture = Architecture {
@@ -72,12 +83,14 @@ const PLAIN: Architecture = Architecture {
     theta: [1e4, 1e4],
     local_plain: false,
     some_unrotated: false,
+    rope_required: false,
     defaults: &[],
 };
 const LATENT: Architecture =
     Architecture { attention: Attention::Latent, pairing: Pairing::Interleaved, ..PLAIN };
-const GEMMA: &[(&str, u32)] = &[("head_dim", 256)];
-const HEAD_128: &[(&str, u32)] = &[("head_dim", 128)];
+const HEADS_8: &[(&str, u32)] = &[("num_key_value_heads", 8)];
+const HEADS_8_OF_128: &[(&str, u32)] = &[("num_key_value_heads", 8), ("head_dim", 128)];
+const HEADS_2_OF_128: &[(&str, u32)] = &[("num_key_value_heads", 2), ("head_dim", 128)];
 
 static ALL: &[Architecture] = &[
     Architecture { model_type: "llama", ..PLAIN },
@@ -96,15 +109,61 @@ static ALL: &[Architecture] = &[
         ],
         ..PLAIN
     },
-    Architecture { model_type: "mistral", windows: Windows::All, ..PLAIN },
-    Architecture { model_type: "ministral3", windows: Windows::All, theta: [1e6, 1e6], ..PLAIN },
-    Architecture { model_type: "mixtral", windows: Windows::All, theta: [1e6, 1e6], ..PLAIN },
-    Architecture { model_type: "qwen2", windows: Windows::UpperIfUsed, ..PLAIN },
-    Architecture { model_type: "qwen2_moe", windows: Windows::Unknown, ..PLAIN },
-    Architecture { model_type: "qwen3", windows: Windows::UpperIfUsed, defaults: HEAD_128, ..PLAIN },
-    Architecture { model_type: "qwen3_moe", windows: Windows::AllIfUsed, ..PLAIN },
-    Architecture { model_type: "gemma", defaults: GEMMA, ..PLAIN },
-    Architecture { model_type: "gemma2", windows: Windows::AllBut(2), defaults: GEMMA, ..PLAIN },
+    Architecture {
+        model_type: "mistral",
+        windows: Windows::All,
+        defaults: &[("num_key_value_heads", 8), ("sliding_window", 4096)],
+        ..PLAIN
+    },
+    Architecture {
+        model_type: "ministral3",
+        windows: Windows::All,
+        rope_required: true,
+        defaults: HEADS_8_OF_128,
+        ..PLAIN
+    },
+    Architecture {
+        model_type: "mixtral",
+        windows: Windows::All,
+        theta: [1e6, 1e6],
+        defaults: HEADS_8,
+        ..PLAIN
+    },
+    Architecture {
+        model_type: "qwen2",
+        windows: Windows::UpperIfUsed,
+        defaults: &[("num_key_value_heads", 32), ("sliding_window", 4096)],
+        ..PLAIN
+    },
+    Architecture {
+        model_type: "qwen2_moe",
+        windows: Windows::Unknown,
+        defaults: &[("num_key_value_heads", 16)],
+        ..PLAIN
+    },
+    Architecture {
+        model_type: "qwen3",
+        windows: Windows::UpperIfUsed,
+        defaults: &[("num_key_value_heads", 32), ("head_dim", 128), ("sliding_window", 4096)],
+        ..PLAIN
+    },
+    Architecture {
+        model_type: "qwen3_moe",
+        windows: Windows::AllIfUsed,
+        defaults: &[("num_key_value_heads", 4), ("sliding_window", 4096)],
+        ..PLAIN
+    },
+    Architecture {
+        model_type: "gemma",
+        defaults: &[("num_key_value_heads", 16), ("head_dim", 256)],
+        ..PLAIN
+    },
+    Architecture {
+        model_type: "gemma2",
+        windows: Windows::AllBut(2),
+        defaults: &[("num_key_value_heads", 4), ("head_dim", 256)],
+        ..PLAIN
+    },
     Architecture {
         model_type: "gemma3_text",
         windows: Windows::AllBut(6),
@@ -122,37 +181,56 @@ static ALL: &[Architecture] = &[
         model_type: "gpt_oss",
         windows: Windows::AllBut(2),
         theta: [1.5e5, 1.5e5],
-        defaults: &[("head_dim", 64)],
+        rope_required: true,
+        defaults: &[("num_key_value_heads", 8), ("head_dim", 64)],
         ..PLAIN
     },
     Architecture { model_type: "phi", partial: Partial::Factor(0.5), ..PLAIN },
-    Architecture { model_type: "phi3", windows: Windows::All, partial: Partial::Factor(1.0), ..PLAIN },
+    Architecture {
+        model_type: "phi3",
+        windows: Windows::All,
+        partial: Partial::Factor(1.0),
+        defaults: &[("original_max_position_embeddings", 4096)],
+        ..PLAIN
+    },
     Architecture { model_type: "olmo", ..PLAIN },
     Architecture { model_type: "olmo2", ..PLAIN },
-    Architecture { model_type: "olmo3", windows: Windows::AllBut(4), local_plain: true, ..PLAIN },
-    Architecture { model_type: "smollm3", some_unrotated: true, theta: [2e6, 2e6], ..PLAIN },
+    Architecture {
+        model_type: "olmo3",
+        windows: Windows::AllBut(4),
+        theta: [5e5, 5e5],
+        local_plain: true,
+        ..PLAIN
+    },
+    Architecture {
+        model_type: "smollm3",
+        some_unrotated: true,
+        theta: [2e6, 2e6],
+        defaults: &[("num_key_value_heads", 4)],
+        ..PLAIN
+    },
     Architecture { model_type: "falcon", attention: Attention::Falcon, ..PLAIN },
     Architecture { model_type: "gpt_neox", partial: Partial::Percentage(0.25), ..PLAIN },
     Architecture {
         model_type: "glm",
         pairing: Pairing::Interleaved,
         partial: Partial::Factor(0.5),
-        defaults: HEAD_128,
+        defaults: HEADS_2_OF_128,
         ..PLAIN
     },
     Architecture {
         model_type: "glm4",
         pairing: Pairing::Interleaved,
         partial: Partial::Factor(0.5),
-        defaults: HEAD_128,
+        defaults: HEADS_2_OF_128,
         ..PLAIN
     },
-    Architecture { model_type: "glm4_moe", partial: Partial::Factor(0.5), ..PLAIN },
+    Architecture { model_type: "glm4_moe", partial: Partial::Factor(0.5), defaults: HEADS_8, ..PLAIN },
     Architecture {
         model_type: "minimax_m2",
         partial: Partial::Dims,
         theta: [5e6, 5e6],
-        defaults: HEAD_128,
+        defaults: HEADS_8_OF_128,
         ..PLAIN
     },
     Architecture { model_type: "deepseek_v2", ..LATENT },

@@ -1,4 +1,4 @@
-//! Typed access to a configuration's fields; `null` is absent.
+//! Typed access to a configuration's fields; `null` is absent, except to `contains`.
 
 use serde_json::{Map, Value};
 
@@ -17,6 +17,11 @@ pub(super) struct Fields<'a> {
 impl<'a> Fields<'a> {
     pub(super) fn new(value: &'a Value) -> Option<Self> {
         Some(Self { path: String::new(), map: value.as_object()? })
+    }
+
+    /// Whether the field is there, be it `null`.
+    pub(super) fn contains(&self, name: &str) -> bool {
+        self.map.contains_key(name)
     }
 
     pub(super) fn get(&self, name: &str) -> Option<&'a Value> {

@@ -71,11 +71,15 @@ pub(super) fn read(
 
 /// A required size, or the architecture's default.
 fn sized(text: &Fields<'_>, architecture: &Architecture, name: &str) -> Result<u32, HfError> {
-    let default = architecture.defaults.iter().find(|(field, _)| *field == name);
-    match (text.get(name), default) {
-        (None, Some((_, size))) => Ok(*size),
-        _ => text.required(name),
+    match architecture.default_of(text, name) {
+        Some(size) => Ok(size),
+        None => text.required(name),
     }
+}
+
+/// Whether a field has a value, its own or the architecture's.
+fn has(text: &Fields<'_>, architecture: &Architecture, name: &str) -> bool {
+    text.get(name).is_some() || architecture.default_of(text, name).is_some()
 }
 
 /// Heads of a layer.
@@ -94,9 +98,7 @@ impl Shape {
             });
         }
         let heads = sized(text, architecture, "num_attention_heads")?;
-        let has =
-            |name| text.get(name).is_some() || architecture.defaults.iter().any(|(field, _)| *field == name);
-        let head_dim = if has("head_dim") {
+        let head_dim = if has(text, architecture, "head_dim") {
             sized(text, architecture, "head_dim")?
         } else {
             let hidden = text.required("hidden_size")?;
@@ -117,7 +119,7 @@ impl Shape {
             && text.flag("multi_query")? != Some(false);
         let kv_heads = match () {
             () if one_head => 1,
-            () if has(field) => sized(text, architecture, field)?,
+            () if has(text, architecture, field) => sized(text, architecture, field)?,
             () => heads,
         };
         if !heads.is_multiple_of(kv_heads) {
@@ -177,26 +179,25 @@ fn reaches(text: &Fields<'_>, architecture: &Architecture, count: usize) -> Resu
         };
         return types.iter().map(reach).collect();
     }
-    let set = |name| text.uint(name).map(|value| value.is_some_and(|v| v > 0));
-    let used = text.flag("use_sliding_window")? == Some(true) && set("sliding_window")?;
+    let window = text.uint("sliding_window")?.or(architecture.default_of(text, "sliding_window"));
+    let windowed = window.is_some_and(|tokens| tokens > 0);
+    let asked = text.flag("use_sliding_window")? == Some(true);
+    let used = asked && windowed;
     let slides: Box<dyn Fn(usize) -> bool> = match architecture.windows {
-        Windows::Never if set("sliding_window")? => {
+        Windows::Never if windowed => {
             return Err(text.refused(
                 "sliding_window",
                 "this architecture has no known sliding windows; give layer_types",
             ));
         }
-        Windows::Unknown if used => {
+        Windows::Unknown if asked => {
             return Err(text.refused(
                 "use_sliding_window",
                 "the layers with a sliding window are unknown; give layer_types",
             ));
         }
         Windows::Never | Windows::Unknown => Box::new(|_| false),
-        Windows::All => {
-            let all = set("sliding_window")?;
-            Box::new(move |_| all)
-        }
+        Windows::All => Box::new(move |_| windowed),
         Windows::AllIfUsed => Box::new(move |_| used),
         Windows::UpperIfUsed => {
             let first = if used { text.required("max_window_layers")? as usize } else { count };
@@ -208,10 +209,10 @@ fn reaches(text: &Fields<'_>, architecture: &Architecture, count: usize) -> Resu
             Box::new(move |layer| !(layer + 1).is_multiple_of(each))
         }
         Windows::ChunkedRotary => {
-            let rotated = rotated(text, architecture, count)?;
-            return Ok(rotated
+            let chunked = has(text, architecture, "attention_chunk_size");
+            return Ok(rotated(text, architecture, count)?
                 .into_iter()
-                .map(|rotated| if rotated { Reach::Chunked } else { Reach::Full })
+                .map(|rotated| if rotated && chunked { Reach::Chunked } else { Reach::Full })
                 .collect());
         }
     };

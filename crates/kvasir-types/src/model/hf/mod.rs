@@ -30,7 +30,7 @@ pub struct HfOptions {
     /// one (half).
     pub pairing: Option<Pairing>,
     /// Tokens of the longest context served. Required if frequencies depend on it: LongRoPE has one list for
-    /// contexts up to the original length and one for longer ones; dynamic NTK scaling lowers the base.
+    /// contexts up to the original length and one for longer ones; dynamic NTK scaling raises the base.
     pub context: Option<u64>,
 }
 
@@ -125,6 +125,12 @@ fn refuse_unknown(text: &Fields<'_>) -> Result<(), HfError> {
         return Err(text.refused(
             "num_kv_shared_layers",
             "layers that share the cache of other layers are not supported",
+        ));
+    }
+    if text.get("dual_chunk_attention_config").is_some() {
+        return Err(text.refused(
+            "dual_chunk_attention_config",
+            "keys rotated by positions in chunks are not supported; remove it if the engine ignores it",
         ));
     }
     for flag in ["use_bidirectional_attention", "is_encoder_decoder"] {

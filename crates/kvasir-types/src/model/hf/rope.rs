@@ -32,7 +32,7 @@ pub(super) fn read(
     options: &HfOptions,
 ) -> Result<Rope, HfError> {
     let local = architecture.local_plain && reach != Reach::Full;
-    let parameters = parameters(text, reach, local)?;
+    let parameters = parameters(text, architecture, reach)?;
     let own = parameters.as_ref();
     let own_number = |name| own.map_or(Ok(None), |p: &Fields<'_>| p.number(name));
     let factor = match own_number("partial_rotary_factor")? {
@@ -64,15 +64,13 @@ pub(super) fn read(
     let [theta_full, theta_local] = architecture.theta;
     let theta = match own_number("rope_theta")? {
         Some(theta) => theta,
-        None if local && text.get("rope_local_base_freq").is_some() => {
-            text.number("rope_local_base_freq")?.unwrap_or(theta_local)
-        }
-        None if local && theta_local != theta_full => theta_local,
+        // `rope_theta` is that of full attention.
+        None if local => text.number("rope_local_base_freq")?.unwrap_or(theta_local),
         None => text.number("rope_theta")?.or(text.number("rotary_emb_base")?).unwrap_or(theta_full),
     };
     let plain = RopeFormula { rotary_dims, theta, scaling: None };
     let (formula, attention_factor) = match own {
-        Some(own) => scaled(text, own, plain, options)?,
+        Some(own) => scaled(text, architecture, own, plain, options)?,
         None => (plain, None),
     };
     let rope = Rope::of(pairing(text, architecture, options)?, formula);
@@ -91,19 +89,34 @@ pub(super) fn read(
 }
 
 /// The object that describes the rope of a kind of layer.
-fn parameters<'a>(text: &Fields<'a>, reach: Reach, local: bool) -> Result<Option<Fields<'a>>, HfError> {
-    let Some(parameters) = text.object("rope_parameters")? else {
-        return if local { Ok(None) } else { text.object("rope_scaling") };
+fn parameters<'a>(
+    text: &Fields<'a>,
+    architecture: &Architecture,
+    reach: Reach,
+) -> Result<Option<Fields<'a>>, HfError> {
+    let (scaling, parameters) = (text.object("rope_scaling")?, text.object("rope_parameters")?);
+    let Some(parameters) = parameters else {
+        if scaling.is_none() && architecture.rope_required {
+            return Err(text.refused(
+                "rope_parameters",
+                "required, or rope_scaling: this architecture's default is not supported",
+            ));
+        }
+        return Ok(scaling.filter(|_| reach == Reach::Full || !architecture.local_plain));
     };
+    // `transformers` takes `rope_scaling`, or merges the two; other engines may take the other.
+    if scaling.is_some() && text.get("rope_scaling") != text.get("rope_parameters") {
+        return Err(text.refused("rope_scaling", "`rope_parameters` differs from it; remove one of the two"));
+    }
     let kinds = [Reach::Full, Reach::Sliding, Reach::Chunked];
-    if !kinds.iter().any(|kind| parameters.get(kind.name()).is_some()) {
+    if !architecture.local_plain && !kinds.iter().any(|kind| parameters.get(kind.name()).is_some()) {
         return Ok(Some(parameters));
     }
     match parameters.object(reach.name())? {
         Some(own) => Ok(Some(own)),
         None => Err(parameters.refused(
             reach.name(),
-            "required, because layers of this type exist and other types have entries",
+            "required: layers of this type exist, and each type has an entry of its own",
         )),
     }
 }
@@ -118,6 +131,7 @@ fn pairing(text: &Fields<'_>, architecture: &Architecture, options: &HfOptions) 
 /// The formula with its scaling, and the configuration's own attention factor, if any.
 fn scaled(
     text: &Fields<'_>,
+    architecture: &Architecture,
     own: &Fields<'_>,
     plain: RopeFormula,
     options: &HfOptions,
@@ -156,6 +170,7 @@ fn scaled(
     };
     let original = || match text
         .uint("original_max_position_embeddings")?
+        .or(architecture.default_of(text, "original_max_position_embeddings"))
         .or(own.uint("original_max_position_embeddings")?)
     {
         Some(original) => Ok(original),
@@ -197,12 +212,14 @@ fn scaled(
         }
         "longrope" | "su" => {
             let original = original()?;
-            let list = |name| match own.list(name, "a list of numbers", serde_json::Value::as_f64)? {
+            let finite =
+                |v: &serde_json::Value| v.as_f64().map(|v| v as f32).filter(|factor| factor.is_finite());
+            let list = |name| match own.list(name, "a list of numbers within f32", finite)? {
                 Some(list) if list.len() != plain.rotary_dims as usize / 2 => {
                     let pairs = plain.rotary_dims / 2;
                     Err(own.refused(name, format!("must have {pairs} entries, one for each rotary pair")))
                 }
-                Some(list) => Ok(list.into_iter().map(|v| v as f32).collect::<Vec<_>>()),
+                Some(list) => Ok(list),
                 None => Err(own.refused(name, "required in a rope of type longrope")),
             };
             let (short, long) = (list("short_factor")?, list("long_factor")?);

@@ -81,18 +81,122 @@ fn layers_are_as_their_architecture_has_them() {
     };
     let w = |kind: &str| json!({"model_type": kind, "sliding_window": 64, "head_dim": 64});
     assert_eq!(windows(w("mistral")), [64; 4]);
+    assert_eq!(windows(json!({"model_type": "mistral"})), [4096; 4]);
+    assert_eq!(windows(json!({"model_type": "mistral", "sliding_window": null})), [0; 4]);
     assert_eq!(windows(w("gemma2")), [64, 0, 64, 0]);
     assert_eq!(windows(w("qwen2")), [0; 4], "use_sliding_window is not set");
     let upper = json!({"model_type": "qwen2", "sliding_window": 64, "use_sliding_window": true, "max_window_layers": 3});
-    assert_eq!(windows(upper), [0, 0, 0, 64]);
+    assert_eq!(windows(upper.clone()), [0, 0, 0, 64]);
+    let mut absent = upper;
+    absent.as_object_mut().expect("an object").remove("sliding_window");
+    assert_eq!(windows(absent), [0, 0, 0, 4096]);
     let mut listed = w("qwen2");
     listed["layer_types"] =
         json!(["sliding_attention", "full_attention", "full_attention", "full_attention"]);
     assert_eq!(windows(listed), [64, 0, 0, 0]);
     let llama_4 = json!({"model_type": "llama4_text", "attention_chunk_size": 128});
     assert_eq!(windows(llama_4.clone()), [128, 128, 128, 0]);
+    assert_eq!(windows(json!({"model_type": "llama4_text", "attention_chunk_size": null})), [0; 4]);
     let rotated: Vec<_> = spec(&llama_4).layers.iter().map(|l| l.rope).collect();
     assert_eq!(rotated, [Some(0), Some(0), Some(0), None]);
+}
+
+/// Key/value heads and elements of a head are those that `transformers` 5.24 has for 64 heads over 4,096
+/// elements.
+#[test]
+fn absent_sizes_are_those_of_their_architecture() {
+    let shape = |config: &Value| {
+        let spec = read(config, &HfOptions::default()).unwrap_or_else(|e| panic!("{config}: {e}"));
+        spec.layers[3].layout.planes()[0]
+    };
+    let windowed = ["gemma2", "gemma3_text", "gpt_oss", "olmo3"];
+    let described = ["gpt_oss", "ministral3"];
+    for (kind, heads, head_dim) in [
+        ("llama", 64, 64),
+        ("llama4_text", 8, 128),
+        ("mistral", 8, 64),
+        ("ministral3", 8, 128),
+        ("mixtral", 8, 64),
+        ("qwen2", 32, 64),
+        ("qwen2_moe", 16, 64),
+        ("qwen3", 32, 128),
+        ("qwen3_moe", 4, 64),
+        ("gemma", 16, 256),
+        ("gemma2", 4, 256),
+        ("gemma3_text", 4, 256),
+        ("gpt_oss", 8, 64),
+        ("phi", 64, 64),
+        ("phi3", 64, 64),
+        ("olmo", 64, 64),
+        ("olmo2", 64, 64),
+        ("olmo3", 64, 64),
+        ("smollm3", 4, 64),
+        ("gpt_neox", 64, 64),
+        ("glm", 2, 128),
+        ("glm4", 2, 128),
+        ("glm4_moe", 8, 64),
+        ("minimax_m2", 8, 128),
+    ] {
+        let mut config = with(&json!({
+            "model_type": kind, "hidden_size": 4096, "num_attention_heads": 64, "num_key_value_heads": null
+        }));
+        if windowed.contains(&kind) {
+            config["sliding_window"] = 64.into();
+        }
+        if described.contains(&kind) {
+            config["rope_parameters"] = json!({"rope_type": "default"});
+        }
+        assert_eq!(shape(&config), (64, head_dim), "{kind}: null is one for each head");
+        config.as_object_mut().expect("an object").remove("num_key_value_heads");
+        assert_eq!(shape(&config), (heads, head_dim), "{kind}");
+    }
+}
+
+#[test]
+fn absent_bases_are_those_of_their_architecture() {
+    let bases = |changes: Value| -> Vec<f64> {
+        let theta = |rope: &crate::Rope| rope.formula.as_ref().expect("a formula").theta;
+        spec(&changes).ropes.iter().map(theta).collect()
+    };
+    let of =
+        |kind: &str, theta: Value| json!({"model_type": kind, "sliding_window": 64, "rope_theta": theta});
+    assert_eq!(bases(of("olmo3", Value::Null)), [5e5]);
+    assert_eq!(bases(of("olmo3", json!(1e6))), [1e6, 5e5], "`rope_theta` is not that of sliding layers");
+    let mut ministral = of("ministral3", Value::Null);
+    ministral["rope_parameters"] = json!({"rope_type": "default"});
+    assert_eq!(bases(ministral), [1e4]);
+}
+
+/// Phi-3's class has an original length of its own, before that of the rope.
+#[test]
+fn an_absent_original_length_is_that_of_phi_3() {
+    let (short, long) = (vec![1.0; 32], vec![2.0; 32]);
+    let config = with(&json!({
+        "model_type": "phi3", "rope_scaling": {
+            "type": "longrope", "short_factor": short, "long_factor": long, "original_max_position_embeddings": 2048
+        }
+    }));
+    let of = |context| {
+        read(&config, &HfOptions { context: Some(context), ..HfOptions::default() }).expect("known")
+    };
+    let plain = spec(&json!({})).ropes[0].freqs[1];
+    assert_eq!((of(4096).ropes[0].freqs[1], of(4097).ropes[0].freqs[1]), (plain, plain / 2));
+}
+
+#[test]
+fn two_descriptions_of_a_rope_are_refused() {
+    let linear = |factor: f64| json!({"rope_type": "linear", "factor": factor, "rope_theta": 500_000.0});
+    let both =
+        |scaling: Value, parameters: Value| json!({"rope_scaling": scaling, "rope_parameters": parameters});
+    let error = read(&with(&both(linear(4.0), linear(8.0))), &HfOptions::default()).expect_err("which?");
+    let text = error.to_string();
+    assert!(text.starts_with("rope_scaling: {") && text.contains("`rope_parameters` differs"), "{text}");
+    let one = spec(&json!({"rope_scaling": linear(8.0)}));
+    for said in
+        [both(linear(8.0), linear(8.0)), both(linear(8.0), Value::Null), both(Value::Null, linear(8.0))]
+    {
+        assert_eq!(spec(&said).model_id(), one.model_id(), "{said}");
+    }
 }
 
 #[test]
@@ -135,6 +239,10 @@ fn what_is_not_known_is_refused_by_name() {
             "`linear_attention`",
         ),
         (json!({"num_kv_shared_layers": 2}), "num_kv_shared_layers: 2"),
+        (
+            json!({"model_type": "qwen2", "dual_chunk_attention_config": {"chunk_size": 262_144}}),
+            "dual_chunk_attention_config: {\"chunk_size\":262144}",
+        ),
         (json!({"no_rope_layers": [1, 1, 1, 0]}), "no_rope_layers: "),
         (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor: 0.5"),
         (json!({"model_type": "phi", "partial_rotary_factor": 0.05}), "partial_rotary_factor: 0.05"),
@@ -153,10 +261,24 @@ fn what_is_not_known_is_refused_by_name() {
             json!({"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}}),
             "rope_scaling.short_factor: [1.0]: must have 32 entries",
         ),
+        (
+            json!({"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1e39]}, "head_dim": 2}),
+            "rope_scaling.long_factor: [1e",
+        ),
         (json!({"head_dim": 4096, "num_attention_heads": 2}), "head_dim: 4096: rotary_dims must be"),
         (yarn(("alpha", json!(1))), "rope_scaling.alpha: 1: not supported in a rope of type yarn"),
         (yarn(("truncate", json!("no"))), "rope_scaling.truncate: \"no\""),
         (json!({"rope_parameters": {"sliding_attention": {}}}), "rope_parameters.full_attention: missing"),
+        (
+            json!({"model_type": "gemma3_text", "sliding_window": 9, "rope_parameters": {"rope_type": "linear", "factor": 8.0}}),
+            "rope_parameters.sliding_attention: missing",
+        ),
+        (json!({"model_type": "gpt_oss", "sliding_window": 9}), "rope_parameters: missing: required"),
+        (json!({"model_type": "ministral3"}), "rope_parameters: missing: required"),
+        (
+            json!({"model_type": "qwen2_moe", "use_sliding_window": true, "sliding_window": null}),
+            "use_sliding_window: true",
+        ),
         (
             json!({"model_type": "qwen2_moe", "use_sliding_window": true, "sliding_window": 9}),
             "use_sliding_window: true",
