@@ -123,8 +123,18 @@ def parse_directory(data, h):
     return sections, pieces
 
 
-def parse_extensions(data, at, end):
-    """§3.4: (kind, data) of each; kind 1 is what the encoder measured, and decodes to nothing."""
+def check_measured(data, level_count):
+    """§3.4, kind 1: it decodes to nothing."""
+    check(len(data) >= 4, "measured", len(data))
+    _beneath, _hops, levels, reserved = data[:4]
+    check(level_count - 1 <= levels <= level_count, "measured.levels", levels)
+    check(reserved == 0, "measured.reserved", reserved)
+    planes = (len(data) - 4) // max(levels, 1)
+    check(planes * levels == len(data) - 4 and (planes > 0) == (levels > 0), "measured.errors", len(data) - 4)
+
+
+def parse_extensions(data, at, end, level_count):
+    """§3.4: (kind, data) of each."""
     found = []
     while at < end:
         check(end - at >= 8, "extension", end - at)
@@ -137,6 +147,9 @@ def parse_extensions(data, at, end):
             raise Bad("Extension", str(kind))
         found.append((kind, data[at + 8 : at + 8 + size]))
         at += 8 + size
+    for kind, measured in found:
+        if kind == 1:
+            check_measured(measured, level_count)
     return found
 
 
@@ -153,7 +166,7 @@ def parse_object(data):
     if crc32c(packed) != h["tokens_crc"]:
         raise Bad("Checksum", "tokens")
     h["section_list"], h["piece_list"] = parse_directory(data, h)
-    h["extension_list"] = parse_extensions(data, h["extensions_at"], h["tokens_at"])
+    h["extension_list"] = parse_extensions(data, h["extensions_at"], h["tokens_at"], h["levels"])
     n = h["tokens"]
     planes = unzstd(packed, 4 * n)
     h["token_list"] = planes and [sum(planes[p * n + i] << 8 * p for p in range(4)) for i in range(n)]

@@ -66,31 +66,36 @@ impl Rotation {
     /// Rotates a row of token `token` and applies the attention factor: the result is the engine's cached
     /// row.
     pub fn rotate(&self, token: usize, row: &mut [f32]) {
-        for (a, b, (sin, cos)) in self.pairs_of(token) {
-            let (x, y) = (row[a], row[b]);
-            row[a] = (x * cos - y * sin) * self.factor;
-            row[b] = (y * cos + x * sin) * self.factor;
-        }
+        self.turn(token, row, |x, y, (sin, cos)| {
+            ((x * cos - y * sin) * self.factor, (y * cos + x * sin) * self.factor)
+        });
     }
 
     /// The inverse of [`rotate`](Self::rotate), up to f32 rounding.
     pub fn unrotate(&self, token: usize, row: &mut [f32]) {
         let inverse = 1.0 / self.factor;
-        for (a, b, (sin, cos)) in self.pairs_of(token) {
-            let (x, y) = (row[a], row[b]);
-            row[a] = (x * cos + y * sin) * inverse;
-            row[b] = (y * cos - x * sin) * inverse;
-        }
+        self.turn(token, row, |x, y, (sin, cos)| {
+            ((x * cos + y * sin) * inverse, (y * cos - x * sin) * inverse)
+        });
     }
 
-    /// Indices of both elements of every pair, and the pair's sine and cosine.
-    fn pairs_of(&self, token: usize) -> impl Iterator<Item = (usize, usize, (f32, f32))> {
-        let (first, pairs, pairing) = (self.offset, self.pairs, self.pairing);
-        let angles = &self.table[token * pairs..(token + 1) * pairs];
-        angles.iter().enumerate().map(move |(i, angle)| match pairing {
-            Pairing::Half => (first + i, first + i + pairs, *angle),
-            Pairing::Interleaved => (first + 2 * i, first + 2 * i + 1, *angle),
-        })
+    /// Replaces every pair of a row, given the pair's sine and cosine, in loops that a compiler can vectorise.
+    fn turn(&self, token: usize, row: &mut [f32], turned: impl Fn(f32, f32, (f32, f32)) -> (f32, f32)) {
+        let angles = &self.table[token * self.pairs..(token + 1) * self.pairs];
+        let row = &mut row[self.offset..self.offset + 2 * self.pairs];
+        match self.pairing {
+            Pairing::Half => {
+                let (first, second) = row.split_at_mut(self.pairs);
+                for ((x, y), angle) in first.iter_mut().zip(second).zip(angles) {
+                    (*x, *y) = turned(*x, *y, *angle);
+                }
+            }
+            Pairing::Interleaved => {
+                for ([x, y], angle) in row.as_chunks_mut::<2>().0.iter_mut().zip(angles) {
+                    (*x, *y) = turned(*x, *y, *angle);
+                }
+            }
+        }
     }
 }
 

@@ -3,8 +3,14 @@
 
 mod common;
 
-use common::{Noise, Setup, cache, contexts, mixed_spec};
-use kvasir_codec::{KvBuffer, Profile, authoring::ProfileParts, container::Head, rope::Rotation, starter};
+use common::{Noise, Setup, cache, contexts, mixed_spec, round_to};
+use kvasir_codec::{
+    DecodeError, KvBuffer, Profile,
+    authoring::ProfileParts,
+    container::{HEADER_BYTES, Head},
+    rope::Rotation,
+    starter,
+};
 use kvasir_train::{BasisRecipe, Recipe, train};
 use kvasir_types::{KvDtype, KvLayout, Level, LevelError, ModelSpec, Plane, Quality};
 
@@ -43,8 +49,9 @@ fn errors(spec: &ModelSpec, profile: &Profile, truth: &KvBuffer, decoded: &KvBuf
 }
 
 /// Rows times a factor, as the cache's type holds them.
-fn scale_rows(kv: &mut KvBuffer, scale: f32) {
-    kv.as_mut_slice().iter_mut().for_each(|x| *x = half::f16::from_f32(*x * scale).to_f32());
+fn scale_rows(spec: &ModelSpec, kv: &mut KvBuffer, scale: f32) {
+    kv.as_mut_slice().iter_mut().for_each(|x| *x *= scale);
+    round_to(spec.kv_dtype, kv);
 }
 
 /// Encodes unseen text and compares: what is measured whole within a step of the scale, a sample from above.
@@ -53,18 +60,19 @@ fn compare(spec: &ModelSpec, profile: &Profile, is_whole: bool, scale: f32) {
     let setup = Setup::of(spec.clone(), profile.clone());
     let text = Noise::new(77).tokens(TOKENS);
     let mut kv = cache(spec, &text, 2);
-    scale_rows(&mut kv, scale);
+    scale_rows(spec, &mut kv, scale);
     let object = setup.encode(&text, 0, &kv);
     let head = Head::parse(&object).unwrap();
     let measured = head.measured().unwrap();
     assert_eq!((measured.levels.len(), measured.beneath, measured.hops), (lossy, LevelError::NONE, 0));
     for level in 0..lossy {
-        let decoded = setup.decode(&object, level).unwrap();
+        let mut decoded = setup.decode(&object, level).unwrap();
+        round_to(spec.kv_dtype, &mut decoded);
         let truth = errors(spec, profile, &kv, &decoded);
         for (plane, (said, truth)) in measured.levels[level].iter().zip(truth).enumerate() {
             let said = said.get().unwrap();
             let most = if is_whole { 1.1 } else { 2.0 };
-            // Decoded rows are rounded to nothing; those of a sample may leave the worst token out.
+            // A sample may leave the worst token out.
             let least = if is_whole { 0.995 } else { 0.8 };
             assert!(
                 said >= truth * least && said <= truth * most + 1e-4,
@@ -106,7 +114,7 @@ fn a_starter_is_transparent_where_rows_repeat() {
     let setup = Setup::of(spec.clone(), profile.clone());
     let text = Noise::new(77).tokens(TOKENS);
     let mut kv = cache(&spec, &text, 2);
-    scale_rows(&mut kv, 1.0);
+    scale_rows(&spec, &mut kv, 1.0);
     // Values of a layer, in the second of three spans.
     let (layer, dim, span) = (0, 8, 256..512);
     for head in 0..2 {
@@ -132,7 +140,7 @@ fn a_starter_is_transparent_where_rows_repeat() {
 fn trained_profiles_say_what_they_lose() {
     let spec = mixed_spec(KvDtype::F16);
     let mut contexts = contexts(&spec, 4, 700);
-    contexts.iter_mut().for_each(|context| scale_rows(&mut context.kv, 1.0));
+    contexts.iter_mut().for_each(|context| scale_rows(&spec, &mut context.kv, 1.0));
     let recipes = [
         (Recipe::Basis(BasisRecipe::default()), false),
         (Recipe::Direct, true),
@@ -145,6 +153,42 @@ fn trained_profiles_say_what_they_lose() {
             compare(&spec, &profile, is_whole, scale);
         }
     }
+}
+
+/// A step of the type is as wide as those of the levels: what is decoded gets better or worse by rounding.
+#[test]
+fn errors_are_those_of_rows_in_the_cache_s_type() {
+    let spec = mixed_spec(KvDtype::Fp8E4m3);
+    let tokens = Noise::new(1).tokens(TOKENS);
+    let mut kv = cache(&spec, &tokens, 1);
+    scale_rows(&spec, &mut kv, 1.0);
+    compare(&spec, &starter(&spec, &tokens, 0, &kv).unwrap(), true, 1.0);
+    let mut contexts = contexts(&spec, 4, 700);
+    contexts.iter_mut().for_each(|context| scale_rows(&spec, &mut context.kv, 1.0));
+    for (recipe, is_whole) in [(Recipe::Direct, true), (Recipe::DirectExact, false)] {
+        let profile = train(&spec, &contexts, &recipe, 1e-3, &mut |_, _| ()).unwrap();
+        compare(&spec, &profile, is_whole, 1.0);
+    }
+}
+
+#[test]
+fn errors_of_other_levels_than_the_profile_s_are_refused() {
+    let spec = mixed_spec(KvDtype::F16);
+    let tokens = Noise::new(1).tokens(TOKENS);
+    let kv = cache(&spec, &tokens, 1);
+    let setup = Setup::of(spec.clone(), starter(&spec, &tokens, 0, &kv).unwrap());
+    let mut object = setup.encode(&tokens, 0, &kv);
+    assert!(setup.decode(&object, 2).is_ok());
+    // Three levels of ten planes become two of fifteen, and the finest exact.
+    let said = Head::parse(&object).unwrap().measured().unwrap().to_extension().data;
+    let at = object.windows(said.len()).position(|bytes| bytes == said).unwrap();
+    object[at + 2] = 2;
+    let crc = crc32c::crc32c(&object[HEADER_BYTES..at + said.len()]);
+    object[168..172].copy_from_slice(&crc.to_le_bytes());
+    let crc = crc32c::crc32c(&object[..252]);
+    object[252..256].copy_from_slice(&crc.to_le_bytes());
+    assert_eq!(Head::parse(&object).unwrap().measured().unwrap().error(Level(2)), LevelError::NONE);
+    assert!(matches!(setup.decode(&object, 2), Err(DecodeError::Sections { .. })));
 }
 
 #[test]

@@ -8,7 +8,7 @@ mod common;
 use std::{fs, path::PathBuf};
 
 use common::{Setup, cache, contexts};
-use kvasir_codec::{DecodeError, KvBuffer, Profile, starter};
+use kvasir_codec::{DecodeError, KvBuffer, Profile, ProfileError, limits::NOTE_BYTES_MAX, starter};
 use kvasir_container::{HEADER_BYTES, Head};
 use kvasir_train::{BasisRecipe, Recipe, pack, train};
 use kvasir_types::{KvDtype, KvLayout, LayerKv, ModelSpec, Pairing, Plane, Reuse, Rope};
@@ -189,7 +189,23 @@ fn a_profile_of_version_4_says_its_powers() {
         seal(&mut none, at, &[0; 4]);
     }
     let error = Profile::from_bytes(&none).expect_err("version 2 without powers is the one form");
-    assert!(matches!(error, kvasir_codec::ProfileError::Invalid { field: "power", .. }), "{error:?}");
+    assert!(matches!(error, ProfileError::Invalid { field: "power", .. }), "{error:?}");
+}
+
+#[test]
+fn texts_are_as_long_as_a_reader_takes() {
+    let parts = Profile::from_bytes(&stored("starter.kvp")).expect("reads").parts();
+    let with = |recipe: usize, note: usize| {
+        let mut parts = parts.clone();
+        (parts.training.recipe, parts.training.note) = ("r".repeat(recipe), "n".repeat(note));
+        Profile::assemble(parts)
+    };
+    let longest = with(NOTE_BYTES_MAX, NOTE_BYTES_MAX).expect("the limit");
+    assert_eq!(Profile::from_bytes(&longest.to_bytes()).expect("reads").hash(), longest.hash());
+    for (recipe, note, field) in [(NOTE_BYTES_MAX + 1, 0, "recipe"), (0, NOTE_BYTES_MAX + 1, "note")] {
+        let error = with(recipe, note).expect_err(field);
+        assert!(matches!(error, ProfileError::Invalid { field: found, .. } if found == field), "{error}");
+    }
 }
 
 #[test]

@@ -46,8 +46,9 @@ impl Measured {
         else {
             return field(0, "measured", "must have 4 bytes before the errors", wide(data.len()));
         };
-        if levels > level_count {
-            return field(2, "measured.levels", "must be at most level_count", levels.into());
+        // The finest level alone may be exact: of any other, an error that is not said would pass for none.
+        if !(level_count.saturating_sub(1)..=level_count).contains(&levels) {
+            return field(2, "measured.levels", "must be level_count, or one less", levels.into());
         }
         if reserved != 0 {
             return field(3, "measured.reserved", "must be 0", reserved.into());

@@ -294,7 +294,7 @@ fn extensions_are_skipped_or_refuse() {
 }
 
 fn measured() -> impl Strategy<Value = Measured> {
-    let errors = (0usize..=3, 1usize..20).prop_flat_map(|(levels, planes)| {
+    let errors = (2usize..=3, 1usize..20).prop_flat_map(|(levels, planes)| {
         let plane = any::<u8>().prop_map(LevelError::from_byte);
         prop::collection::vec(prop::collection::vec(plane, planes), levels)
     });
@@ -330,7 +330,26 @@ proptest! {
         let levels = data.get(2).map_or(0, |levels| usize::from(*levels));
         let errors = data.len().saturating_sub(4);
         let fits = if levels == 0 { errors == 0 } else { errors > 0 && errors % levels == 0 };
-        let is_sound = data.len() >= 4 && levels <= 3 && data[3] == 0 && fits;
+        let is_sound = data.len() >= 4 && (2..=3).contains(&levels) && data[3] == 0 && fits;
         prop_assert_eq!(Head::parse(&object).is_ok(), is_sound);
+    }
+}
+
+#[test]
+fn errors_of_all_lossy_levels_are_said() {
+    let parsed = |levels| {
+        let levels = vec![vec![LevelError::UNKNOWN; 2]; levels];
+        let measured = Measured { beneath: LevelError::NONE, hops: 0, levels };
+        Head::parse(&with_extension(&measured.to_extension()))
+    };
+    // Of three levels, the finest may be exact.
+    for said in [2, 3] {
+        assert_eq!(parsed(said).unwrap().measured().unwrap().error(Level(1)), LevelError::UNKNOWN);
+    }
+    for said in [0, 1] {
+        assert!(
+            matches!(parsed(said), Err(ContainerError::Field { field: "measured.levels", .. })),
+            "{said}"
+        );
     }
 }

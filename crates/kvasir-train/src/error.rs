@@ -45,6 +45,14 @@ pub enum TrainError {
         /// Share of the power that would be lost, 0 to 1.
         lost: f32,
     },
+    /// A profile cannot be packed into as few bytes.
+    #[error("the profile packs into {least} bytes at least, not into {bytes}: allow more")]
+    Size {
+        /// Most bytes of the profile.
+        bytes: usize,
+        /// Fewest bytes that were reached.
+        least: usize,
+    },
     /// The limit of multiply-adds does not allow a basis that is worth having.
     #[error(
         "within {macs} multiply-adds a token the basis loses {:.0} % of the cache's power: allow more, or use the recipe \

@@ -12,6 +12,7 @@ use super::{
 use kvasir_codec::{
     Profile,
     authoring::{Basis, CoefficientCoding, Predictor, Scope, packed_bytes, ratio},
+    limits::NOTE_BYTES_MAX,
     rans::{ALPHABET, TableBank},
 };
 
@@ -29,25 +30,45 @@ const SILENT_POWER: f64 = 0.25;
 /// error.
 ///
 /// # Errors
-/// [`TrainError::Recipe`] for a number of bits that is not 2 to 8, [`TrainError::Budget`].
+/// [`TrainError::Recipe`] for a number of bits that is not 2 to 8, [`TrainError::Budget`], [`TrainError::Size`].
 pub fn pack(profile: &Profile, bytes: usize, table_bits: u8) -> Result<Profile, TrainError> {
     if !(2..=8).contains(&table_bits) {
         return Err(TrainError::Recipe { field: "table_bits", why: "factors have 2 to 8 bits".to_owned() });
     }
-    let mut room = bytes;
-    loop {
-        let packed = pack_to(profile, room, table_bits)?;
+    fit(bytes, |room| {
+        let packed = pack_to(profile, (bytes, room), table_bits)?;
         let found = packed.to_bytes().len();
-        // The number of bits of the predictor's weights is known only now.
-        match room.checked_sub((found + 1).saturating_sub(bytes)) {
-            Some(less) if found > bytes && less < room => room = less,
-            _ if found > bytes => return Err(TrainError::Budget { bytes, lost: 1.0 }),
-            _ => return Ok(packed),
+        Ok((packed, found))
+    })
+}
+
+/// The first result of `pack` that has at most `bytes`, with less and less room. It returns its size, too: the number
+/// of bits of the predictor's weights is known only then.
+fn fit<T>(
+    bytes: usize,
+    mut pack: impl FnMut(usize) -> Result<(T, usize), TrainError>,
+) -> Result<T, TrainError> {
+    let (mut room, mut less, mut excess_before) = (bytes, 0usize, usize::MAX);
+    let mut least = usize::MAX;
+    loop {
+        let (packed, found) = pack(room)?;
+        let excess = found.saturating_sub(bytes);
+        if excess == 0 {
+            return Ok(packed);
         }
+        least = least.min(found);
+        if room == 0 {
+            return Err(TrainError::Size { bytes, least });
+        }
+        // Rows get smaller in steps, and other parts not at all: a reduction that does not halve the excess is doubled.
+        let doubled = if excess > excess_before / 2 { less.saturating_mul(2) } else { 0 };
+        less = doubled.max(excess.saturating_add(1));
+        (room, excess_before) = (room.saturating_sub(less), excess);
     }
 }
 
-fn pack_to(profile: &Profile, bytes: usize, table_bits: u8) -> Result<Profile, TrainError> {
+/// Packs into some of the budget, `(all bytes, room)`.
+fn pack_to(profile: &Profile, (bytes, room): (usize, usize), table_bits: u8) -> Result<Profile, TrainError> {
     let mut parts = profile.parts();
     let all: usize = parts.scopes.iter().map(Scope::elements).sum();
     let levels = parts.levels.len();
@@ -59,13 +80,16 @@ fn pack_to(profile: &Profile, bytes: usize, table_bits: u8) -> Result<Profile, T
     let mut lost = 0.0;
     for scope in &mut parts.scopes {
         let share = scope.elements() as f64 / all as f64;
-        let room = (bytes.saturating_sub(fixed) as f64 * share) as usize;
+        let room = (room.saturating_sub(fixed) as f64 * share) as usize;
         lost += share * pack_scope(scope, &parts.bank, levels, (bytes, room), table_bits)?;
     }
     for level in &mut parts.levels {
         (level.kl, level.nmse) = (None, level.nmse + lost as f32);
     }
-    parts.training.note = format!("packed from {} {}", profile.hash(), parts.training.note).trim().to_owned();
+    // The original has the rest of a long note.
+    let mut note = format!("packed from {} {}", profile.hash(), parts.training.note);
+    note.truncate(note.floor_char_boundary(NOTE_BYTES_MAX));
+    parts.training.note = note.trim().to_owned();
     Ok(Profile::assemble(parts)?)
 }
 
@@ -149,5 +173,31 @@ mod tests {
         };
         let (before, after) = (loss(&whole), loss(&small));
         assert!(after < before * 2.0 + 1e-3, "{before} {after}");
+    }
+
+    #[test]
+    fn a_size_that_does_not_fall_ends_soon() {
+        let (bytes, mut rounds) = (1usize << 40, 0);
+        let fixed = fit(bytes, |_| {
+            rounds += 1;
+            Ok(((), bytes + 1))
+        });
+        assert_eq!(fixed, Err(TrainError::Size { bytes, least: bytes + 1 }));
+        assert!(rounds < 50, "{rounds}");
+        // One that falls by whole MiB.
+        assert_eq!(fit(bytes, |room| Ok((room, (room >> 20 << 20) + 100))), Ok(bytes - 101));
+    }
+
+    #[test]
+    fn a_note_stays_readable_and_what_does_not_shrink_is_refused() {
+        let whole = Setup::new(mixed_spec(kvasir_types::KvDtype::Bf16), &Recipe::Direct);
+        let mut parts = whole.profile.parts();
+        parts.training.note = "é".repeat(NOTE_BYTES_MAX / 2);
+        let profile = Profile::assemble(parts).expect("the longest note");
+        let file = pack(&profile, 1 << 20, 4).expect("packs").to_bytes();
+        let read = Profile::from_bytes(&file).expect("readable");
+        assert!(read.training().note.starts_with(&format!("packed from {} éé", profile.hash())));
+        let refused = pack(&profile, 1_000, 4).expect_err("nothing to pack");
+        assert_eq!(refused, TrainError::Size { bytes: 1_000, least: file.len() });
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, ops::Range};
 
-use kvasir_container::Head;
+use kvasir_container::{Head, Measured};
 use kvasir_types::{Level, SPAN_TOKENS};
 
 use super::{CpuDecoder, task::DecodeTask};
@@ -90,6 +90,15 @@ impl CpuDecoder {
         }
         if usize::from(header.level_count) != self.profile.level_count() {
             return Err(DecodeError::Sections { what: "its number of levels differs from the profile's" });
+        }
+        let (levels, planes) = (self.profile.lossy_levels(), 2 * self.spec.layers.len());
+        let differs = |measured: &Measured| {
+            measured.levels.len() != levels || measured.levels.iter().any(|errors| errors.len() != planes)
+        };
+        if head.measured().is_some_and(differs) {
+            return Err(DecodeError::Sections {
+                what: "its measured errors are not of the profile's levels",
+            });
         }
         Ok(())
     }

@@ -1,16 +1,17 @@
-//! The errors of a span's lossy levels, by head, as a decoder will have them.
+//! The errors of a span's lossy levels, by head, as a reader's cache will have them: in the type that it has.
 //!
 //! A scope without a basis is measured whole. A product with a basis costs as much as the analysis, at every level, so there a
 //! sample of tokens stands for the span, with three standard errors added.
 
 use std::ops::Range;
 
-use kvasir_types::{LevelError, ModelSpec, Plane, Quality};
+use kvasir_types::{KvDtype, LevelError, ModelSpec, Plane, Quality};
 
 use super::span::SpanJob;
 use crate::{
-    MemberView,
+    MemberView, e4m3,
     levels::ratio,
+    lossless::{FloatFormat, float_of},
     matrix::Matrix,
     prepared_scope::PreparedScope,
     profile::{Member, Predictor, Profile, Scope},
@@ -81,21 +82,23 @@ impl ScopeErrors {
         let levels: Vec<_> =
             (0..job.prepared.levels.len()).map(|level| LevelSteps::new(job, level)).collect();
         let mut heads = vec![Vec::new(); levels.len()];
-        let (mut rows, mut errors) = (Vec::new(), Vec::new());
+        let (mut cached, mut rows, mut errors) = (Vec::new(), Vec::new(), Vec::new());
         for member in job.prepared.elements.views() {
+            cached.resize(member.dim * tokens.len(), 0.0);
+            read(job, &member, tokens.clone(), &mut cached);
             rows.clear();
-            rows.resize(member.dim * tokens.len(), 0.0);
-            normalised(job, &member, tokens.clone(), &mut rows);
+            rows.extend_from_slice(&cached);
+            normalise(job, &member, tokens.clone(), &mut rows);
             errors.resize(rows.len(), 0.0);
             for (level, heads) in levels.iter().zip(&mut heads) {
                 let elements = member.start..member.start + member.dim;
                 let (present, shifts) = (&level.present[elements.clone()], &level.shifts[elements]);
-                for (errors, row) in errors.chunks_exact_mut(member.dim).zip(rows.chunks_exact(member.dim)) {
-                    for (((error, x), present), shift) in errors.iter_mut().zip(row).zip(present).zip(shifts)
-                    {
-                        *error = x - present * level.reconstruct(*x, *shift);
+                for (decoded, row) in errors.chunks_exact_mut(member.dim).zip(rows.chunks_exact(member.dim)) {
+                    for (((y, x), present), shift) in decoded.iter_mut().zip(row).zip(present).zip(shifts) {
+                        *y = present * level.reconstruct(*x, *shift);
                     }
                 }
+                to_errors(job, &member, tokens.clone(), &cached, &mut errors);
                 heads.push(head_errors(member.dim, tokens.len(), &errors));
             }
         }
@@ -110,13 +113,14 @@ impl ScopeErrors {
         if count == 0 {
             return Self::exact(job.prepared);
         }
-        let mut truth = vec![0.0; count * elements];
-        let mut row = Vec::new();
+        let (mut cached, mut truth) = (vec![0.0; count * elements], vec![0.0; count * elements]);
         for member in job.prepared.elements.views() {
-            row.resize(member.dim, 0.0);
-            for (token, truth) in tokens.iter().zip(truth.chunks_exact_mut(elements)) {
-                normalised(job, &member, *token..*token + 1, &mut row);
-                truth[member.start..member.start + member.dim].copy_from_slice(&row);
+            let of = member.start..member.start + member.dim;
+            let rows = cached.chunks_exact_mut(elements).zip(truth.chunks_exact_mut(elements));
+            for (token, (cached, truth)) in tokens.iter().zip(rows) {
+                read(job, &member, *token..*token + 1, &mut cached[of.clone()]);
+                truth[of.clone()].copy_from_slice(&cached[of.clone()]);
+                normalise(job, &member, *token..*token + 1, &mut truth[of.clone()]);
             }
         }
         let mut coefficients = vec![0.0; rank * count];
@@ -142,10 +146,14 @@ impl ScopeErrors {
             job.synthesis.synthesise(count, &values, &mut decoded);
             let heads = job.prepared.elements.views().map(|member| {
                 let of = member.start..member.start + member.dim;
-                let rows = truth.chunks_exact(elements).zip(decoded.chunks_exact(elements));
-                let errors =
-                    rows.flat_map(|(x, y)| x[of.clone()].iter().zip(&y[of.clone()]).map(|(x, y)| x - y));
-                head_errors(member.dim, all.len(), &errors.collect::<Vec<f32>>())
+                let rows = cached.chunks_exact(elements).zip(decoded.chunks_exact(elements));
+                let mut errors = Vec::with_capacity(member.dim * count);
+                for (token, (cached, decoded)) in tokens.iter().zip(rows) {
+                    let at = errors.len();
+                    errors.extend_from_slice(&decoded[of.clone()]);
+                    to_errors(job, &member, *token..*token + 1, &cached[of.clone()], &mut errors[at..]);
+                }
+                head_errors(member.dim, all.len(), &errors)
             });
             heads.collect()
         });
@@ -220,6 +228,8 @@ pub(super) fn measured(
         for (errors, heads) in levels.iter_mut().zip(&sum.levels) {
             for (member, head) in scope.members.iter().zip(heads) {
                 let error = sum.relative(spec, member, head)?;
+                // Rounding may give all tokens of a sample their values back, and others not.
+                let error = if sum.measured < sum.tokens { error.max(f64::MIN_POSITIVE) } else { error };
                 let plane = errors.get_mut(2 * member.layer + usize::from(member.plane == Plane::V))?;
                 *plane = (*plane).max(LevelError::at_least(error));
             }
@@ -228,8 +238,8 @@ pub(super) fn measured(
     Some(levels)
 }
 
-/// Rows of one head, `[token][element]` of the span's `tokens`, in finest steps about the mean.
-fn normalised(job: &SpanJob<'_>, member: &MemberView, tokens: Range<usize>, rows: &mut [f32]) {
+/// Rows of one head as they are cached, `[token][element]` of the span's `tokens`.
+fn read(job: &SpanJob<'_>, member: &MemberView, tokens: Range<usize>, rows: &mut [f32]) {
     let start = job.ropes.span.start;
     job.input.kv.read(
         member.layer,
@@ -238,6 +248,10 @@ fn normalised(job: &SpanJob<'_>, member: &MemberView, tokens: Range<usize>, rows
         start + tokens.start..start + tokens.end,
         rows,
     );
+}
+
+/// Turns what was [`read`] into finest steps about the mean.
+fn normalise(job: &SpanJob<'_>, member: &MemberView, tokens: Range<usize>, rows: &mut [f32]) {
     let rotation = member.rope.and_then(|rope| job.ropes.rotations().get(rope));
     let (mean, inverse) = (&job.scope.mean[member.start..member.start + member.dim], 1.0 / member.gain);
     for (token, row) in tokens.zip(rows.chunks_exact_mut(member.dim)) {
@@ -248,6 +262,44 @@ fn normalised(job: &SpanJob<'_>, member: &MemberView, tokens: Range<usize>, rows
     }
 }
 
+/// Turns decoded rows, in finest steps about the mean, into their errors in finest steps: what a reader's cache has of
+/// them against the rows that were `cached`.
+fn to_errors(job: &SpanJob<'_>, member: &MemberView, tokens: Range<usize>, cached: &[f32], rows: &mut [f32]) {
+    let rotation = member.rope.and_then(|rope| job.ropes.rotations().get(rope));
+    let mean = &job.scope.mean[member.start..member.start + member.dim];
+    for (token, row) in tokens.clone().zip(rows.chunks_exact_mut(member.dim)) {
+        row.iter_mut().zip(mean).for_each(|(x, mean)| *x = *x * member.gain + mean);
+        if let Some(rotation) = rotation {
+            rotation.rotate(token, row);
+        }
+    }
+    round(job.encoder.spec.kv_dtype, rows);
+    let inverse = 1.0 / member.gain;
+    rows.iter_mut().zip(cached).for_each(|(x, cached)| *x = (cached - *x) * inverse);
+    if let Some(rotation) = rotation {
+        tokens.zip(rows.chunks_exact_mut(member.dim)).for_each(|(token, row)| rotation.unrotate(token, row));
+    }
+}
+
+/// Rounds rows to a cache's type, as decoders do.
+fn round(dtype: KvDtype, rows: &mut [f32]) {
+    const BLOCK: usize = 64;
+    match float_of(dtype) {
+        // Decoded rows of the others are f32.
+        None => {}
+        // Those past the type's largest value become it.
+        Some(FloatFormat::E4m3) => rows.iter_mut().for_each(|x| *x = e4m3::decode(e4m3::encode(*x))),
+        Some(float @ (FloatFormat::Bf16 | FloatFormat::F16)) => {
+            let mut patterns = [0; BLOCK];
+            for rows in rows.chunks_mut(BLOCK) {
+                let patterns = &mut patterns[..rows.len()];
+                float.patterns(rows, patterns);
+                float.values(patterns, rows);
+            }
+        }
+    }
+}
+
 /// Of the errors of some of a span's `tokens`, `[token][element]`.
 fn head_errors(dim: usize, tokens: usize, errors: &[f32]) -> HeadErrors {
     let count = (errors.len() / dim.max(1)).max(1) as f64;
@@ -255,6 +307,8 @@ fn head_errors(dim: usize, tokens: usize, errors: &[f32]) -> HeadErrors {
     let mut sums = vec![0f32; dim];
     for row in errors.chunks_exact(dim) {
         let power = f64::from(power_of(row));
+        // A value at the end of the type's range may be rounded to infinity; a rotation makes it NaN.
+        let power = if power.is_nan() { f64::INFINITY } else { power };
         sum += power;
         square += power * power;
         worst = worst.max(power);
@@ -319,4 +373,42 @@ fn nearest(value: f32) -> f32 {
     /// 1.5 · 2^23: sums with it have no room for a fraction.
     const WHOLE: f32 = 12_582_912.0;
     (value + WHOLE) - WHOLE
+}
+
+#[cfg(test)]
+mod tests {
+    use kvasir_types::{KvLayout, LayerKv, Reuse};
+
+    use super::*;
+    use crate::{KvBuffer, noise::Noise, starter};
+
+    #[test]
+    fn only_what_was_measured_whole_is_called_exact() {
+        let layer = LayerKv { layout: KvLayout::Gqa { kv_heads: 1, head_dim: 4 }, rope: None };
+        let spec = ModelSpec {
+            weights: "synthetic/small".into(),
+            revision: "1".into(),
+            adapter: None,
+            kv_dtype: KvDtype::Fp8E4m3,
+            ropes: Vec::new(),
+            layers: vec![layer],
+            thinning: None,
+            reuse: Reuse::Prefix,
+        };
+        let (mut noise, mut kv) = (Noise::new(1), KvBuffer::new(&spec, 200));
+        kv.as_mut_slice().fill_with(|| noise.normal());
+        let profile = starter(&spec, &noise.tokens(200), 0, &kv).expect("a sample");
+        let of = |measured| {
+            let heads = |scope: &Scope| {
+                let head =
+                    |member: &Member| HeadErrors { sums: vec![0.0; member.dim], ..HeadErrors::default() };
+                let levels = vec![scope.members.iter().map(head).collect(); profile.lossy_levels()];
+                Some(ScopeErrors { tokens: 200, measured, levels })
+            };
+            let coded: Vec<_> = profile.scopes.iter().map(heads).collect();
+            super::measured(&spec, &profile, 1, &coded).expect("measured")
+        };
+        assert!(of(200).concat().iter().all(|error| *error == LevelError::NONE));
+        assert!(of(13).concat().iter().all(|error| *error > LevelError::NONE));
+    }
 }

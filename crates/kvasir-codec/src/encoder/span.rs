@@ -38,7 +38,7 @@ impl SpanPieces {
 
 /// One scope of one span of an input.
 pub(super) struct SpanJob<'a> {
-    encoder: &'a CpuEncoder,
+    pub(super) encoder: &'a CpuEncoder,
     pub(super) prepared: &'a PreparedScope,
     pub(super) analysis: &'a Matrix,
     pub(super) synthesis: &'a Matrix,

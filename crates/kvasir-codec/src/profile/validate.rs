@@ -2,14 +2,14 @@
 
 use std::collections::BTreeSet;
 
-use kvasir_types::{ModelSpec, SPAN_TOKENS};
+use kvasir_types::{LEVELS_MAX, ModelSpec, SPAN_TOKENS};
 
 use super::{Basis, CoefficientCoding, Predictor, ProfileParts, Scope, TokenPredictor};
 use crate::{
     ProfileError,
     limits::{
-        ANCHOR_RATIO_MAX, EXACT_TOKENS_MAX, SCOPE_ELEMENTS_MAX, TOKEN_FACTORS_MAX, TOKEN_SHIFT_MAX,
-        VOCABULARY_MAX,
+        ANCHOR_RATIO_MAX, EXACT_TOKENS_MAX, NOTE_BYTES_MAX, SCOPE_ELEMENTS_MAX, SCOPES_MAX,
+        TOKEN_FACTORS_MAX, TOKEN_SHIFT_MAX, VOCABULARY_MAX,
     },
     rans::{COEFFICIENTS_MAX, TRITS_MAX, TableBank},
 };
@@ -24,6 +24,11 @@ fn require(holds: bool, field: &'static str, found: impl std::fmt::Display) -> R
 
 /// Checks every value of a profile.
 pub(super) fn check(parts: &ProfileParts) -> Result<(), ProfileError> {
+    require((1..=LEVELS_MAX).contains(&parts.levels.len()), "level count", parts.levels.len())?;
+    require((1..=SCOPES_MAX).contains(&parts.scopes.len()), "scope count", parts.scopes.len())?;
+    for (field, text) in [("recipe", &parts.training.recipe), ("note", &parts.training.note)] {
+        require(text.len() <= NOTE_BYTES_MAX, field, format!("{} bytes of text", text.len()))?;
+    }
     require(parts.exact_tokens <= EXACT_TOKENS_MAX, "exact token count", parts.exact_tokens)?;
     for level in &parts.levels {
         let numbers = [level.kl.unwrap_or(0.0), level.bits_per_element, level.nmse];

@@ -114,6 +114,17 @@ fn bad() -> Vec<(&'static str, Damage, &'static str)> {
         ("extension-past-its-end", |o| sealed(o, EXTENSIONS_AT + 17, 1), "Field"),
         ("extension-cut", |o| sealed(o, EXTENSIONS_AT + 4, 6), "Field"),
         ("extension-bit", |o| o[EXTENSIONS_AT + 9] ^= 1, "Checksum"),
+        // Of three levels, what the encoder measured of one.
+        (
+            "measured-levels",
+            |o| {
+                o[162] = 3;
+                o[EXTENSIONS_AT] = 1;
+                o[EXTENSIONS_AT + 10..EXTENSIONS_AT + 12].copy_from_slice(&[1, 0]);
+                seal(o);
+            },
+            "Field",
+        ),
         (
             "object-bytes",
             |o| {
