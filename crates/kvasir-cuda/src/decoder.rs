@@ -4,8 +4,7 @@ use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use kvasir_codec::{ChunkDecoder, CpuDecoder, Profile, ProfileError, ScopeSpan, container::Head};
 use kvasir_kernels::{
-    DecodeParams, Kernel, PageParams, PrepareParams, Status, SynthesiseParams, TILE_STRIDE, TILE_THREADS,
-    Task,
+    DecodeParams, Kernel, PageParams, PrepareParams, Status, SynthesiseParams, TILE_STRIDE, Task,
 };
 use kvasir_types::{Level, ModelSpec};
 
@@ -17,6 +16,7 @@ use crate::{
     pending::PendingGroup,
     queue::Queue,
     resident::{DecodeProfile, index_u32},
+    tiles::{check_tiles, tile_bytes},
 };
 
 /// Shared memory of a product's CTA: two stages of operands, then four tiles of 32 tokens by 128 elements.
@@ -179,7 +179,24 @@ impl<D: Device> KernelDecoder<D> {
         let first = u64::from(request.first_slot);
         pages.check_blocks(request.blocks, first..first + request.tokens.len() as u64)?;
         let (head, tokens) = (request.head, request.tokens.clone());
-        Ok(self.cpu.scope_spans(head, request.object_prefix, &request.scopes, tokens)?)
+        let spans = self.cpu.scope_spans(head, request.object_prefix, &request.scopes, tokens)?;
+        for span in &spans {
+            let rotated = self.resident.scopes.get(span.scope).map_or(0, |scope| scope.rotated);
+            if let Err(error) = check_tiles(&self.device, rotated)
+                && self.is_tiled(span, pages)
+            {
+                return Err(error);
+            }
+        }
+        Ok(spans)
+    }
+
+    /// Whether rows of a span go to these pages through tiles. Those of the product do not.
+    fn is_tiled(&self, span: &ScopeSpan<'_>, pages: &PagedKv) -> bool {
+        let Some(view) = self.cpu.scope_view(span.scope) else { return false };
+        let is_product = view.synthesis.is_some() && span.lossless.is_none();
+        let is_held = || view.members.iter().any(|member| pages.place(member).is_some());
+        !is_product && !span.is_exact() && is_held()
     }
 
     /// One batch of all requests that have an outline. `None` if some were refused: their outlines are errors now.
@@ -300,7 +317,6 @@ impl<D: Device> KernelDecoder<D> {
         base: DecodeParams,
     ) -> Result<(), DeviceError> {
         let bank_bytes = base.stage_tables as usize * 128 + base.trit_tables as usize * 8;
-        let tile_bytes = |columns: usize| TILE_THREADS as usize / 32 * columns * TILE_STRIDE as usize * 4;
         buffers.paging.launch_angles(queue, &self.resident.frequencies)?;
         let scatter_pages = PageParams { tile_columns: batch.scatter_columns as u32, ..base.pages };
         let direct = DIRECT_KERNELS.iter().zip(&batch.direct);

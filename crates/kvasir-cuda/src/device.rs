@@ -32,6 +32,11 @@ pub trait Device: Debug + Send + Sync {
     /// As [`launch`](Self::launch).
     fn prepare(&self) -> Result<(), DeviceError>;
 
+    /// Most shared memory of a CTA, in bytes: a launch that takes more is refused. Unknown unless overridden.
+    fn shared_bytes_max(&self) -> usize {
+        usize::MAX
+    }
+
     /// Zeroed memory. `label` describes its purpose.
     ///
     /// # Errors
@@ -148,6 +153,10 @@ impl<D: Device> Device for std::sync::Arc<D> {
 
     fn prepare(&self) -> Result<(), DeviceError> {
         (**self).prepare()
+    }
+
+    fn shared_bytes_max(&self) -> usize {
+        (**self).shared_bytes_max()
     }
 
     fn allocate(&self, label: &'static str, bytes: usize) -> Result<Self::Memory, DeviceError> {

@@ -18,7 +18,8 @@ use kvasir_kernels::{KERNELS, Kernel, translation_unit_with};
 use crate::{
     CudaEvent, CudaMemory, CudaReadback, Device, DeviceError, ExternalKernel, Work,
     compile::Compiler,
-    driver_handles::{Shared, failed},
+    driver_handles::{Entered, Handle, Shared, failed},
+    staging::PIECE_BYTES_MAX,
 };
 
 /// Readable bytes after an upload (FORMAT.md asks readers for 64).
@@ -30,6 +31,7 @@ const SHARED_BYTES_PLAIN: usize = 48 * 1024;
 pub struct CudaDevice {
     shared: Arc<Shared>,
     multiprocessors: usize,
+    shared_bytes_max: usize,
     compiler: Compiler,
     /// By translation unit and entry point.
     functions: Mutex<HashMap<(&'static str, &'static str), Function>>,
@@ -62,16 +64,20 @@ impl CudaDevice {
         if !unsafe { sys::is_culib_present() } {
             return Err(DeviceError::NoDriver);
         }
+        let _entered = Entered::new();
         let context = CudaContext::new(ordinal).map_err(failed("open the GPU"))?;
         let capability = context.compute_capability().map_err(failed("query the compute capability"))?;
         let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let multiprocessors = context.attribute(count).map_err(failed("count multiprocessors"))?;
+        let most = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        let shared_bytes_max = context.attribute(most).map_err(failed("query its shared memory"))?;
         let mut driver = 0;
         // SAFETY: a place for the number.
         unsafe { sys::cuDriverGetVersion(&raw mut driver) }.result().map_err(failed("name its version"))?;
         Ok(Self {
-            shared: Arc::new(Shared::new(context).map_err(failed("create a stream"))?),
+            shared: Arc::new(Shared::new(context).map_err(failed("create a stream or a memory pool"))?),
             multiprocessors: multiprocessors.max(1).cast_unsigned() as usize,
+            shared_bytes_max: shared_bytes_max.max(0).cast_unsigned() as usize,
             compiler: Compiler::new(cache, capability, driver),
             functions: Mutex::default(),
             opted: Mutex::default(),
@@ -101,8 +107,10 @@ impl CudaDevice {
     /// # Errors
     /// [`DeviceError`].
     pub fn copy_on_device(&self, from: &CudaMemory, to: &CudaMemory) -> Result<(), DeviceError> {
+        let _entered = Entered::new();
         let (shared, bytes) = (&self.shared, from.bytes.min(to.bytes));
         let queue = || {
+            shared.context.bind_to_thread()?;
             shared.order_copies()?;
             // SAFETY: inside both memories, which are freed behind all queued work.
             unsafe { result::memcpy_dtod_async(to.address, from.address, bytes, shared.kernels.cu_stream()) }
@@ -124,6 +132,7 @@ impl CudaDevice {
         shared_bytes: usize,
         params: &[u8],
     ) -> Result<(), DeviceError> {
+        let _entered = Entered::new();
         let unit = || {
             let text = translation_unit_with(kernel.source, kernel.files);
             Ok((self.compiler.cubin_of(kernel.source, &text)?, vec![kernel.name]))
@@ -241,12 +250,10 @@ impl CudaDevice {
     fn reserve(&self, bytes: usize) -> Result<CudaMemory, DriverError> {
         let shared = &self.shared;
         shared.context.bind_to_thread()?;
-        let address = if shared.is_pooled() {
+        let address = match &shared.pool {
+            Some(pool) => pool.allocate(bytes, &shared.copies, &shared.kernels)?,
             // SAFETY: written by the caller before it is read.
-            unsafe { result::malloc_async(shared.copies.cu_stream(), bytes)? }
-        } else {
-            // SAFETY: as above.
-            unsafe { result::malloc_sync(bytes)? }
+            None => unsafe { result::malloc_sync(bytes)? },
         };
         Ok(CudaMemory { address, bytes, shared: Arc::clone(shared) })
     }
@@ -261,15 +268,18 @@ impl CudaDevice {
     }
 
     fn copy(&self, memory: &CudaMemory, bytes: &[u8]) -> Result<(), DriverError> {
-        let shared = &self.shared;
-        let mut buffer = shared.staging.take(&shared.context, bytes.len())?;
-        let staged = &mut buffer.as_mut_slice()[..bytes.len()];
-        staged.copy_from_slice(bytes);
-        // SAFETY: both live until the copy is done: `put` keeps the buffer, memory is freed behind all queued work.
-        unsafe { result::memcpy_htod_async(memory.address, staged, shared.copies.cu_stream())? };
-        *shared.copied() = true;
-        buffer.used_by(&shared.copies)?;
-        shared.staging.put(buffer);
+        let (shared, mut address) = (&self.shared, memory.address);
+        for piece in bytes.chunks(PIECE_BYTES_MAX) {
+            let mut buffer = shared.staging.take(&shared.context, piece.len())?;
+            let staged = &mut buffer.as_mut_slice()[..piece.len()];
+            staged.copy_from_slice(piece);
+            // SAFETY: both live until the copy is done: `put` keeps the buffer, memory is freed behind all queued work.
+            unsafe { result::memcpy_htod_async(address, staged, shared.copies.cu_stream())? };
+            *shared.copied() = true;
+            buffer.used_by(&shared.copies)?;
+            shared.staging.put(buffer);
+            address += piece.len() as u64;
+        }
         Ok(())
     }
 }
@@ -280,10 +290,16 @@ impl Device for CudaDevice {
     type Readback = CudaReadback;
 
     fn prepare(&self) -> Result<(), DeviceError> {
+        let _entered = Entered::new();
         KERNELS.iter().try_for_each(|kernel| self.kernel(*kernel).map(drop))
     }
 
+    fn shared_bytes_max(&self) -> usize {
+        self.shared_bytes_max
+    }
+
     fn allocate(&self, _label: &'static str, bytes: usize) -> Result<CudaMemory, DeviceError> {
+        let _entered = Entered::new();
         let bytes = bytes.max(1);
         let memory = self.reserve(bytes).map_err(failed("allocate memory"))?;
         self.clear(&memory, 0, bytes).map_err(failed("clear memory"))?;
@@ -291,6 +307,7 @@ impl Device for CudaDevice {
     }
 
     fn upload(&self, _label: &'static str, bytes: &[u8]) -> Result<CudaMemory, DeviceError> {
+        let _entered = Entered::new();
         let memory = self.reserve(bytes.len() + SLACK_BYTES).map_err(failed("allocate memory"))?;
         self.clear(&memory, bytes.len(), SLACK_BYTES).map_err(failed("clear memory"))?;
         if !bytes.is_empty() {
@@ -306,6 +323,7 @@ impl Device for CudaDevice {
         bytes: usize,
     ) -> Result<CudaReadback, DeviceError> {
         assert!(offset + bytes <= memory.bytes, "the range to read back must be within the memory");
+        let _entered = Entered::new();
         let shared = &self.shared;
         let queue = || {
             shared.context.bind_to_thread()?;
@@ -331,12 +349,14 @@ impl Device for CudaDevice {
         shared_bytes: usize,
         params: &[u8],
     ) -> Result<(), DeviceError> {
+        let _entered = Entered::new();
         let function = self.kernel(kernel)?;
         // SAFETY: the caller's promise.
         unsafe { self.launch_function(function, kernel.threads(), work, shared_bytes, params) }
     }
 
     unsafe fn write(&self, bytes: &[u8], places: &[(u64, Range<usize>)]) -> Result<(), DeviceError> {
+        let _entered = Entered::new();
         let shared = &self.shared;
         let copy = || {
             shared.context.bind_to_thread()?;
@@ -358,6 +378,7 @@ impl Device for CudaDevice {
     }
 
     unsafe fn read(&self, out: &mut [u8], places: &[(u64, Range<usize>)]) -> Result<(), DeviceError> {
+        let _entered = Entered::new();
         let shared = &self.shared;
         let copy = || {
             shared.context.bind_to_thread()?;
@@ -384,6 +405,7 @@ impl Device for CudaDevice {
     }
 
     fn drain(&self) {
+        let _entered = Entered::new();
         let kernels = &self.shared.kernels;
         // The first error may be an older one, which cudarc returns instead of waiting. After a second one the context is
         // dead, and so are its kernels.
@@ -391,9 +413,11 @@ impl Device for CudaDevice {
     }
 
     fn record(&self) -> Result<CudaEvent, DeviceError> {
+        let _entered = Entered::new();
         let flags = Some(CUevent_flags::CU_EVENT_DEFAULT);
         self.shared.order_copies().map_err(failed("order its streams"))?;
-        self.shared.kernels.record_event(flags).map(CudaEvent).map_err(failed("record an event"))
+        let event = self.shared.kernels.record_event(flags).map_err(failed("record an event"))?;
+        Ok(CudaEvent(Handle::new(event)))
     }
 }
 

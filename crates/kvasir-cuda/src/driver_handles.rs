@@ -2,6 +2,9 @@
 
 use std::{
     fmt,
+    mem::ManuallyDrop,
+    ops::Deref,
+    ptr,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -9,16 +12,64 @@ use cudarc::driver::{CudaContext, CudaEvent as RawEvent, CudaStream, DriverError
 
 use crate::{
     DeviceError, DeviceEvent, DeviceMemory, DeviceReadback,
+    memory_pool::MemoryPool,
     staging::{Staging, StagingBuffer},
 };
 
+/// A call under way. cudarc leaves its context current; when this is dropped, the context that was current on the thread before
+/// is current again: what an engine calls next is meant for its own GPU.
+#[derive(Debug)]
+pub(crate) struct Entered(sys::CUcontext);
+
+impl Entered {
+    pub(crate) fn new() -> Self {
+        // A driver that nobody has initialised yet refuses to say: none is current.
+        Self(result::ctx::get_current().ok().flatten().unwrap_or(ptr::null_mut()))
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        // SAFETY: it was current when the call began; null is none. A failure means that it was destroyed meanwhile.
+        let _ = unsafe { result::ctx::set_current(self.0) };
+    }
+}
+
+/// One of cudarc's handles. To drop one is a call, too.
+#[derive(Debug)]
+pub(crate) struct Handle<T>(ManuallyDrop<T>);
+
+impl<T> Handle<T> {
+    pub(crate) fn new(handle: T) -> Self {
+        Self(ManuallyDrop::new(handle))
+    }
+}
+
+impl<T> Deref for Handle<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> Drop for Handle<T> {
+    fn drop(&mut self) {
+        let _entered = Entered::new();
+        // SAFETY: once, and nothing uses it after this.
+        unsafe { ManuallyDrop::drop(&mut self.0) };
+    }
+}
+
 /// The state that memory needs after its device is dropped.
 pub(crate) struct Shared {
-    pub(crate) context: Arc<CudaContext>,
-    pub(crate) copies: Arc<CudaStream>,
-    pub(crate) kernels: Arc<CudaStream>,
+    /// `None` on GPUs without pools. Destroyed before the context may be.
+    pub(crate) pool: Option<MemoryPool>,
+    pub(crate) context: Handle<Arc<CudaContext>>,
+    pub(crate) copies: Handle<Arc<CudaStream>>,
+    pub(crate) kernels: Handle<Arc<CudaStream>>,
     /// For copies out of an engine's pages, which wait for nothing.
-    pub(crate) reads: Arc<CudaStream>,
+    pub(crate) reads: Handle<Arc<CudaStream>>,
     pub(crate) staging: Staging,
     /// Whether a copy was queued that no kernel waits for yet.
     copied: Mutex<bool>,
@@ -37,17 +88,14 @@ pub(crate) fn failed(call: &'static str) -> impl Fn(DriverError) -> DeviceError 
 impl Shared {
     pub(crate) fn new(context: Arc<CudaContext>) -> Result<Self, DriverError> {
         Ok(Self {
-            copies: context.new_stream()?,
-            kernels: context.new_stream()?,
-            reads: context.new_stream()?,
+            pool: context.has_async_alloc().then(|| MemoryPool::new(&context)).transpose()?,
+            copies: Handle::new(context.new_stream()?),
+            kernels: Handle::new(context.new_stream()?),
+            reads: Handle::new(context.new_stream()?),
             staging: Staging::default(),
             copied: Mutex::new(false),
-            context,
+            context: Handle::new(context),
         })
-    }
-
-    pub(crate) fn is_pooled(&self) -> bool {
-        self.context.has_async_alloc()
     }
 
     /// Makes later kernels start after every copy queued so far.
@@ -86,12 +134,13 @@ impl DeviceMemory for CudaMemory {
 
 impl Drop for CudaMemory {
     fn drop(&mut self) {
+        let _entered = Entered::new();
         // After the kernels that use it, not on the copy stream: copies must not wait for kernels. A failure
         // means a dead context, in which nothing needs to be freed.
         let _ = self.shared.context.bind_to_thread();
         let _ = self.shared.order_copies();
-        if self.shared.is_pooled() {
-            // SAFETY: from `malloc_async`, freed once, after all that was queued with it.
+        if self.shared.pool.is_some() {
+            // SAFETY: from the pool, freed once, after all that was queued with it.
             let _ = unsafe { result::free_async(self.address, self.shared.kernels.cu_stream()) };
         } else {
             let _ = self.shared.kernels.synchronize();
@@ -103,7 +152,7 @@ impl Drop for CudaMemory {
 
 /// A point in the stream of kernels.
 #[derive(Debug)]
-pub struct CudaEvent(pub(crate) RawEvent);
+pub struct CudaEvent(pub(crate) Handle<RawEvent>);
 
 impl CudaEvent {
     /// The driver's handle, for an engine's own stream to wait on (`cuStreamWaitEvent`); it lives as long as this.
@@ -116,16 +165,19 @@ impl CudaEvent {
     /// # Errors
     /// [`DeviceError`].
     pub fn milliseconds_to(&self, later: &Self) -> Result<f32, DeviceError> {
+        let _entered = Entered::new();
         self.0.elapsed_ms(&later.0).map_err(failed("read the elapsed time"))
     }
 }
 
 impl DeviceEvent for CudaEvent {
     fn is_ready(&self) -> Result<bool, DeviceError> {
+        let _entered = Entered::new();
         self.0.try_is_complete().map_err(failed("query an event"))
     }
 
     fn wait(&self) -> Result<(), DeviceError> {
+        let _entered = Entered::new();
         // The first error may be an older one, which cudarc returns instead of waiting.
         self.0.synchronize().or_else(|_| self.0.synchronize()).map_err(failed("wait for the kernels"))
     }
@@ -141,6 +193,7 @@ pub struct CudaReadback {
 
 impl DeviceReadback for CudaReadback {
     fn bytes(mut self) -> Result<Vec<u8>, DeviceError> {
+        let _entered = Entered::new();
         self.buffer.wait().map_err(failed("copy from the device"))?;
         let bytes = self.buffer.as_mut_slice()[..self.bytes].to_vec();
         self.shared.staging.put(self.buffer);

@@ -100,6 +100,19 @@ pub enum CudaError {
         /// What is wrong and what would be valid.
         what: &'static str,
     },
+    /// A rotated head that the tiles of this device do not hold. Found before anything is launched.
+    #[error(
+        "rotated heads of {elements} elements take {needed} bytes of shared memory, and a block of this GPU has at most \
+         {max}: the CPU codes them"
+    )]
+    SharedMemory {
+        /// Elements of the head.
+        elements: usize,
+        /// Bytes that a block would take.
+        needed: usize,
+        /// The most that a block may take.
+        max: usize,
+    },
     /// More work than one launch addresses.
     #[error("one batch has {found} {what}, but at most {max} are possible; decode fewer chunks per batch")]
     Batch {

@@ -18,6 +18,7 @@ mod factors;
 mod host_rows;
 mod limits;
 mod lower;
+mod memory_pool;
 #[cfg(feature = "client")]
 mod page_claims;
 #[cfg(feature = "client")]
@@ -31,6 +32,7 @@ mod piece;
 mod queue;
 mod resident;
 mod staging;
+mod tiles;
 
 pub use compile::precompile;
 pub use decoder::{ChunkRequest, KernelDecoder};

@@ -9,7 +9,7 @@ use kvasir_codec::{
 use kvasir_kernels::{Element, PRODUCT_DEPTH, RopeShape, Step, record_bytes};
 use kvasir_types::{Level, ModelSpec, Pairing};
 
-use crate::{CudaError, Device, lower::ScopeCodings};
+use crate::{CudaError, Device, lower::ScopeCodings, tiles::widest_rotated};
 
 /// A scope's places in the resident arrays.
 #[derive(Debug)]
@@ -24,6 +24,8 @@ pub(crate) struct DecodeScopeOffsets {
     pub(crate) basis: Option<u32>,
     /// First byte of the token predictor's matrix, and of its shifts.
     pub(crate) matrix: [u32; 2],
+    /// Elements of its widest head that is rotated.
+    pub(crate) rotated: usize,
     pub(crate) lossless: Option<LosslessOffsets>,
 }
 
@@ -130,8 +132,18 @@ impl DecodeProfileArrays {
         }
         let matrix = push_predictor(&mut self.matrices, &view.predictor)?;
         let lossless = view.lossless.map(|lossless| self.lossless(lossless)).transpose()?;
-        let mut offsets =
-            DecodeScopeOffsets { main, anchors, codings, elements, steps, basis: None, matrix, lossless };
+        let rotated = widest_rotated(view);
+        let mut offsets = DecodeScopeOffsets {
+            main,
+            anchors,
+            codings,
+            elements,
+            steps,
+            basis: None,
+            matrix,
+            rotated,
+            lossless,
+        };
         if let Some(synthesis) = view.synthesis {
             offsets.basis = Some(index_u32(self.basis.len())?);
             self.transpose(synthesis, view.mean.len(), &offsets);

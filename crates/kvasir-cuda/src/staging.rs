@@ -8,10 +8,14 @@ use std::{
 
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result};
 
+use crate::driver_handles::{Entered, Handle};
+
 /// Smallest buffer: small copies share few sizes.
 const BUFFER_BYTES_MIN: usize = 64 * 1024;
 /// Pinned memory beyond which uploads wait for earlier ones: four chunks of an 8 B model at 2.5 bits per element.
 const STAGING_BYTES_MAX: usize = 128 * 1024 * 1024;
+/// Most bytes of an upload that one buffer takes: a larger batch goes through several, and none is pinned for it alone.
+pub(crate) const PIECE_BYTES_MAX: usize = STAGING_BYTES_MAX / 4;
 
 /// A pinned buffer, and the copy that last used it.
 #[derive(Debug)]
@@ -19,7 +23,7 @@ pub(crate) struct StagingBuffer {
     memory: *mut c_void,
     bytes: usize,
     busy: Option<CudaEvent>,
-    context: Arc<CudaContext>,
+    context: Handle<Arc<CudaContext>>,
 }
 
 // SAFETY: the memory belongs to the buffer alone, and pinned memory may be used from any thread.
@@ -32,7 +36,7 @@ impl StagingBuffer {
         let memory = unsafe { result::malloc_host(bytes, 1)? };
         // SAFETY: fresh memory of this size: bytes that are read must have been written once.
         unsafe { std::ptr::write_bytes(memory.cast::<u8>(), 0, bytes) };
-        Ok(Self { memory, bytes, busy: None, context: Arc::clone(context) })
+        Ok(Self { memory, bytes, busy: None, context: Handle::new(Arc::clone(context)) })
     }
 
     /// Its bytes, for a copy that has not been queued yet or is done.
@@ -64,6 +68,7 @@ impl StagingBuffer {
 
 impl Drop for StagingBuffer {
     fn drop(&mut self) {
+        let _entered = Entered::new();
         let _ = self.wait();
         let _ = self.context.bind_to_thread();
         // SAFETY: from `malloc_host`, and no copy uses it any more. A failure leaves a dead context.

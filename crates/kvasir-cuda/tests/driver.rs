@@ -4,9 +4,10 @@
 #[path = "../../kvasir-codec/tests/common/mod.rs"]
 mod common;
 
-use std::sync::Arc;
+use std::{ptr, sync::Arc};
 
 use common::{Noise, cache, setups};
+use cudarc::driver::sys;
 use kvasir_codec::{ChunkDecoder, ChunkEncoder, ChunkInput, DecodeError, KvBuffer, container::Head};
 use kvasir_cuda::{
     ChunkRequest, CudaDecoder, CudaDevice, CudaEncoder, CudaError, Device, DeviceError, DeviceEvent,
@@ -25,6 +26,20 @@ fn device(test: &str) -> Option<(CudaDevice, tempfile::TempDir)> {
             kvasir_kernels_emulator::test_again(test, kvasir_kernels_emulator::FAKE_DRIVER);
             None
         }
+    }
+}
+
+/// Makes a context current that is the caller's own: on a GPU, none. Returns a check that it still is.
+fn callers_context(device: &CudaDevice) -> impl Fn(&str) + use<> {
+    let is_fake = device.name().expect("has one") == "Kvasir emulator";
+    let own: sys::CUcontext = ptr::without_provenance_mut(if is_fake { 0x20 } else { 0 });
+    // SAFETY: the fake driver looks into no context.
+    unsafe { sys::cuCtxSetCurrent(own) }.result().expect("is set");
+    move |call| {
+        let mut current = ptr::null_mut();
+        // SAFETY: a place for the context.
+        unsafe { sys::cuCtxGetCurrent(&raw mut current) }.result().expect("says");
+        assert_eq!(current, own, "after {call}");
     }
 }
 
@@ -204,11 +219,12 @@ fn every_call_of_the_driver_may_be_refused() {
     };
     let right = work().expect("nothing is refused").0;
     let is_right = |done: &(KvBuffer, Vec<u8>)| done.0.as_slice() == right.as_slice() && done.1 == content;
-    let mut errors = 0;
+    let (mut errors, is_own) = (0, callers_context(&device));
     for n in 0.. {
         // The fake driver's way to be told.
         assert!(open(1_000 + n).is_err());
         let done = work();
+        is_own("a call that is refused");
         let was_refused = open(999).is_ok();
         errors += usize::from(done.is_err());
         assert!(done.as_ref().map_or(was_refused, is_right), "call {n}: {:?}", done.err());
@@ -220,13 +236,63 @@ fn every_call_of_the_driver_may_be_refused() {
     assert!(errors > 20, "{errors}");
 }
 
+/// What an engine does next on the thread is meant for the GPU that it had made current, whatever is called here.
+#[test]
+fn the_callers_context_stays_current() {
+    let Some((device, folder)) = device("the_callers_context_stays_current") else { return };
+    let open = |ordinal: usize| CudaDevice::new(ordinal, folder.path().join("kernels"));
+    let is_own = callers_context(&device);
+    drop(open(0).expect("is there"));
+    is_own("a device was opened and dropped");
+    assert!(open(77).is_err());
+    is_own("a device was not there");
+    device.prepare().expect("compiles");
+    is_own("prepare");
+    let from = device.upload("from", &[7; 64]).expect("copies");
+    is_own("upload");
+    let to = device.allocate("to", 64).expect("there is room");
+    is_own("allocate");
+    device.copy_on_device(&from, &to).expect("is queued");
+    is_own("copy_on_device");
+    let event = device.record().expect("records");
+    is_own("record");
+    while !event.is_ready().expect("no fault") {}
+    is_own("is_ready");
+    event.wait().expect("no fault");
+    is_own("wait");
+    event.milliseconds_to(&event).expect("is reached");
+    is_own("milliseconds_to");
+    let readback = device.read_back(&to, 0, 64).expect("is queued");
+    is_own("read_back");
+    assert_eq!(readback.bytes().expect("copies"), [7; 64]);
+    is_own("bytes");
+    let (mut found, place) = ([0], [(to.address(), 0..1)]);
+    // SAFETY: inside the memory.
+    unsafe { device.write(&[9], &place) }.expect("writes");
+    is_own("write");
+    // SAFETY: as above.
+    unsafe { device.read(&mut found, &place) }.expect("reads");
+    is_own("read");
+    // SAFETY: the driver refuses an address that it does not know, as a real one may.
+    assert!(unsafe { device.write(&[9], &[(8, 0..1)]) }.is_err());
+    is_own("a write that is refused");
+    device.drain();
+    is_own("drain");
+    drop(event);
+    is_own("an event was dropped");
+    drop((device, from));
+    is_own("memory was dropped");
+    drop(to);
+    is_own("the last memory was dropped");
+}
+
 /// Kernels of the same text, architecture and driver are the same file of a cache, and a rehearsal may share one with a GPU.
 #[test]
 fn the_fake_driver_has_the_version_of_no_real_one() {
     let Some((device, _folder)) = device("the_fake_driver_has_the_version_of_no_real_one") else { return };
     let mut version = 0;
     // SAFETY: a place for the number.
-    unsafe { cudarc::driver::sys::cuDriverGetVersion(&raw mut version) }.result().expect("has one");
+    unsafe { sys::cuDriverGetVersion(&raw mut version) }.result().expect("has one");
     // CUDA 1.0 was 1000; kernels that serve every driver are kept under 0.
     let is_fake = device.name().expect("has one") == "Kvasir emulator";
     assert_eq!(is_fake, (1..1_000).contains(&version), "{version}");
@@ -245,6 +311,26 @@ fn shared_memory_of_a_kernel_is_never_lowered() {
     // One warp of each CTA took a number.
     let taken = device.read_back(&counter, 0, 4).and_then(DeviceReadback::bytes).expect("copies");
     assert_ne!(taken, [0; 4]);
+}
+
+/// A batch of any size goes through a few buffers, which the next one uses again.
+#[test]
+fn uploads_pin_no_memory_of_their_own() {
+    let Some((device, _folder)) = device("uploads_pin_no_memory_of_their_own") else { return };
+    let mut bytes: Vec<u8> = vec![0; 130 << 20];
+    for (number, mib) in (0..).zip(bytes.chunks_mut(1 << 20)) {
+        mib.fill(number);
+    }
+    for _ in 0..2 {
+        let memory = device.upload("batch", &bytes).expect("there is room");
+        let pinned = device.pinned_bytes();
+        assert!(pinned <= 128 << 20, "{pinned}");
+        // On both sides of where a piece ends and the next one begins.
+        for mib in [0, 31, 32, 63, 64, 127, 128, 129] {
+            let found = device.read_back(&memory, mib << 20, 2).and_then(DeviceReadback::bytes);
+            assert_eq!(found.as_deref(), Ok(&bytes[mib << 20..][..2]));
+        }
+    }
 }
 
 /// The names that others use are of the real device.

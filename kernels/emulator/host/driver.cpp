@@ -41,13 +41,18 @@ struct Kernel {
 const Kernel kKernels[] = {KV_KERNELS(KERNEL) KV_EXTRA_KERNELS(KERNEL)};
 #undef KERNEL
 
+// Whether an allocation may make its stream wait for another stream, whose memory it gets.
+struct Pool {
+  bool waits = true;
+};
+
 // A kernel of a loaded module, with the dynamic shared memory that it may take.
 struct Function {
   const Kernel* kernel;
   int shared = 48 * 1024;
 };
 
-constexpr int kInvalid = 1, kOutOfMemory = 2, kNoDevice = 101, kNotReady = 600, kNotFound = 500;
+constexpr int kInvalid = 1, kOutOfMemory = 2, kNoDevice = 101, kNoContext = 201, kNotReady = 600, kNotFound = 500;
 // Tests of faults: opening GPU kFaults + n has call n from then on refused, once. GPU kFaults - 1 is there when that was done.
 constexpr int kFaults = 1000;
 constexpr size_t kGuard = 256;
@@ -66,6 +71,10 @@ bool is_refused() { return calls_until_fault >= 0 && calls_until_fault-- == 0; }
 #define MAY_FAIL \
   GUARD;         \
   if (is_refused()) return kOutOfMemory
+// Calls that take effect in the current context, which callers may leave to be another.
+#define IN_CONTEXT \
+  MAY_FAIL;        \
+  if (current != context) return kNoContext
 
 [[noreturn]] void fail(const char* what) {
   std::fprintf(stderr, "fake driver: %s\n", what);
@@ -132,8 +141,8 @@ int cuDeviceGet(int* device, int ordinal) {
 int cuDeviceGetCount(int* count) { return *count = 1, 0; }
 int cuDeviceGetName(char* name, int length, int) { return std::snprintf(name, size_t(length), "Kvasir emulator"), 0; }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
-  // Capability 9.0, 2 multiprocessors, memory pools.
-  *value = attribute == 75 ? 9 : attribute == 76 ? 0 : attribute == 16 ? 2 : attribute == 115 ? 1 : 0;
+  // Capability 9.0, 2 multiprocessors, shared memory of a block, memory pools.
+  *value = attribute == 75 ? 9 : attribute == 16 ? 2 : attribute == 97 ? kSharedMax : attribute == 115 ? 1 : 0;
   return 0;
 }
 int cuDevicePrimaryCtxRetain(void** out, int) { return *out = context, 0; }
@@ -189,47 +198,63 @@ int cuStreamWaitEvent(DriverStream* stream, Event* event, uint32_t) {
   });
 }
 
-int cuMemAllocAsync(uint64_t* out, size_t bytes, DriverStream*) {
-  MAY_FAIL;
+int cuMemPoolCreate(Pool** out, const void*) { return *out = new Pool, 0; }
+int cuMemPoolSetAttribute(Pool* pool, int attribute, const void* value) {
+  if (attribute != 3) return kInvalid;  // the only one that is set
+  return pool->waits = *static_cast<const int*>(value) != 0, 0;
+}
+int cuMemPoolDestroy(Pool* pool) { return delete pool, 0; }
+int cuMemAllocFromPoolAsync(uint64_t* out, size_t bytes, const Pool* pool, DriverStream*) {
+  IN_CONTEXT;
+  if (pool->waits) fail("copies may wait for kernels: their memory is of a pool that lets them");
   return *out = allocate(bytes), 0;
+}
+int cuMemAllocAsync(uint64_t* out, size_t bytes, DriverStream* stream) {
+  const Pool shared{};  // with everything else in the process
+  return cuMemAllocFromPoolAsync(out, bytes, &shared, stream);
 }
 int cuMemFreeAsync(uint64_t address, DriverStream* stream) {
   GUARD;
   return put(stream, [address] { release(address); });
 }
-int cuMemAlloc_v2(uint64_t* out, size_t bytes) { return cuMemAllocAsync(out, bytes, nullptr); }
+int cuMemAlloc_v2(uint64_t* out, size_t bytes) {
+  IN_CONTEXT;
+  return *out = allocate(bytes), 0;
+}
 int cuMemFree_v2(uint64_t address) {
   GUARD;
   return release(address), 0;
 }
 int cuMemHostAlloc(void** out, size_t bytes, uint32_t) {
-  MAY_FAIL;
+  IN_CONTEXT;
   return *out = std::malloc(bytes), 0;
 }
 int cuMemFreeHost(void* block) { return std::free(block), 0; }
 int cuMemsetD8Async(uint64_t address, uint8_t value, size_t bytes, DriverStream* stream) {
-  MAY_FAIL;
+  IN_CONTEXT;
   if (!inside(address, bytes)) return kInvalid;
   return put(stream, [=] { std::memset(reinterpret_cast<void*>(address), value, bytes); });
 }
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, DriverStream* stream) {
-  MAY_FAIL;
+  IN_CONTEXT;
   if (!inside(to, bytes)) return kInvalid;
   stream->copies = true;
   return put(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });
 }
 int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, DriverStream* stream) {
-  MAY_FAIL;
+  IN_CONTEXT;
   if (!inside(from, bytes)) return kInvalid;
   return put(stream, [=] { std::memcpy(to, reinterpret_cast<void*>(from), bytes); });
 }
 int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, DriverStream* stream) {
   GUARD;
+  if (current != context) return kNoContext;
   if (!inside(to, bytes) || !inside(from, bytes)) return kInvalid;
   return put(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes); });
 }
 
 int cuModuleLoadData(void** out, const void* image) {
+  if (current != context) return kNoContext;
   return *out = context, std::memcmp(image, "\x7f" "ELF", 4) == 0 ? 0 : 200;
 }
 int cuModuleGetFunction(Function** out, void*, const char* name) {
@@ -239,7 +264,7 @@ int cuModuleGetFunction(Function** out, void*, const char* name) {
 }
 // The only attribute that is set: dynamic shared memory.
 int cuFuncSetAttribute(Function* function, int, int value) {
-  MAY_FAIL;
+  IN_CONTEXT;
   if (value > kSharedMax) return kInvalid;
   if (value < function->shared) fail("shared memory of a kernel is lowered: another thread may be about to launch it");
   return function->shared = value, 0;
@@ -247,7 +272,7 @@ int cuFuncSetAttribute(Function* function, int, int value) {
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* out, const Function*, int, size_t) { return *out = 1, 0; }
 int cuLaunchKernel(const Function* function, uint32_t grid, uint32_t, uint32_t, uint32_t threads, uint32_t, uint32_t,
                    uint32_t shared, DriverStream* stream, void** params, void**) {
-  MAY_FAIL;
+  IN_CONTEXT;
   if (shared > uint32_t(function->shared) || grid == 0) return kInvalid;
   stream->kernels = true;
   const Kernel* kernel = function->kernel;

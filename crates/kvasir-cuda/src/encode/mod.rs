@@ -18,7 +18,12 @@ use self::{
     resident::EncodeProfile,
     run::{EncodeBuffers, EncodeRunner},
 };
-use crate::{CudaError, Device, DeviceMemory, PagedKv, dense::Dense, limits::STREAM_WORDS};
+use crate::{
+    CudaError, Device, DeviceMemory, PagedKv,
+    dense::Dense,
+    limits::STREAM_WORDS,
+    tiles::{check_tiles, widest_rotated},
+};
 
 pub use partial::{ExactSpanRows, Partial};
 
@@ -76,7 +81,8 @@ impl<D: Device> KernelEncoder<D> {
     /// An encoder for a model. Uploads the profile.
     ///
     /// # Errors
-    /// [`ProfileError`] where the profile is of another model; [`CudaError::ExactLevel`]; else the device's.
+    /// [`ProfileError`] where the profile is of another model; [`CudaError::ExactLevel`], [`CudaError::SharedMemory`]; else the
+    /// device's.
     pub fn new(
         device: D,
         spec: Arc<ModelSpec>,
@@ -85,6 +91,11 @@ impl<D: Device> KernelEncoder<D> {
         let cpu = CpuEncoder::new(spec, profile)?;
         if cpu.profile().lossy_levels() < cpu.profile().level_count() {
             return Ok(Err(CudaError::ExactLevel));
+        }
+        let views = (0..cpu.scope_count()).filter_map(|scope| cpu.scope_view(scope));
+        let rotated = views.map(|view| widest_rotated(&view)).max().unwrap_or_default();
+        if let Err(error) = check_tiles(&device, rotated) {
+            return Ok(Err(error));
         }
         let resident = EncodeProfile::new(&device, &cpu);
         Ok(resident.map(|resident| Self { device, cpu, resident, stream_words: STREAM_WORDS }))

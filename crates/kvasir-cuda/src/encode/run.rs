@@ -2,7 +2,7 @@
 
 use kvasir_kernels::{
     ANALYSIS_DEPTH, ANALYSIS_TILE, AnalyseParams, EncodeParams, GatherParams, Kernel, PieceState,
-    QuantiseParams, StreamState, TILE_STRIDE, TILE_THREADS, record_bytes,
+    QuantiseParams, StreamState, record_bytes,
 };
 
 use super::{batch::EncodeBatch, resident::EncodeProfile};
@@ -12,6 +12,7 @@ use crate::{
     paging::PagingBuffers,
     queue::{LAUNCHES_MAX, Queue},
     resident::index_u32,
+    tiles::tile_bytes,
 };
 
 /// A batch's arrays on the device.
@@ -122,13 +123,8 @@ impl<D: Device> EncodeRunner<'_, D> {
                 task_count: tasks.len() as u32,
                 reserved: 0,
             };
-            let tile = batch.gather_columns * TILE_STRIDE as usize * 4;
-            queue.launch(
-                Kernel::Gather,
-                Work::Warps(tasks.len()),
-                TILE_THREADS as usize / 32 * tile,
-                &params,
-            )?;
+            let shared = tile_bytes(batch.gather_columns);
+            queue.launch(Kernel::Gather, Work::Warps(tasks.len()), shared, &params)?;
         }
         if !batch.analyse.is_empty() {
             let params = AnalyseParams {

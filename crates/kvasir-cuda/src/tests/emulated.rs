@@ -20,6 +20,8 @@ const CANARY_BYTES: usize = 256;
 const CANARY: u8 = 0xc7;
 /// Readable zeros behind a buffer's own bytes.
 const SLACK_BYTES: usize = 64;
+/// Shared memory of a CTA on an H100.
+const SHARED_BYTES_MAX: usize = 227 * 1024;
 
 /// Memories of a label: how many were made, how many there are, and how many there were at most.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -41,6 +43,8 @@ pub(super) struct EmulatedDevice {
     refused: Mutex<Option<usize>>,
     /// The call from which on all are refused.
     gone_at: Mutex<Option<usize>>,
+    /// Shared memory of a CTA, if it is not an H100's.
+    shared_bytes_max: Mutex<Option<usize>>,
     /// Told when the next read has begun; it ends when it is told to.
     held_read: Mutex<Option<(Sender<()>, Receiver<()>)>>,
     /// Launches before the last point of the queue that somebody waited for.
@@ -104,6 +108,11 @@ impl EmulatedDevice {
     /// Refuses the `n`th call after those so far, of any kind but writes, and all after it.
     pub(super) fn be_gone(&self, n: usize) {
         *self.gone_at.lock().expect("not poisoned") = Some(self.calls() + n);
+    }
+
+    /// Has less shared memory a CTA from now on.
+    pub(super) fn limit_shared(&self, bytes: usize) {
+        *self.shared_bytes_max.lock().expect("not poisoned") = Some(bytes);
     }
 
     /// Holds the next read: it says when it has begun, and waits for leave to end.
@@ -203,6 +212,10 @@ impl Device for EmulatedDevice {
         Ok(())
     }
 
+    fn shared_bytes_max(&self) -> usize {
+        self.shared_bytes_max.lock().expect("not poisoned").unwrap_or(SHARED_BYTES_MAX)
+    }
+
     fn allocate(&self, label: &'static str, bytes: usize) -> Result<EmulatedMemory, DeviceError> {
         self.call("allocate memory")?;
         Ok(EmulatedMemory::new(label, &vec![0; bytes], &self.memories))
@@ -269,6 +282,9 @@ impl Device for EmulatedDevice {
         self.call("launch a kernel")?;
         if (*self.fails_at.lock().expect("not poisoned")).is_some_and(|at| self.launched().len() >= at) {
             return Err(DeviceError::Driver { call: "launch", code: "CUDA_ERROR_OUT_OF_MEMORY".into() });
+        }
+        if shared_bytes > self.shared_bytes_max() {
+            return Err(DeviceError::Driver { call: "launch", code: "CUDA_ERROR_INVALID_VALUE".into() });
         }
         let grid = match work {
             // Fewer warps than items and more than one block: queues and strides are exercised.

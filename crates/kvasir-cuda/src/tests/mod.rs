@@ -14,6 +14,7 @@ mod parts;
 mod pieces;
 #[cfg(feature = "client")]
 mod saves;
+mod wide_heads;
 
 #[path = "../../../kvasir-codec/tests/common/mod.rs"]
 mod common;
