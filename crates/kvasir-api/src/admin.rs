@@ -40,7 +40,7 @@ pub struct UsageResponse {
     /// Bytes by model.
     #[schema(value_type = BTreeMap<String, u64>)]
     pub bytes_by_model: BTreeMap<ModelId, u64>,
-    /// Age of the listing behind these numbers.
+    /// Seconds since the listing behind these numbers began: it takes minutes where there are millions of objects.
     pub as_of_s_ago: u64,
 }
 

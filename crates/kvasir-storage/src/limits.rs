@@ -106,16 +106,16 @@ pub const INDEX_CACHE_BYTES: u64 = 192 << 20;
 pub const INDEX_PAGES_DIVISOR: u64 = 3;
 /// Index positions remembered, so that rows of a context are adjacent: ~120 bytes each.
 pub const INDEX_POSITIONS_MAX: usize = 65_536;
-/// Journal entries waiting for the next batch: ~600 bytes each.
+/// Journal entries waiting for the next batches: ~600 bytes each, and 9 KB of the longest chunks.
 pub const JOURNAL_WAITING_MAX: usize = 8_192;
-/// Largest batch that is read.
+/// Largest batch that is read. Ours have entries of at most half as many bytes.
 pub const JOURNAL_BATCH_BYTES_MAX: u64 = 16 << 20;
 /// Damaged batches of removals, and tenants whose removals could not be read for want of their key, that are remembered, so that
 /// the index is emptied once for each.
 pub const JOURNAL_UNREADABLE_MAX: usize = 4_096;
 /// Batches of a log that are read at once, whoever wrote them: at 150 ms a request, one of each of a hundred
 /// replicas in about a second. A lookup that reads the journal first waits for them. They hold at most 256 MiB, and
-/// about 80 MB if they are full batches of our own.
+/// half of that if they are full batches of our own.
 pub const JOURNAL_BATCHES_AHEAD: usize = 16;
 /// Before the last read of removals, the period whose batches the next read lists again, by the times in their names:
 /// what a batch may be late, and twenty minutes that a reader's clock may be ahead of the store's.

@@ -5,6 +5,7 @@ use kvasir_api::UsageResponse;
 use kvasir_store::{StoreError, layout::Key};
 use kvasir_types::Name;
 use object_store::path::Path;
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::{
@@ -14,6 +15,8 @@ use super::{
     ledger::{Full, Later, Ledger, Reach, Reservation, Stored, StoredQuota},
 };
 use crate::error::QuotaError;
+
+const LISTING: &str = "listing a tenant's objects";
 
 /// Identifies a version of a context in a count.
 pub(crate) fn context_digest(context_id: &Uuid, version: u64) -> [u8; 32] {
@@ -91,16 +94,7 @@ impl Changes {
             return Ok(());
         }
         let reach = self.journal.reach(self.bucket.now_ms());
-        let usage = self.usage(tenant).await?;
-        let counted = Stored {
-            objects: usage.objects
-                + usage.removed_objects
-                + usage.context_versions
-                + usage.waiting_uploads
-                + usage.profiles
-                + usage.records,
-            bytes: usage.bytes + usage.removed_bytes + usage.profile_bytes + usage.other_bytes,
-        };
+        let counted = self.stored_total(tenant).await?;
         self.ledger.take_count(tenant, counted, self.journal.replica(), &reach);
         Ok(())
     }
@@ -138,7 +132,7 @@ impl Changes {
     pub(crate) fn note_stored(&self, tenant: &Name, digest: [u8; 32], bytes: u64) {
         let later = Later {
             replica: self.journal.replica().clone(),
-            n: self.journal.next(),
+            n: self.journal.last_waiting(),
             is_journaled: false,
             stored_ms: self.bucket.now_ms(),
             stored: Stored::one(bytes),
@@ -152,12 +146,36 @@ impl Changes {
         Counting { changes: self, begun_ms, counts }
     }
 
+    /// The sum of what [`usage`](Self::usage) counts. Remembers no key: a write waits for it, and a tenant may have millions
+    /// of objects.
+    async fn stored_total(&self, tenant: &Name) -> Result<Stored, StoreError> {
+        let mut listing = self.bucket.list_long(&self.bucket.layout().tenant(tenant), LISTING);
+        let mut total = Stored::default();
+        while let Some((key, meta)) = listing.try_next().await? {
+            let counts = matches!(
+                key,
+                Key::Chunk(_)
+                    | Key::Profile { .. }
+                    | Key::Context { .. }
+                    | Key::Upload(_)
+                    | Key::Part(_)
+                    | Key::Spec { .. }
+                    | Key::Namespace { .. }
+            );
+            if counts {
+                total = total.plus(Stored::one(meta.size));
+            }
+        }
+        Ok(total)
+    }
+
     /// Counts a tenant's objects: one listing, with one request per thousand objects. Keys, salts, tombstones, and the
     /// markers of listed objects are left out.
     ///
     /// # Errors
     /// [`StoreError::Request`].
     pub async fn usage(&self, tenant: &Name) -> Result<UsageResponse, StoreError> {
+        let begun = Instant::now();
         let mut usage = UsageResponse {
             objects: 0,
             bytes: 0,
@@ -177,7 +195,7 @@ impl Changes {
         let mut removed = std::collections::HashSet::new();
         let mut chunks = Vec::new();
         let prefix = self.bucket.layout().tenant(tenant);
-        let mut listing = self.bucket.list_long(&prefix, "listing a tenant's objects");
+        let mut listing = self.bucket.list_long(&prefix, LISTING);
         while let Some((key, meta)) = listing.try_next().await? {
             match key {
                 Key::Chunk(key) => chunks.push((key, meta.size)),
@@ -211,6 +229,90 @@ impl Changes {
                 *usage.bytes_by_model.entry(key.model_id).or_default() += bytes;
             }
         }
+        usage.as_of_s_ago = begun.elapsed().as_secs();
         Ok(usage)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use kvasir_store::{
+        OpenStore, StoreConfig, StoreKind,
+        layout::{ChunkKey, PartKey, UploadKey},
+        observe::NoObserver,
+    };
+    use object_store::{
+        ObjectStoreExt, PutPayload,
+        memory::InMemory,
+        throttle::{ThrottleConfig, ThrottledStore},
+    };
+
+    use super::*;
+    use crate::{Settings, Storage, index::Index};
+
+    const BYTES: u64 = 10;
+
+    /// An object of each kind that counts, and some that do not.
+    fn keys(tenant: &Name) -> Vec<Key> {
+        let (tenant, model_id, upload_id) = (tenant.clone(), [1; 32].into(), Uuid::from_u128(1));
+        let chunk = ChunkKey {
+            tenant: tenant.clone(),
+            model_id,
+            seq_hash: [2; 32].into(),
+            object_digest: [3; 32].into(),
+        };
+        let removed = ChunkKey { object_digest: [4; 32].into(), ..chunk.clone() };
+        let upload = UploadKey { chunk: chunk.clone(), upload_id, bytes: BYTES, sha256: [5; 32] };
+        let (number, digest) = (1, [6; 32].into());
+        let part = PartKey { tenant: tenant.clone(), upload_id, number, bytes: BYTES, digest };
+        vec![
+            Key::Chunk(chunk),
+            Key::Tombstone(removed.clone()),
+            Key::Chunk(removed),
+            Key::Profile { tenant: tenant.clone(), model_id, profile_hash: [7; 32].into() },
+            Key::Context { tenant: tenant.clone(), context_id: upload_id, version: 1 },
+            Key::Upload(upload),
+            Key::Part(part),
+            Key::Spec { tenant: tenant.clone(), model_id },
+            Key::Namespace { tenant: tenant.clone(), namespace: tenant.clone() },
+            Key::Salt { tenant },
+        ]
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn usage_says_when_its_listing_began_and_a_quota_counts_the_same() {
+        let backend = Arc::new(ThrottledStore::new(InMemory::new(), ThrottleConfig::default()));
+        let config = StoreConfig::new("memory://".parse().expect("a url"));
+        let (root, observer) = (Path::default(), Arc::new(NoObserver));
+        let store = OpenStore::with(Arc::clone(&backend), &root, StoreKind::Memory, &config, observer);
+        let abilities = store.probe().await.expect("answers");
+        let storage =
+            Storage::new(store, abilities, Index::memory(), Settings::new(std::env::temp_dir()), None);
+        let tenant: Name = "a".parse().expect("a name");
+        let keys = keys(&tenant);
+        for key in &keys {
+            let path = storage.store().layout().path(key);
+            backend.put(&path, PutPayload::from(vec![0; BYTES as usize])).await.expect("writes");
+        }
+        backend.config_mut(|config| config.wait_list_per_entry = Duration::from_secs(1));
+        let usage = storage.changes().usage(&tenant).await.expect("lists");
+        assert!(usage.as_of_s_ago >= keys.len() as u64, "{usage:?}");
+        let objects = usage.objects
+            + usage.removed_objects
+            + usage.profiles
+            + usage.context_versions
+            + usage.waiting_uploads
+            + usage.records;
+        let bytes = usage.bytes + usage.removed_bytes + usage.profile_bytes + usage.other_bytes;
+        assert_eq!((objects, bytes), (8, 8 * BYTES));
+        let [of_objects, of_bytes] =
+            [(Some(0), None), (None, Some(0))].map(|(objects, bytes)| StoredQuota { objects, bytes });
+        for (quota, expected) in [(of_objects, objects), (of_bytes, bytes)] {
+            let refused = storage.changes().reserve(&tenant, quota, Stored::one(1)).await;
+            let refused = refused.expect_err("it is full");
+            assert!(matches!(refused, QuotaError::Full { used, .. } if used == expected), "{refused}");
+        }
     }
 }

@@ -8,7 +8,7 @@ use super::{
     key,
     lineage::{Usable, objects_under},
     position::{DEPTH_MAX, PositionCache, RowPosition},
-    row::{BLOCKS_MAX, Decoded, IndexEntry, IndexRow, checksum},
+    row::{Decoded, IndexEntry, IndexRow, checksum},
     scope::Scope,
 };
 
@@ -19,11 +19,10 @@ pub(super) fn insert(
     scope: Scope,
     entry: &IndexEntry,
 ) -> Result<(), IndexError> {
-    let row = &*entry.row;
-    let is_impossible = entry.blocks.len() != row.block_count() || entry.blocks.len() > BLOCKS_MAX;
-    if entry.blocks.is_empty() || is_impossible {
+    if !entry.has_all_blocks() {
         return Ok(());
     }
+    let row = &*entry.row;
     let position = cache.after(scope, &entry.parent_hash);
     let there = chunks_at(index, scope, position, &row.seq_hash)?;
     let is_alone = there.others.is_empty() && there.own.is_none_or(|(_, alone)| alone);

@@ -1,7 +1,7 @@
 //! Entries waiting to be appended to one log, and how far the same log of other replicas was read.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, VecDeque},
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
@@ -17,8 +17,7 @@ use crate::limits;
 #[derive(Debug)]
 pub(super) struct Log {
     pub(super) log: JournalLog,
-    next: AtomicU64,
-    pub(super) waiting: Mutex<Vec<JournalEntry>>,
+    waiting: Mutex<Waiting>,
     /// Held while a batch is being appended: a holder that finds nothing waiting knows that everything before
     /// is durable.
     pub(super) appending: tokio::sync::Mutex<()>,
@@ -29,13 +28,56 @@ pub(super) struct Log {
     pub(super) looks_by_folder: AtomicU32,
 }
 
+/// Entries waiting to be appended, in batches that readers take. In which one an entry will be is known when it is added:
+/// a count says by their numbers which entries it includes.
+#[derive(Debug, Default)]
+struct Waiting {
+    /// The number of the first batch.
+    next: u64,
+    /// Entries are added to the last one until it is full.
+    batches: VecDeque<Vec<JournalEntry>>,
+    /// Bytes of the last one.
+    last_bytes: u64,
+}
+
+impl Waiting {
+    fn len(&self) -> usize {
+        self.batches.iter().map(Vec::len).sum()
+    }
+
+    /// The number of the last batch, or of the first one to come.
+    fn last(&self) -> u64 {
+        self.next + (self.batches.len() as u64).saturating_sub(1)
+    }
+
+    /// Adds an entry, unless too many are waiting. Returns whether it did.
+    fn add(&mut self, entry: JournalEntry) -> bool {
+        if self.len() >= limits::JOURNAL_WAITING_MAX {
+            return false;
+        }
+        let bytes = encode_entries([&entry]).len() as u64;
+        // Half of a batch leaves room for boxes.
+        let fits = self.last_bytes + bytes <= limits::JOURNAL_BATCH_BYTES_MAX / 2;
+        match self.batches.back_mut().filter(|_| fits) {
+            Some(last) => {
+                last.push(entry);
+                self.last_bytes += bytes;
+            }
+            None => {
+                self.batches.push_back(vec![entry]);
+                self.last_bytes = bytes;
+            }
+        }
+        true
+    }
+}
+
 impl Log {
     /// A log that resumes reading after batches that count as read now.
     pub(super) fn new(log: JournalLog, seen: impl Iterator<Item = (Name, u64)>) -> Self {
         let now = Instant::now();
         Self {
             log,
-            next: AtomicU64::new(0),
             waiting: Mutex::default(),
             appending: tokio::sync::Mutex::default(),
             dropped: AtomicU64::new(0),
@@ -76,57 +118,51 @@ impl Log {
         self.seen.lock().retain(|replica, _| stays(replica));
     }
 
+    /// Adds an entry to the waiting ones, or drops it if they are too many. Returns the number of its batch.
     pub(super) fn push(&self, entry: JournalEntry) -> u64 {
         let mut waiting = self.waiting.lock();
-        if waiting.len() < limits::JOURNAL_WAITING_MAX {
-            waiting.push(entry);
-        } else {
-            self.dropped.fetch_add(1, Ordering::Relaxed);
-        }
-        self.next.load(Ordering::Relaxed)
+        self.add(&mut waiting, entry);
+        waiting.last()
     }
 
-    pub(super) fn next(&self) -> u64 {
-        let _waiting = self.waiting.lock();
-        self.next.load(Ordering::Relaxed)
+    fn add(&self, waiting: &mut Waiting, entry: JournalEntry) {
+        if !waiting.add(entry) {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// The number of the last batch that entries are waiting for, or of the next one.
+    pub(super) fn last_waiting(&self) -> u64 {
+        self.waiting.lock().last()
+    }
+
+    /// Number of waiting entries.
+    pub(super) fn waiting_count(&self) -> usize {
+        self.waiting.lock().len()
+    }
+
+    /// Drops the waiting entries.
+    pub(super) fn forget_waiting(&self) {
+        self.waiting.lock().batches.clear();
     }
 
     /// The next batch has at least this number.
     pub(super) fn skip_to(&self, n: u64) {
-        let _waiting = self.waiting.lock();
-        self.next.fetch_max(n, Ordering::Relaxed);
+        let mut waiting = self.waiting.lock();
+        waiting.next = waiting.next.max(n);
     }
 
-    /// Takes the waiting entries, and the number of their batch; of counts, as many as fit into one. The number of
-    /// removals is at least `now_ms`, the store's time.
+    /// Takes the first batch of waiting entries, and its number. That of removals is at least `now_ms`, the store's time.
     pub(super) fn take(&self, now_ms: u64) -> Option<Unsent<'_>> {
         let mut waiting = self.waiting.lock();
-        if waiting.is_empty() {
-            return None;
-        }
-        if self.log == JournalLog::Removed {
-            self.next.fetch_max(now_ms, Ordering::Relaxed);
-        }
-        let n = self.next.fetch_add(1, Ordering::Relaxed);
-        // Only counts may wait for the next batch: how far a count reaches says that the waiting entries of stored chunks
-        // are in one.
-        let fit = match self.log {
-            JournalLog::Counted => counts_that_fit(&waiting),
-            JournalLog::Stored | JournalLog::Removed => waiting.len(),
+        let entries = waiting.batches.pop_front()?;
+        let n = match self.log {
+            JournalLog::Removed => waiting.next.max(now_ms),
+            JournalLog::Stored | JournalLog::Counted => waiting.next,
         };
-        let rest = waiting.split_off(fit);
-        Some(Unsent { log: self, n, entries: std::mem::replace(&mut *waiting, rest) })
+        waiting.next = n + 1;
+        Some(Unsent { log: self, n, entries })
     }
-}
-
-/// Number of the first counts that fit into half of a batch, which leaves room for their boxes; at least one.
-fn counts_that_fit(waiting: &[JournalEntry]) -> usize {
-    let mut bytes = 0;
-    let fit = waiting.iter().take_while(|entry| {
-        bytes += encode_entries([*entry]).len() as u64;
-        bytes <= limits::JOURNAL_BATCH_BYTES_MAX / 2
-    });
-    fit.count().max(1)
 }
 
 /// Entries being appended. If it is dropped, unsent entries wait again.
@@ -140,11 +176,10 @@ impl Drop for Unsent<'_> {
     fn drop(&mut self) {
         if !self.entries.is_empty() {
             let mut waiting = self.log.waiting.lock();
-            self.entries.append(&mut waiting);
-            let excess = self.entries.len().saturating_sub(limits::JOURNAL_WAITING_MAX);
-            self.log.dropped.fetch_add(excess as u64, Ordering::Relaxed);
-            self.entries.truncate(limits::JOURNAL_WAITING_MAX);
-            *waiting = std::mem::take(&mut self.entries);
+            let later = std::mem::take(&mut waiting.batches);
+            for entry in std::mem::take(&mut self.entries).into_iter().chain(later.into_iter().flatten()) {
+                self.log.add(&mut waiting, entry);
+            }
         }
     }
 }

@@ -98,23 +98,23 @@ impl Journal {
         }
     }
 
-    /// Adds an entry to the next batch of its log; drops it if too many are waiting. Returns the number of that batch.
+    /// Adds an entry to the waiting ones of its log; drops it if they are too many. Returns the number of its batch.
     pub(super) fn push(&self, entry: JournalEntry) -> u64 {
         self.log(entry.log()).push(entry)
     }
 
-    /// The number of the next batch of stored chunks.
-    pub(super) fn next(&self) -> u64 {
-        self.stored.next()
+    /// The number of the last batch of stored chunks that entries are waiting for, or of the next one.
+    pub(super) fn last_waiting(&self) -> u64 {
+        self.stored.last_waiting()
     }
 
     /// How far a count reaches that begins now, at `begun_ms` of the store's time: what is older than the journal's
     /// lag is in the listing, or gone. Of what is younger, the batches read until now; for this replica's own, its
-    /// last batch and the entries waiting for the next one.
+    /// last batch and the waiting entries.
     pub(super) fn reach(&self, begun_ms: Option<i64>) -> Reach {
         let mut batches = self.stored.seen_lately();
         batches.truncate(limits::LEDGER_REPLICAS_MAX - 1);
-        batches.push((self.replica.clone(), self.next()));
+        batches.push((self.replica.clone(), self.last_waiting()));
         Reach { batches: batches.into(), until_ms: begun_ms.map(included_until), listed_ms: None }
     }
 }
@@ -142,8 +142,8 @@ enum ReadBatch {
 }
 
 impl Changes {
-    /// Appends the waiting entries, as one batch per log, or several of counts. Returns the number of entries. When
-    /// it returns, all entries that were waiting at the call are durable; if it is dropped, the entries keep waiting.
+    /// Appends the waiting entries, as one batch per log, or several if they are large. Returns the number of entries.
+    /// When it returns, all entries that were waiting at the call are durable; if it is dropped, they keep waiting.
     ///
     /// # Errors
     /// [`StoreError::Request`]; the entries keep waiting.
@@ -157,7 +157,7 @@ impl Changes {
 
     async fn append(&self, log: &Log) -> Result<usize, StoreError> {
         let _one_at_a_time = log.appending.lock().await;
-        let (waiting, mut appended) = (log.waiting.lock().len(), 0);
+        let (waiting, mut appended) = (log.waiting_count(), 0);
         while appended < waiting
             && let Some(mut batch) =
                 log.take(self.bucket.now_ms().map_or(0, |now| now.max(0).cast_unsigned()))
@@ -247,7 +247,7 @@ impl Changes {
         // A new index is emptied as well: then it lacks no removal up to now.
         self.empty_index(now);
         // Chunks stored that long ago may be gone as well, and the replicas that knew may have ended.
-        self.journal.stored.waiting.lock().retain(|entry| !matches!(entry, JournalEntry::Stored { .. }));
+        self.journal.stored.forget_waiting();
         heard_until.is_some()
     }
 
@@ -390,7 +390,9 @@ impl Changes {
                     let (digest, one) = (*row.object_digest.as_bytes(), Stored::one(row.object_bytes));
                     let stored_ms = since_ms.or_else(|| self.bucket.now_ms());
                     self.ledger.note(tenant, digest, one, (replica, n), stored_ms);
-                    if reading == JournalReading::Rows && !self.reads.may_miss_removals() {
+                    // What the index would not take is not remembered either: lookups read the object's head.
+                    let is_for_rows = reading == JournalReading::Rows && entry.has_all_blocks();
+                    if is_for_rows && !self.reads.may_miss_removals() {
                         let scope = Scope::new(tenant, model_id);
                         self.reads.index().insert_unless_gone(scope, entry);
                         if *model_id == ModelId::OPAQUE {

@@ -5,7 +5,7 @@ use kvasir_store::{
     layout::ChunkKey,
     observe::{NoObserver, RequestOutcome, StoreObserver, StoreOp},
 };
-use kvasir_types::ModelId;
+use kvasir_types::{BLOCK_TOKENS, CHUNK_TOKENS_MAX, ModelId};
 use object_store::{ObjectStore, ObjectStoreExt, PutPayload, memory::InMemory, path::Path};
 
 use super::*;
@@ -41,6 +41,19 @@ fn stored(object: u64, since_ms: Option<i64>) -> JournalEntry {
     let blocks = IndexEntry::short_blocks([&[7; 8][..]]);
     let entry = Arc::new(IndexEntry { parent_hash: [3; 32], blocks, row: Arc::new(row) });
     let (tenant, model_id, block_hashes) = (tenant(), [1; 32].into(), vec![[7; 8]]);
+    JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace: None, since_ms }
+}
+
+/// Like [`stored`], about a chunk of the greatest length, alone after its parent.
+fn stored_long(object: u64, since_ms: Option<i64>) -> JournalEntry {
+    let digest = *blake3::hash(&object.to_le_bytes()).as_bytes();
+    let row = IndexRow::example(digest.into(), digest.into());
+    let row = IndexRow { token_count: CHUNK_TOKENS_MAX as u32, ..row };
+    let block_hashes = vec![[7; 8]; CHUNK_TOKENS_MAX / BLOCK_TOKENS];
+    let blocks = IndexEntry::short_blocks(block_hashes.iter().map(|hash| &hash[..]));
+    let parent_hash = *blake3::hash(&digest).as_bytes();
+    let entry = Arc::new(IndexEntry { parent_hash, blocks, row: Arc::new(row) });
+    let (tenant, model_id) = (tenant(), [1; 32].into());
     JournalEntry::Stored { tenant, model_id, entry, block_hashes, namespace: None, since_ms }
 }
 
@@ -267,6 +280,78 @@ async fn counts_of_many_tenants_are_read() {
     let batches: Vec<_> = backend.list(Some(&folder)).try_collect().await.expect("lists");
     assert!(batches.len() > 1 && batches.iter().all(|meta| meta.size <= limits::JOURNAL_BATCH_BYTES_MAX));
     assert_eq!(reader.changes().journal_replay().await.expect("reads"), TENANTS);
+}
+
+/// So are thousands of long chunks, with the hashes of their blocks. Until they are written, a count includes all of them,
+/// in however many batches they will be.
+#[tokio::test]
+async fn a_batch_of_long_chunks_is_read() {
+    const CHUNKS: usize = 2_100;
+    let backend = Arc::new(InMemory::new());
+    let (writer, reader) =
+        (replica_over(Arc::clone(&backend)).await, replica_over(Arc::clone(&backend)).await);
+    let now = writer.store().now_ms().expect("was probed");
+    let counting = writer.changes().begin_count(now);
+    for object in 0..CHUNKS as u64 {
+        writer.changes().publish(stored_long(object, Some(now)));
+    }
+    counting.publish(Count::default());
+    assert_eq!(writer.changes().journal_append().await.expect("appends"), CHUNKS + 1, "and the count");
+    let folder = writer.store().layout().log_prefix(JournalLog::Stored);
+    let batches: Vec<_> = backend.list(Some(&folder)).try_collect().await.expect("lists");
+    assert!(batches.len() > 1 && batches.iter().all(|meta| meta.size <= limits::JOURNAL_BATCH_BYTES_MAX));
+    assert_eq!(reader.changes().journal_replay().await.expect("reads"), CHUNKS + 1);
+    assert_eq!(reader.index().len(), CHUNKS as u64);
+    let quota = StoredQuota { objects: Some(CHUNKS as u64 + 1), bytes: None };
+    let reserved = reader.changes().reserve(&tenant(), quota, Stored::one(1000)).await;
+    drop(reserved.expect("none of them counts twice"));
+}
+
+/// What a failed append leaves waiting is divided anew, together with what came since.
+#[test]
+fn entries_of_a_failed_append_wait_in_batches_that_are_read() {
+    const CHUNKS: usize = 1_200;
+    let log = Log::new(JournalLog::Stored, std::iter::empty());
+    let push = |object| log.push(stored_long(object, None));
+    let first: Vec<u64> = (0..CHUNKS as u64).map(push).collect();
+    assert_eq!((first.first(), first.last()), (Some(&0), Some(&1)));
+    let failed = log.take(0).expect("a batch");
+    assert_eq!((failed.n, log.last_waiting()), (0, 1));
+    assert_eq!(push(CHUNKS as u64), 1, "the number that the waiting ones have");
+    drop(failed);
+    assert_eq!((log.waiting_count(), log.last_waiting()), (CHUNKS + 1, 2));
+    for n in [1, 2] {
+        let mut batch = log.take(0).expect("a batch");
+        assert_eq!(batch.n, n);
+        let bytes = entry::encode_entries(&batch.entries).len() as u64;
+        assert!(bytes <= limits::JOURNAL_BATCH_BYTES_MAX / 2);
+        batch.entries.clear();
+    }
+    assert!(log.take(0).is_none() && log.waiting_count() == 0);
+}
+
+/// If it were remembered, a lookup that finds the chunk in the store would not read its head, and add no row either.
+#[tokio::test]
+async fn a_chunk_without_the_hashes_of_its_blocks_is_left_to_lookups() {
+    let storage = storage().await;
+    let changes = storage.changes();
+    changes.journal_tail(JournalReading::Rows).await.expect("reads");
+    let digest = *blake3::hash(&1u64.to_le_bytes()).as_bytes();
+    let is_remembered = |mut sent: JournalEntry, keeps_blocks: bool| {
+        if let JournalEntry::Stored { entry, block_hashes, .. } = &mut sent
+            && !keeps_blocks
+        {
+            block_hashes.clear();
+            *entry = Arc::new(IndexEntry { blocks: Vec::new(), ..IndexEntry::clone(entry) });
+        }
+        let from = (JournalLog::Stored, &"other".parse().expect("a name"), 1);
+        assert_eq!(changes.apply(from, &[sent], 1, JournalReading::Rows), 1);
+        let scope = Scope::new(&tenant(), &[1; 32].into());
+        storage.reads().index().entry(scope, digest.into()).is_some()
+    };
+    let now = storage.store().now_ms();
+    assert!(!is_remembered(stored(1, now), false));
+    assert!(is_remembered(stored(1, now), true));
 }
 
 /// A batch of removals that is too large to be read may have removed anything.

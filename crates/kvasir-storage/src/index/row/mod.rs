@@ -104,6 +104,11 @@ impl IndexEntry {
         }
     }
 
+    /// Whether it has the hash of each block of its chunk.
+    pub(crate) fn has_all_blocks(&self) -> bool {
+        self.blocks.len() == self.row.block_count() && self.blocks.len() <= BLOCKS_MAX
+    }
+
     /// Truncates full block hashes, or the container's 8-byte ones, to the index's length.
     pub fn short_blocks<'a>(hashes: impl IntoIterator<Item = &'a [u8]>) -> Vec<[u8; BLOCK_BYTES]> {
         hashes.into_iter().map(short).collect()
