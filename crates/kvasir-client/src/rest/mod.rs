@@ -31,6 +31,7 @@ use kvasir_types::{ModelId, ModelSpec, Name, ObjectDigest, ProfileHash, RootHash
 use reqwest::{
     Certificate, Method, RequestBuilder,
     header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue},
+    redirect,
 };
 use url::Url;
 
@@ -46,7 +47,7 @@ pub(crate) use route::Routes;
 pub use service::{EventMessage, EventStream};
 pub(crate) use shared_reads::{SharedObject, SharedReads};
 pub(crate) use upload_pacer::UploadPacer;
-use upload_pacer::upload_time_max;
+use upload_pacer::transfer_time_max;
 
 pub use crate::error::ApiError;
 use crate::{Error, limits};
@@ -56,7 +57,8 @@ use crate::{Error, limits};
 pub struct ClientConfig {
     /// Longest wait for a connection.
     pub connect_timeout: Duration,
-    /// Longest silence during a response.
+    /// Longest silence during a response. Control requests and uploads have a time for the whole request, and where that is
+    /// longer, it alone.
     pub read_timeout: Duration,
     /// Longest control request.
     pub control_timeout: Duration,
@@ -124,7 +126,7 @@ struct Connections {
 impl Connections {
     fn new(config: &ClientConfig) -> Result<Self, Error> {
         let build = |read_timeout: Option<Duration>| {
-            let mut builder = connections(config)?;
+            let mut builder = connections(config)?.redirect(redirect::Policy::none());
             if config.http2_prior_knowledge {
                 builder = builder.http2_prior_knowledge();
             }
@@ -311,8 +313,10 @@ impl Client {
         let profile = profile.into();
         let hash = ProfileHash::of(&profile);
         let request = self.request(Method::PUT, &routes::profile(model_id, &hash));
-        let request =
-            request.header(CONTENT_TYPE, MEDIA_PROFILE).timeout(upload_time_max(profile.len())).body(profile);
+        let request = request
+            .header(CONTENT_TYPE, MEDIA_PROFILE)
+            .timeout(transfer_time_max(profile.len()))
+            .body(profile);
         self.send(request).await?;
         Ok(hash)
     }
@@ -410,7 +414,7 @@ impl Client {
                 .header(CONTENT_TYPE, MEDIA_CHUNK)
                 .header(CONTENT_LENGTH, length)
                 .header(HEADER_OBJECT_DIGEST, &digest)
-                .timeout(pacer.map_or_else(|| upload_time_max(length), |pacer| pacer.time_max(length)))
+                .timeout(pacer.map_or_else(|| transfer_time_max(length), |pacer| pacer.time_max(length)))
                 .body(body)
         };
         body::read_json(self.send_again(request).await?).await

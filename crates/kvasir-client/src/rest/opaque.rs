@@ -19,7 +19,7 @@ use reqwest::{
     header::{CONTENT_LENGTH, CONTENT_TYPE},
 };
 
-use super::{Client, body, upload_pacer::upload_time_max};
+use super::{Client, body, upload_pacer::transfer_time_max};
 use crate::{Error, limits};
 
 /// Size of the length field before an object's bytes.
@@ -40,7 +40,7 @@ impl Client {
         let (this, path) = (self.for_object(namespace, key), routes::object(namespace, key));
         let request = || {
             let request = this.request(Method::PUT, &path).header(CONTENT_LENGTH, bytes.len());
-            request.timeout(upload_time_max(bytes.len())).body(bytes.clone())
+            request.timeout(transfer_time_max(bytes.len())).body(bytes.clone())
         };
         body::read_json(this.send_again(request).await?).await
     }
@@ -87,7 +87,7 @@ impl Client {
         let request = || {
             let body = stream::iter(parts.clone().into_iter().map(Ok::<_, std::io::Error>));
             let request = self.request(Method::POST, &path).header(CONTENT_TYPE, MEDIA_NEW_OBJECTS);
-            let request = request.header(CONTENT_LENGTH, total).timeout(upload_time_max(total));
+            let request = request.header(CONTENT_LENGTH, total).timeout(transfer_time_max(total));
             request.body(reqwest::Body::wrap_stream(body))
         };
         let WriteObjectsResponse { objects: written } =
@@ -222,8 +222,7 @@ impl Client {
     /// `unknown_object`.
     pub async fn delete_opaque(&self, namespace: &Name, key: &ObjectKey) -> Result<(), Error> {
         let this = self.for_object(namespace, key);
-        let request = this.request(Method::DELETE, &routes::object(namespace, key));
-        this.send(request.timeout(self.config.control_timeout)).await.map(|_| ())
+        this.send_removal(this.request(Method::DELETE, &routes::object(namespace, key))).await
     }
 }
 

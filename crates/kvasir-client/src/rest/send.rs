@@ -1,6 +1,12 @@
 //! How a request is sent: to the replica that keeps its prompt, to another one where that does not answer, and again.
 
-use std::{pin::pin, sync::Arc};
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use futures::{StreamExt, stream};
 use kvasir_api::{
@@ -8,7 +14,10 @@ use kvasir_api::{
     routes,
 };
 use kvasir_types::{Name, ObjectKey, RouteKey, SeqHash};
-use reqwest::{Method, RequestBuilder, Response, header::CONTENT_TYPE};
+use reqwest::{
+    Method, RequestBuilder, Response,
+    header::{CONTENT_TYPE, LOCATION},
+};
 use tokio::time::Instant;
 
 use super::{Client, backoff, members::Base, problem, retry::RetryBudget, service};
@@ -35,6 +44,21 @@ fn had_no_effect(error: &Error) -> bool {
         Error::Api(api) => api.known == Some(ErrorCode::Throttled),
         _ => false,
     }
+}
+
+/// Whether an error says that what was to be removed is not stored.
+fn finds_nothing(error: &Error) -> bool {
+    use ErrorCode::{UnknownChunk, UnknownContext, UnknownObject};
+    matches!(error.code(), Some(UnknownChunk | UnknownContext | UnknownObject))
+}
+
+/// A redirect, which is not followed: on the way to another scheme or host the credential would be dropped.
+fn redirected(base: &Base, response: &Response) -> Error {
+    let path = response.url().as_str().strip_prefix(&**base).unwrap_or_default();
+    let location = response.headers().get(LOCATION).and_then(|to| to.to_str().ok());
+    let to = location.and_then(|to| response.url().join(to).ok()).map(String::from);
+    let to = to.as_deref().map_or("that of the service itself", |to| to.strip_suffix(path).unwrap_or(to));
+    Error::Config { what: format!("{base} answers with a redirect: set the address to {to}") }
 }
 
 /// Makes copies of a request whose body is in memory.
@@ -129,13 +153,30 @@ impl Client {
 
     /// As [`send`](Self::send), to the replica `first` places behind the best one first.
     pub(super) async fn send_from(&self, first: usize, request: RequestBuilder) -> Result<Response, Error> {
-        self.send_again_from(first, |_| true, copies(request)?).await
+        self.send_again_from(first, &|_| true, copies(request)?).await
     }
 
     /// Sends a control request that is not idempotent: again only after an error that says that it had no effect.
     pub(super) async fn send_not_idempotent(&self, request: RequestBuilder) -> Result<Response, Error> {
         let request = request.timeout(self.config.control_timeout);
-        self.send_again_from(0, had_no_effect, copies(request)?).await
+        self.send_again_from(0, &had_no_effect, copies(request)?).await
+    }
+
+    /// Sends a control request that removes something. A try whose answer was lost may have removed it: the next one then finds
+    /// nothing, and the request has succeeded.
+    pub(super) async fn send_removal(&self, request: RequestBuilder) -> Result<(), Error> {
+        let may_be_removed = AtomicBool::new(false);
+        let repeats = |error: &Error| {
+            if error.is_retryable() && !had_no_effect(error) {
+                may_be_removed.store(true, Ordering::Relaxed);
+            }
+            true
+        };
+        let request = request.timeout(self.config.control_timeout);
+        match self.send_again_from(0, &repeats, copies(request)?).await {
+            Err(error) if may_be_removed.load(Ordering::Relaxed) && finds_nothing(&error) => Ok(()),
+            sent => sent.map(drop),
+        }
     }
 
     /// As [`send`](Self::send), of a request that is made anew for each attempt.
@@ -143,14 +184,14 @@ impl Client {
         &self,
         request: impl FnMut() -> RequestBuilder,
     ) -> Result<Response, Error> {
-        self.send_again_from(0, |_| true, request).await
+        self.send_again_from(0, &|_| true, request).await
     }
 
     /// Sends again after errors that `repeats` lets pass.
     async fn send_again_from(
         &self,
         first: usize,
-        repeats: fn(&Error) -> bool,
+        repeats: &(dyn Fn(&Error) -> bool + Sync),
         mut request: impl FnMut() -> RequestBuilder,
     ) -> Result<Response, Error> {
         let mut attempt = 0;
@@ -186,13 +227,13 @@ impl Client {
         first: usize,
         request: impl FnMut() -> RequestBuilder,
     ) -> Result<Response, Error> {
-        self.send_to_any(first, |_| true, request).await
+        self.send_to_any(first, &|_| true, request).await
     }
 
     async fn send_to_any(
         &self,
         first: usize,
-        repeats: fn(&Error) -> bool,
+        repeats: &(dyn Fn(&Error) -> bool + Sync),
         mut request: impl FnMut() -> RequestBuilder,
     ) -> Result<Response, Error> {
         let bases = self.members.order(&self.target, first);
@@ -219,6 +260,7 @@ impl Client {
         let is_upload = request.timeout().is_some_and(|limit| *limit > self.config.read_timeout);
         let http = if is_upload { &self.http.uploads } else { &self.http.reads };
         match http.execute(request).await {
+            Ok(response) if response.status().is_redirection() => Err(redirected(base, &response)),
             Ok(response) => {
                 self.note_answer(base, &response);
                 problem::check(response).await

@@ -87,8 +87,7 @@ impl Client {
     /// # Errors
     /// `unknown_context`.
     pub async fn delete_context(&self, context_id: &Uuid) -> Result<(), Error> {
-        let request = self.request(Method::DELETE, &routes::context(context_id));
-        self.send(request.timeout(self.config.control_timeout)).await.map(|_| ())
+        self.send_removal(self.request(Method::DELETE, &routes::context(context_id))).await
     }
 
     /// Removes all objects of a chunk: lookups stop offering it at once, and its bytes are deleted after the
@@ -97,8 +96,7 @@ impl Client {
     /// # Errors
     /// `unknown_chunk`.
     pub async fn delete_chunk(&self, model_id: &ModelId, seq_hash: &SeqHash) -> Result<(), Error> {
-        let request = self.request(Method::DELETE, &routes::chunk(model_id, seq_hash));
-        self.send(request.timeout(self.config.control_timeout)).await.map(|_| ())
+        self.send_removal(self.request(Method::DELETE, &routes::chunk(model_id, seq_hash))).await
     }
 
     /// The caller's tenant's usage of the store.
@@ -273,7 +271,11 @@ mod tests {
     use super::*;
     use crate::rest::ClientConfig;
 
-    /// A client of a service that gives each connection one of these answers, or none, and how many requests came.
+    const THROTTLED: &str =
+        "HTTP/1.1 429 Later\r\nconnection: close\r\ncontent-length: 20\r\n\r\n{\"code\":\"throttled\"}";
+
+    /// A client of a service that gives each connection one of these answers, or none for an empty one and behind them, and how
+    /// many requests came.
     async fn answering(answers: &'static [&'static str]) -> (Client, Arc<AtomicUsize>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let url = format!("http://{}", listener.local_addr().expect("bound")).parse().expect("a URL");
@@ -284,7 +286,8 @@ mod tests {
             while let Ok((mut stream, _)) = listener.accept().await {
                 stream.read_buf(&mut Vec::with_capacity(1 << 14)).await.expect("a request");
                 // Without an answer the connection ends here.
-                if let Some(answer) = answers.get(count.fetch_add(1, Ordering::Relaxed)) {
+                let answer = answers.get(count.fetch_add(1, Ordering::Relaxed));
+                if let Some(answer) = answer.filter(|answer| !answer.is_empty()) {
                     stream.write_all(answer.as_bytes()).await.expect("the client waits");
                     answered.push(stream);
                 }
@@ -317,13 +320,39 @@ mod tests {
             saved_gpu_ms: 0,
             timeline: None,
         };
-        let (client, requests) = answering(&[
-            "HTTP/1.1 429 Later\r\nconnection: close\r\ncontent-length: 20\r\n\r\n{\"code\":\"throttled\"}",
-            "HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n",
-        ])
-        .await;
+        let (client, requests) =
+            answering(&[THROTTLED, "HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n"]).await;
         client.report_load(&load).await.expect("it is counted once");
         assert_eq!(requests.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test]
+    async fn what_a_lost_answer_removed_is_removed_and_what_never_was_is_unknown() {
+        const UNKNOWN: &str = "HTTP/1.1 404 Not Found\r\nconnection: close\r\ncontent-length: 26\r\n\r\n\
+                               {\"code\":\"unknown_context\"}";
+        let (client, requests) = answering(&["", UNKNOWN]).await;
+        client.delete_context(&Uuid::nil()).await.expect("the first try may have removed it");
+        assert_eq!(requests.load(Ordering::Relaxed), 2);
+        let never: [&[&str]; 2] = [&[UNKNOWN], &[THROTTLED, UNKNOWN]];
+        for answers in never {
+            let (client, _) = answering(answers).await;
+            let error = client.delete_context(&Uuid::nil()).await.expect_err("no try removed it");
+            assert_eq!(error.code(), Some(kvasir_api::ErrorCode::UnknownContext), "{answers:?}");
+        }
+    }
+
+    /// A credential would be dropped on the way there, and the service would refuse the request.
+    #[tokio::test]
+    async fn a_redirect_is_refused_with_the_address_to_set() {
+        let (client, requests) = answering(&["HTTP/1.1 308 Permanent Redirect\r\nconnection: close\r\n\
+                                              location: https://127.0.0.1:9/v1/usage\r\n\
+                                              content-length: 0\r\n\r\n"])
+        .await;
+        match client.usage().await {
+            Err(Error::Config { what }) => assert!(what.ends_with("to https://127.0.0.1:9"), "{what}"),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(requests.load(Ordering::Relaxed), 1);
     }
 
     #[test]

@@ -8,12 +8,12 @@ use tokio::time::{Instant, sleep_until};
 use super::ActiveLoads;
 use crate::{
     fetcher::ByteRate,
-    limits::{READ_TIMEOUT, UPLOAD_BYTES_PER_SECOND_MIN, UPLOAD_PAUSE, UPLOAD_PIECE_BYTES},
+    limits::{READ_TIMEOUT, TRANSFER_BYTES_PER_SECOND_MIN, UPLOAD_PAUSE, UPLOAD_PIECE_BYTES},
 };
 
-/// The longest time for the upload of a body of `bytes`.
-pub(super) fn upload_time_max(bytes: usize) -> Duration {
-    READ_TIMEOUT.saturating_add(Duration::from_secs(bytes as u64 / UPLOAD_BYTES_PER_SECOND_MIN))
+/// The longest time for a body of `bytes`, to the service or from it.
+pub(super) fn transfer_time_max(bytes: usize) -> Duration {
+    READ_TIMEOUT.saturating_add(Duration::from_secs(bytes as u64 / TRANSFER_BYTES_PER_SECOND_MIN))
 }
 
 /// Paces an upload: at its configured rate while no load is active; otherwise one piece every
@@ -50,7 +50,7 @@ impl UploadPacer {
     pub(crate) fn time_max(&self, bytes: usize) -> Duration {
         let pauses = u32::try_from(bytes.div_ceil(UPLOAD_PIECE_BYTES)).unwrap_or(u32::MAX);
         let paced = self.rate.map_or(Duration::ZERO, |rate| rate.time_for(bytes as u64));
-        upload_time_max(bytes).saturating_add(UPLOAD_PAUSE.saturating_mul(pauses)).saturating_add(paced)
+        transfer_time_max(bytes).saturating_add(UPLOAD_PAUSE.saturating_mul(pauses)).saturating_add(paced)
     }
 
     /// Waits for a good moment to encode: loads decode on the same cores.
