@@ -173,6 +173,47 @@ async fn tls_with_a_private_ca_and_a_token() {
     service.stop().await;
 }
 
+/// A client with a certificate.
+fn mutual_tls(server_ca: &str, identity: Option<&Certificates>) -> reqwest::Client {
+    let mut builder = reqwest::Client::builder()
+        .add_root_certificate(reqwest::Certificate::from_pem(server_ca.as_bytes()).expect("a CA"));
+    if let Some(identity) = identity {
+        let read = |path: &PathBuf| std::fs::read(path).expect("reads");
+        let pem = [read(&identity.key), read(&identity.certificate)].concat();
+        builder = builder.identity(reqwest::Identity::from_pem(&pem).expect("an identity"));
+    }
+    builder.build().expect("a client")
+}
+
+#[tokio::test]
+async fn connections_end_when_the_ca_of_their_client_is_removed_and_no_others() {
+    let directory = TempDir::new().expect("a directory");
+    let (kept, removed) = (certificates(&directory, "kept"), certificates(&directory, "removed"));
+    let ca_file = directory.path().join("ca.crt");
+    std::fs::write(&ca_file, format!("{}{}", kept.ca, removed.ca)).expect("writes");
+    let store =
+        StoreConfig::new(format!("file://{}/store", directory.path().display()).parse().expect("a url"));
+    let service = Service::start_with(store, &directory.path().join("cache"), |config| {
+        let (certificate_file, key_file) = (kept.certificate.clone(), kept.key.clone());
+        let client_ca_file = Some(ca_file.clone());
+        config.tls = Some(TlsConfig { certificate_file, key_file, client_ca_file });
+    })
+    .await;
+    let clients = [&kept, &removed].map(|identity| mutual_tls(&kept.ca, Some(identity)));
+    let events = async |of: usize| {
+        clients[of].get(format!("https://{}{}", service.address, routes::EVENTS)).send().await
+    };
+    let (mut of_kept, mut of_removed) = (events(0).await.expect("reads"), events(1).await.expect("reads"));
+    assert_eq!([of_kept.status(), of_removed.status()], [StatusCode::OK; 2]);
+    std::fs::write(&ca_file, &kept.ca).expect("writes");
+    // Keep-alives may come before.
+    let ends = async { while let Ok(Some(_)) = of_removed.chunk().await {} };
+    tokio::time::timeout(Duration::from_secs(60), ends).await.expect("its stream of events ends");
+    let goes_on = async { while let Ok(Some(_)) = of_kept.chunk().await {} };
+    assert!(tokio::time::timeout(Duration::from_secs(2), goes_on).await.is_err(), "the other one does not");
+    assert!(events(1).await.is_err() && events(0).await.is_ok());
+}
+
 #[tokio::test]
 async fn clients_without_a_certificate_are_refused_where_a_client_ca_is_set() {
     let directory = TempDir::new().expect("a directory");
@@ -187,14 +228,7 @@ async fn clients_without_a_certificate_are_refused_where_a_client_ca_is_set() {
     })
     .await;
     let answer = async |identity: Option<&Certificates>| {
-        let mut builder = reqwest::Client::builder()
-            .add_root_certificate(reqwest::Certificate::from_pem(server.ca.as_bytes()).expect("a CA"));
-        if let Some(identity) = identity {
-            let read = |path: &PathBuf| std::fs::read(path).expect("reads");
-            let pem = [read(&identity.key), read(&identity.certificate)].concat();
-            builder = builder.identity(reqwest::Identity::from_pem(&pem).expect("an identity"));
-        }
-        builder.build().expect("a client").get(format!("https://{}/livez", service.address)).send().await
+        mutual_tls(&server.ca, identity).get(format!("https://{}/livez", service.address)).send().await
     };
     assert!(answer(Some(&server)).await.is_ok());
     assert!(answer(None).await.is_err());

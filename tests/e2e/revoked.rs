@@ -92,6 +92,25 @@ async fn open_streams_and_uploads_end_soon_after_their_credential_and_no_others(
     guarded.service.stop().await;
 }
 
+/// The link is too slow for a second part of the download within the time of the test.
+#[tokio::test]
+async fn a_download_that_waits_for_the_link_ends_with_its_credential() {
+    let (revoked, kept) = (token("a", Role::Write), token("a", Role::Write));
+    let entries = format!("{}{}", revoked.entry, kept.entry);
+    let slow = |config: &mut kvasir_server::Config| config.server.egress_bytes_per_second = 1_024;
+    let guarded = Guarded::start_with(&entries, None, slow).await;
+    let path = "/v1/namespaces/n/objects/large";
+    let put = guarded.send(&kept.token, Method::PUT, path, vec![7u8; LARGE / 8]).await;
+    assert!(put.status().is_success());
+    let mut answer = guarded.send(&revoked.token, Method::GET, path, "").await;
+    assert!(answer.chunk().await.expect("reads").is_some());
+    guarded.write_tenants(&kept.entry);
+    let revoked_at = Instant::now();
+    let ((), download_ended) = ended(async { while let Ok(Some(_)) = answer.chunk().await {} }).await;
+    assert_soon("the download", revoked_at, download_ended);
+    guarded.service.stop().await;
+}
+
 #[tokio::test]
 async fn a_changed_file_that_cannot_be_used_is_a_metric_until_it_can() {
     let kept = token("a", Role::Write);

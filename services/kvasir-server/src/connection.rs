@@ -1,15 +1,18 @@
 //! One connection: handshake, requests, idle timeout, buffers.
 
-use std::{convert::Infallible, time::Duration};
+use std::{convert::Infallible, future::pending, io, pin::pin, time::Duration};
 
 use axum::response::Response;
 use hyper::{Request, body::Incoming};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::{conn::auto, graceful::Watcher},
+    server::{conn::auto, graceful::GracefulConnection},
     service::TowerToHyperService,
 };
-use tokio::{net::TcpStream, sync::OwnedSemaphorePermit};
+use tokio::{
+    net::TcpStream,
+    sync::{OwnedSemaphorePermit, watch},
+};
 use tower::{Service, ServiceExt};
 
 use crate::{
@@ -37,7 +40,7 @@ pub(crate) async fn serve_connection<S>(
     stream: TcpStream,
     service: S,
     builder: auto::Builder<TokioExecutor>,
-    watcher: Watcher,
+    draining: watch::Receiver<()>,
 ) where
     S: Service<Request<Incoming>, Response = Response, Error = Infallible> + Clone + Send + 'static,
     S::Future: Send,
@@ -62,15 +65,18 @@ pub(crate) async fn serve_connection<S>(
         None => {
             let stream = TokioIo::new(TimedStream::new(stream, timer.clone()));
             let connection = builder.serve_connection_with_upgrades(stream, service);
-            unless_idle(&timer, watcher.watch(connection.into_owned())).await
+            until_ended(connection.into_owned(), &timer, draining, pending()).await
         }
         Some(tls) => {
-            let handshake = tls.acceptor().accept(stream);
-            match tokio::time::timeout(limits::TLS_HANDSHAKE_TIMEOUT, handshake).await {
+            let (acceptor, reloads) = tls.acceptor();
+            match tokio::time::timeout(limits::TLS_HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
                 Ok(Ok(stream)) => {
+                    let client =
+                        stream.get_ref().1.peer_certificates().map(<[_]>::to_vec).unwrap_or_default();
+                    let refused = tls.refused(&client, reloads);
                     let stream = TokioIo::new(TimedStream::new(stream, timer.clone()));
                     let connection = builder.serve_connection_with_upgrades(stream, service);
-                    unless_idle(&timer, watcher.watch(connection.into_owned())).await
+                    until_ended(connection.into_owned(), &timer, draining, refused).await
                 }
                 Ok(Err(error)) => return tracing::debug!(%error, "a TLS handshake failed"),
                 Err(_) => return tracing::debug!("a TLS handshake timed out"),
@@ -82,14 +88,32 @@ pub(crate) async fn serve_connection<S>(
     }
 }
 
-/// Waits for the end of a connection. Closes it when the timer expires.
-async fn unless_idle<E: From<std::io::Error>>(
+/// Waits for the end of a connection. Closes it when the timer expires. Once the service drains or the client is refused, its
+/// requests may end first; a refused client has [`limits::CREDENTIAL_LOOK_EVERY`] for that.
+async fn until_ended<C>(
+    connection: C,
     timer: &IdleTimer,
-    connection: impl Future<Output = Result<(), E>>,
-) -> Result<(), E> {
+    mut draining: watch::Receiver<()>,
+    refused: impl Future<Output = ()>,
+) -> Result<(), C::Error>
+where
+    C: GracefulConnection,
+    C::Error: From<io::Error>,
+{
+    let mut connection = pin!(connection);
+    let is_refused = tokio::select! {
+        ended = &mut connection => return ended,
+        () = timer.expired() => return Err(io::Error::from(io::ErrorKind::TimedOut).into()),
+        _ = draining.changed() => false,
+        () = refused => true,
+    };
+    connection.as_mut().graceful_shutdown();
     tokio::select! {
         ended = connection => ended,
-        () = timer.expired() => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+        () = timer.expired() => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
+        () = tokio::time::sleep(limits::CREDENTIAL_LOOK_EVERY), if is_refused => {
+            Err(io::Error::from(io::ErrorKind::PermissionDenied).into())
+        }
     }
 }
 

@@ -35,6 +35,8 @@ const BURST: Duration = Duration::from_millis(20);
 const DUE_MAX: Duration = Duration::from_secs(10);
 /// One of so many pieces of a tenant's loads is the one that is due first, also if it is late: so late loads go on.
 const LATE_TURN: u64 = 8;
+/// Tickets queued between two pieces: however fast they come, the link goes on.
+const TICKETS_AT_ONCE: usize = 256;
 
 /// Shares the egress bandwidth fairly between tenants. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -173,14 +175,18 @@ impl FairQueue {
     }
 
     async fn run(mut self, mut submitted: mpsc::UnboundedReceiver<SendTicket>) {
+        let mut tickets = Vec::new();
         loop {
             tokio::select! {
                 biased;
-                ticket = submitted.recv() => match ticket {
-                    Some(ticket) => self.enqueue(ticket),
-                    None => return,
+                count = submitted.recv_many(&mut tickets, TICKETS_AT_ONCE) => match count {
+                    0 => return,
+                    _ => tickets.drain(..).for_each(|ticket| self.enqueue(ticket)),
                 },
-                () = tokio::time::sleep_until(self.free_at), if !self.waiting.is_empty() => self.dispatch(),
+                () = tokio::time::sleep_until(self.free_at), if !self.waiting.is_empty() => {}
+            }
+            if self.free_at <= Instant::now() {
+                self.dispatch();
             }
         }
     }
@@ -372,6 +378,28 @@ mod tests {
         let a = sum(impatient.collect()).await;
         let b = sum(b).await;
         assert!(a > 0.35 && b > 0.35, "{a} {b}");
+    }
+
+    /// Their clients hang up at once.
+    #[tokio::test(start_paused = true)]
+    async fn tickets_that_keep_coming_do_not_stop_the_link() {
+        let scheduler = EgressScheduler::new(RATE);
+        let flood = async {
+            for _ in 0..1_000 {
+                for _ in 0..1_000 {
+                    let (granted, _) = oneshot::channel();
+                    let tenant = "a".parse().expect("a name");
+                    let ticket = SendTicket { tenant, due: None, bytes: 1_000, granted };
+                    scheduler.tickets.send(ticket).expect("it runs");
+                }
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = scheduler.acquire("b".parse().expect("a name"), None, 1_000) => {}
+            () = flood => panic!("nothing was sent"),
+        }
     }
 
     #[tokio::test(start_paused = true)]

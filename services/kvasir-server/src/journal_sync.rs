@@ -174,8 +174,19 @@ fn has_quota(state: &AppState, tenant: &Name) -> bool {
 mod tests {
     use std::sync::Arc;
 
+    use axum::{
+        body::Body,
+        http::{Request, StatusCode, header},
+    };
+    use kvasir_api::routes;
     use kvasir_storage::{Settings, index::Index};
-    use kvasir_store::{OpenStore, StoreConfig, observe::NoObserver};
+    use kvasir_store::{
+        OpenStore, StoreConfig, StoreKind,
+        layout::{ChunkKey, Key},
+        observe::NoObserver,
+    };
+    use object_store::{ObjectStoreExt, PutPayload, memory::InMemory, path::Path};
+    use tower::ServiceExt;
 
     use super::*;
     use crate::{
@@ -183,6 +194,7 @@ mod tests {
         cluster::{Cluster, ClusterConfig, MemberSource},
         config::{AuthConfig, Config},
         metrics::Metrics,
+        router::router,
     };
 
     fn url(nth: usize) -> String {
@@ -231,6 +243,44 @@ mod tests {
         let reader = storage.changes().events().changes();
         assert!((0..9).all(|nth| reading(nth, 9, "") == JournalReading::Stored));
         drop(reader);
+    }
+
+    /// It may not have read the journal for a minute.
+    #[tokio::test]
+    async fn an_idle_replica_has_no_status_of_what_another_one_removed() {
+        let backend = Arc::new(InMemory::new());
+        let config = StoreConfig::new("memory://".parse().expect("a url"));
+        let storage = async || {
+            let observer = Arc::new(NoObserver);
+            let kind = StoreKind::Memory;
+            let store = OpenStore::with(Arc::clone(&backend), &Path::default(), kind, &config, observer);
+            let abilities = store.probe().await.expect("answers");
+            Storage::new(store, abilities, Index::memory(), Settings::new(std::env::temp_dir()), None)
+        };
+        let key = ChunkKey {
+            tenant: "default".parse().expect("a name"),
+            model_id: [1; 32].into(),
+            seq_hash: [2; 32].into(),
+            object_digest: [3; 32].into(),
+        };
+        let other = storage().await;
+        let path = other.store().layout().path(&Key::Chunk(key.clone()));
+        backend.put(&path, PutPayload::from_static(b"bytes")).await.expect("writes");
+        other.lifecycle().remove(&key).await.expect("is removed");
+        let idle = AppState::new(
+            Arc::new(Metrics::new()),
+            Authenticator::open(&Config::default()).expect("no files"),
+            None,
+            None,
+            None,
+            JournalSync::new(Duration::from_secs(1)),
+            Cluster::default(),
+        );
+        idle.set_storage(storage().await);
+        let asked = routes::object_status(&key.model_id, &key.seq_hash, &key.object_digest);
+        let request = Request::get(asked).header(header::HOST, "localhost").body(Body::empty());
+        let answer = router(idle).oneshot(request.expect("a request")).await.expect("routers do not fail");
+        assert_eq!(answer.status(), StatusCode::NOT_FOUND);
     }
 
     #[test]

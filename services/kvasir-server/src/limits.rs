@@ -124,6 +124,8 @@ pub(crate) const RETRY_AFTER_SECONDS: u64 = 1;
 /// `Retry-After` of a tenant over its storage quota, in seconds: the collector must first free removed
 /// objects.
 pub(crate) const QUOTA_RETRY_AFTER_SECONDS: u64 = 600;
+/// Longest lifetime of a presigned URL that S3 accepts: 7 days.
+pub(crate) const URL_TTL_MAX: Duration = Duration::from_secs(7 * 86_400);
 /// Longest credential: a JSON Web Token with a long list of claims.
 pub(crate) const CREDENTIAL_BYTES_MAX: usize = 8 << 10;
 /// Longest name of a credential in the audit log.
@@ -142,8 +144,8 @@ pub(crate) const FAILURE_LIMITER_PEERS_MAX: usize = 1 << 16;
 pub(crate) const RELOADED_BYTES_MAX: u64 = 64 << 20;
 /// How often such files are checked for changes.
 pub(crate) const RELOAD_EVERY: Duration = Duration::from_secs(5);
-/// How often the credential of a running body is checked: together with the check of the files, a revocation
-/// takes effect within 6 s.
+/// How often the credential of a running body is checked, and how long requests may go on whose client certificate is no longer
+/// accepted: together with the check of the files, a revocation takes effect within 6 s.
 pub(crate) const CREDENTIAL_LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Longest response that is sent without watching its credential: it is already in memory.
 pub(crate) const UNWATCHED_BYTES_MAX: u64 = 64 << 10;

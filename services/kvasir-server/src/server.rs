@@ -7,17 +7,18 @@ use futures::{
     FutureExt,
     future::{FusedFuture, join_all},
 };
-use hyper_util::{
-    rt::TokioExecutor,
-    server::{conn::auto, graceful::GracefulShutdown},
-};
+use hyper_util::{rt::TokioExecutor, server::conn::auto};
 use kvasir_storage::{
     Storage,
     hot::{HotSettings, HotTier},
     index::{Index, IndexError},
 };
 use kvasir_store::{FormerLayout, OpenStore, StoreKind, observe::StoreObserver, seal::KeyService};
-use tokio::{net::TcpListener, sync::Semaphore, task::JoinError};
+use tokio::{
+    net::TcpListener,
+    sync::{Semaphore, watch},
+    task::JoinError,
+};
 use tower::ServiceExt;
 
 use crate::{
@@ -308,7 +309,8 @@ async fn connect_store(
 struct Connections {
     all: Arc<Semaphore>,
     of_addresses: ConnectionLimiter,
-    graceful: GracefulShutdown,
+    /// Told once; each connection keeps a receiver until its end.
+    draining: watch::Sender<()>,
     builder: auto::Builder<TokioExecutor>,
 }
 
@@ -321,7 +323,7 @@ async fn serve(
     let connections = Connections {
         all: Arc::new(Semaphore::new(config.server.connections_max)),
         of_addresses: ConnectionLimiter::new(config.server.connections_per_address),
-        graceful: GracefulShutdown::new(),
+        draining: watch::Sender::new(()),
         builder: connection_builder(config.server.connection_memory_bytes),
     };
     let accepting =
@@ -332,7 +334,8 @@ async fn serve(
     }
     state.drain();
     tracing::info!(grace = ?config.server.drain_grace, "draining");
-    if tokio::time::timeout(config.server.drain_grace, connections.graceful.shutdown()).await.is_err() {
+    connections.draining.send_replace(());
+    if tokio::time::timeout(config.server.drain_grace, connections.draining.closed()).await.is_err() {
         tracing::warn!("requests were cut off at the end of the drain grace period");
     }
 }
@@ -349,8 +352,8 @@ async fn accept(state: &AppState, listener: TcpListener, router: Router, connect
                     continue;
                 };
                 let router = router.clone().map_request(with_peer_address(PeerAddress(peer.ip())));
-                let (builder, watcher) = (connections.builder.clone(), connections.graceful.watcher());
-                let serving = serve_connection(state.clone(), stream, router, builder, watcher);
+                let (builder, draining) = (connections.builder.clone(), connections.draining.subscribe());
+                let serving = serve_connection(state.clone(), stream, router, builder, draining);
                 tokio::spawn(track_connection(state.clone(), (permit, permit_of_address), serving));
             }
             Err(error) => {

@@ -2,12 +2,13 @@
 
 use std::{path::Path, sync::Arc};
 
+use tokio::sync::watch;
 use tokio_rustls::{
     TlsAcceptor,
     rustls::{
         RootCertStore, ServerConfig,
-        crypto::aws_lc_rs,
-        pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+        crypto::{CryptoProvider, aws_lc_rs},
+        pki_types::{CertificateDer, PrivateKeyDer, UnixTime, pem::PemObject},
         server::{WebPkiClientVerifier, danger::ClientCertVerifier},
         version::{TLS12, TLS13},
     },
@@ -17,7 +18,18 @@ use crate::{config::TlsConfig, reload::ReloadableFiles};
 
 /// The TLS configuration of the listener.
 #[derive(Debug)]
-pub(crate) struct Tls(ReloadableFiles<ServerConfig>);
+pub(crate) struct Tls {
+    files: ReloadableFiles<LoadedTls>,
+    reloads: watch::Sender<()>,
+}
+
+/// The configuration that the files make.
+#[derive(Debug)]
+struct LoadedTls {
+    server: Arc<ServerConfig>,
+    /// `None`: clients need no certificate.
+    clients: Option<Arc<dyn ClientCertVerifier>>,
+}
 
 impl Tls {
     /// Reads certificate, key and, if given, the CA of client certificates.
@@ -27,38 +39,73 @@ impl Tls {
     pub(crate) fn open(config: &TlsConfig) -> Result<Self, String> {
         let mut paths: Vec<&Path> = vec![&config.certificate_file, &config.key_file];
         paths.extend(config.client_ca_file.as_deref());
-        ReloadableFiles::open(&paths, |files| {
-            server_config(&files[0], &files[1], files.get(2).map(Vec::as_slice))
-        })
-        .map(Self)
-        .map_err(|problem| format!("tls: {problem}"))
+        let files = ReloadableFiles::open(&paths, |files| {
+            LoadedTls::new(&files[0], &files[1], files.get(2).map(Vec::as_slice))
+        });
+        let files = files.map_err(|problem| format!("tls: {problem}"))?;
+        Ok(Self { files, reloads: watch::Sender::new(()) })
     }
 
     pub(crate) fn reload(&self) {
-        self.0.reload();
+        if self.files.reload_if(|_, _| Ok(())) {
+            self.reloads.send_replace(());
+        }
     }
 
     pub(crate) fn has_rejected_files(&self) -> bool {
-        self.0.is_rejected()
+        self.files.is_rejected()
     }
 
-    /// For the next connection, with the certificates now in force.
-    pub(crate) fn acceptor(&self) -> TlsAcceptor {
-        TlsAcceptor::from(self.0.get())
+    /// For the next connection, with the certificates now in force, and a receiver that is told of later ones.
+    pub(crate) fn acceptor(&self) -> (TlsAcceptor, watch::Receiver<()>) {
+        // First: a reload in between is one of the later ones.
+        let reloads = self.reloads.subscribe();
+        (TlsAcceptor::from(Arc::clone(&self.files.get().server)), reloads)
+    }
+
+    /// Resolves once the certificates in force no longer accept a client that connected before: its CA was removed.
+    pub(crate) async fn refused(&self, client: &[CertificateDer<'_>], mut reloads: watch::Receiver<()>) {
+        while reloads.changed().await.is_ok() {
+            if !self.files.get().accepts(client) {
+                return;
+            }
+        }
+        std::future::pending().await
     }
 }
 
-fn server_config(certificate: &[u8], key: &[u8], client_ca: Option<&[u8]>) -> Result<ServerConfig, String> {
+impl LoadedTls {
+    fn new(certificate: &[u8], key: &[u8], client_ca: Option<&[u8]>) -> Result<Self, String> {
+        let provider = Arc::new(aws_lc_rs::default_provider());
+        let clients = client_ca.map(|ca| verifier(ca, Arc::clone(&provider))).transpose()?;
+        let server = Arc::new(server_config(certificate, key, provider, clients.clone())?);
+        Ok(Self { server, clients })
+    }
+
+    fn accepts(&self, client: &[CertificateDer<'_>]) -> bool {
+        self.clients.as_ref().is_none_or(|clients| {
+            client.split_first().is_some_and(|(own, intermediates)| {
+                clients.verify_client_cert(own, intermediates, UnixTime::now()).is_ok()
+            })
+        })
+    }
+}
+
+fn server_config(
+    certificate: &[u8],
+    key: &[u8],
+    provider: Arc<CryptoProvider>,
+    clients: Option<Arc<dyn ClientCertVerifier>>,
+) -> Result<ServerConfig, String> {
     let chain = certificates(certificate, "tls.certificate_file")?;
     let key =
         PrivateKeyDer::from_pem_slice(key).map_err(|e| format!("tls.key_file has no usable key: {e}"))?;
-    let provider = Arc::new(aws_lc_rs::default_provider());
-    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+    let builder = ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&TLS13, &TLS12])
         .map_err(|e| e.to_string())?;
-    let builder = match client_ca {
+    let builder = match clients {
         None => builder.with_no_client_auth(),
-        Some(ca) => builder.with_client_cert_verifier(verifier(ca, provider)?),
+        Some(clients) => builder.with_client_cert_verifier(clients),
     };
     let mut config = builder
         .with_single_cert(chain, key)
@@ -67,10 +114,7 @@ fn server_config(certificate: &[u8], key: &[u8], client_ca: Option<&[u8]>) -> Re
     Ok(config)
 }
 
-fn verifier(
-    ca: &[u8],
-    provider: Arc<tokio_rustls::rustls::crypto::CryptoProvider>,
-) -> Result<Arc<dyn ClientCertVerifier>, String> {
+fn verifier(ca: &[u8], provider: Arc<CryptoProvider>) -> Result<Arc<dyn ClientCertVerifier>, String> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(ca, "tls.client_ca_file")? {
         roots.add(certificate).map_err(|e| format!("tls.client_ca_file: {e}"))?;

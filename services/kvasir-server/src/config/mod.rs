@@ -257,9 +257,11 @@ impl Config {
         self.check_cluster(mistakes);
         self.check_store_urls(mistakes);
         let (url_ttl, grace) = (self.storage.direct.url_ttl, self.gc.policy.grace);
-        if self.storage.direct.enabled && (url_ttl > grace || url_ttl.as_secs() == 0) {
+        let url_ttl_max = grace.min(crate::limits::URL_TTL_MAX);
+        if self.storage.direct.enabled && !(Duration::from_secs(1)..=url_ttl_max).contains(&url_ttl) {
             let problem = format!(
-                "is {url_ttl:?}; it must be 1s to gc.grace ({grace:?}), so that no URL outlives its object"
+                "is {url_ttl:?}; it must be 1s to gc.grace ({grace:?}), so that no URL outlives its object, and at most 168h, \
+                 beyond which S3 refuses the URL"
             );
             mistakes.push(Mistake::new("direct.url_ttl", &problem));
         }

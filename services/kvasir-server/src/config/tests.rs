@@ -118,6 +118,19 @@ fn a_number_beyond_what_a_semaphore_holds_is_refused() {
 }
 
 #[test]
+fn a_url_that_outlives_its_object_or_that_s3_refuses_is_a_mistake() {
+    let load = |url_ttl, grace| {
+        let flags = [("store.url", "s3://b"), ("direct.url_ttl", url_ttl), ("gc.grace", grace)];
+        Layers::default().with_flags(flags).load()
+    };
+    assert!(load("1s", "15m").is_ok() && load("168h", "200h").is_ok());
+    for (url_ttl, grace) in [("999ms", "15m"), ("16m", "15m"), ("168h", "100h"), ("169h", "200h")] {
+        let error = load(url_ttl, grace).expect_err(url_ttl).to_string();
+        assert!(error.contains("direct.url_ttl: is") && error.contains("at most 168h"), "{error}");
+    }
+}
+
+#[test]
 fn an_unknown_policy_is_refused_and_a_known_one_is_taken() {
     let load = |policy| {
         let flags = [("store.url", "memory://"), ("hot.policy", policy), ("gc.eviction", policy)];

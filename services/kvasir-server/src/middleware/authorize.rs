@@ -78,18 +78,22 @@ pub(crate) async fn authorize(State(state): State<AppState>, mut request: Reques
         request = watch.request(request);
     }
     let mut response = body::of_tenant(tenant.clone(), next.run(request)).await;
-    if let Some(watch) = &watch {
-        // The handler only saw a broken body; the cause is known here.
-        let was_cut = watch.has_ended() && !response.status().is_success();
-        response = if was_cut { unauthenticated(AuthFailure::Invalid) } else { watch.response(response) };
-    }
-    audited.end(response.status().as_u16());
-    let response = match permit {
-        Some(permit) => permit.charge(response),
+    let paced = |response| match state.egress() {
+        Some(egress) => egress.schedule(&tenant, deadline, response),
         None => response,
     };
-    match state.egress() {
-        Some(egress) => egress.schedule(&tenant, deadline, response),
+    // The handler only saw a broken body; the cause is known here.
+    let was_cut = watch.as_ref().is_some_and(CredentialWatch::has_ended) && !response.status().is_success();
+    if was_cut {
+        response = unauthenticated(AuthFailure::Invalid);
+    }
+    audited.end(response.status().as_u16());
+    let response = match watch.filter(|_| !was_cut) {
+        Some(watch) => watch.response(response, paced),
+        None => paced(response),
+    };
+    match permit {
+        Some(permit) => permit.charge(response),
         None => response,
     }
 }

@@ -51,9 +51,11 @@ impl CredentialWatch {
         request.map(|body| self.body(body))
     }
 
-    /// The response with its body watched, unless it is already in memory.
-    pub(crate) fn response(&self, response: Response) -> Response {
+    /// The response, `paced`, with its body watched unless it is already in memory. A part that waits for its turn ends with the
+    /// credential, too.
+    pub(crate) fn response(&self, response: Response, paced: impl FnOnce(Response) -> Response) -> Response {
         let is_short = response.body().size_hint().exact().is_some_and(|b| b <= limits::UNWATCHED_BYTES_MAX);
+        let response = paced(response);
         if is_short { response } else { response.map(|body| self.body(body)) }
     }
 
@@ -124,7 +126,7 @@ impl HttpBody for WatchedBody {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{convert::identity, time::Duration};
 
     use axum::http::header;
     use futures::{StreamExt, stream};
@@ -147,7 +149,7 @@ mod tests {
         };
         for pause in [Duration::from_millis(10), Duration::from_secs(3600)] {
             let (watch, in_force) = watch();
-            let body = watch.response(Response::new(parts(pause))).into_body();
+            let body = watch.response(Response::new(parts(pause)), identity).into_body();
             let reading = tokio::spawn(async move {
                 body.into_data_stream().take_while(|part| std::future::ready(part.is_ok())).count().await
             });
@@ -164,11 +166,11 @@ mod tests {
     async fn a_body_keeps_its_length_and_one_in_memory_is_not_touched() {
         let (watch, in_force) = watch();
         let long = vec![7; limits::UNWATCHED_BYTES_MAX as usize + 1];
-        let response = watch.response(Response::new(Body::from(long.clone())));
+        let response = watch.response(Response::new(Body::from(long.clone())), identity);
         assert_eq!(response.body().size_hint().exact(), Some(long.len() as u64));
         assert!(!response.headers().contains_key(header::TRANSFER_ENCODING));
         assert_eq!(axum::body::to_bytes(response.into_body(), 1 << 20).await.expect("reads"), long);
-        let short = watch.response(Response::new(Body::from("short")));
+        let short = watch.response(Response::new(Body::from("short")), identity);
         in_force.store(false, Ordering::Relaxed);
         tokio::time::sleep(limits::CREDENTIAL_LOOK_EVERY * 2).await;
         assert_eq!(axum::body::to_bytes(short.into_body(), 1 << 20).await.expect("reads"), "short");

@@ -127,14 +127,14 @@ async fn answer(State(front): State<Front>, mut request: Request) -> Response {
         let detail = "the access key is unknown to this service or no longer valid";
         response = errors::s3_error(&Problem::new(ErrorCode::Unauthorized, detail).into()).into_response();
     }
-    response = watch.response(response);
-    response.extensions_mut().insert(RouteLabel(call.operation.unwrap_or("s3:unknown")));
-    if let Some(permit) = call.permit {
-        response = permit.charge(response);
-    }
-    match (front.state.egress(), call.tenant) {
-        (Some(egress), Some(tenant)) => egress.schedule(&tenant, None, response),
+    response = watch.response(response, |response| match (front.state.egress(), &call.tenant) {
+        (Some(egress), Some(tenant)) => egress.schedule(tenant, None, response),
         _ => response,
+    });
+    response.extensions_mut().insert(RouteLabel(call.operation.unwrap_or("s3:unknown")));
+    match call.permit {
+        Some(permit) => permit.charge(response),
+        None => response,
     }
 }
 

@@ -184,7 +184,8 @@ pub(in crate::handlers) async fn status(
     principal: Principal,
     Path(names): Path<(String, String, String)>,
 ) -> Result<Json<ChunkStatus>, ApiError> {
-    let status = state.storage()?.reads().status(&object_key(&principal, &names)?).await?;
+    let key = object_key(&principal, &names)?;
+    let status = state.caught_up_storage().await?.reads().status(&key).await?;
     let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     Ok(Json(ChunkStatus {
         stored_at_ms: status.stored_at_ms,

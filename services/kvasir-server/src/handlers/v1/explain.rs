@@ -21,5 +21,5 @@ pub(in crate::handlers) async fn post(
             "more than {LOOKUP_TOKENS_MAX} tokens; send several requests"
         )));
     }
-    Ok(Json(state.storage()?.explain(&principal.tenant, &request).await?))
+    Ok(Json(state.caught_up_storage().await?.explain(&principal.tenant, &request).await?))
 }

@@ -1,5 +1,7 @@
 //! Headers about the caller's request and about the body that it sends.
 
+use std::str::FromStr;
+
 use axum::http::{HeaderMap, header};
 use kvasir_api::{
     ErrorCode, HEADER_DEADLINE, HEADER_NAMESPACE, HEADER_OBJECT_DIGEST, HEADER_REQUEST_TYPE, HEADER_ROUTE,
@@ -23,9 +25,9 @@ use crate::{
 pub(super) fn parse(cluster: &Cluster, headers: &HeaderMap) -> Result<RequestHint, ApiError> {
     let kind = name(headers, HEADER_REQUEST_TYPE)?;
     let turn = match text(headers, HEADER_TURN)? {
-        Some(text) => match text.parse() {
-            Ok(turn @ 1..) => Some(turn),
-            Ok(0) | Err(_) => return Err(wrong(HEADER_TURN, "a turn must be a whole number from 1")),
+        Some(text) => match whole_number(text) {
+            Some(turn @ 1..) => Some(turn),
+            Some(0) | None => return Err(wrong(HEADER_TURN, "a turn must be a whole number from 1")),
         },
         None => None,
     };
@@ -54,10 +56,10 @@ pub(super) fn route(headers: &HeaderMap) -> Result<Option<RouteKey>, ApiError> {
 /// # Errors
 /// `bad_request` for one that is no number of milliseconds.
 pub(crate) fn deadline(headers: &HeaderMap) -> Result<Option<Instant>, ApiError> {
-    let left = text(headers, HEADER_DEADLINE)?.map(str::parse).transpose();
-    let left =
-        left.map_err(|_| wrong(HEADER_DEADLINE, "a deadline must be a whole number of milliseconds"))?;
-    Ok(left.map(egress::deadline))
+    let Some(left) = text(headers, HEADER_DEADLINE)? else { return Ok(None) };
+    let left = whole_number(left)
+        .ok_or_else(|| wrong(HEADER_DEADLINE, "a deadline must be a whole number of milliseconds"))?;
+    Ok(Some(egress::deadline(left)))
 }
 
 /// The namespace in a writer's headers.
@@ -89,6 +91,11 @@ fn name(headers: &HeaderMap, header: &'static str) -> Result<Option<Name>, ApiEr
     parsed.transpose().map_err(|e| wrong(header, &format!("{e}")))
 }
 
+/// A number in digits alone; `parse` takes a sign as well.
+fn whole_number<T: FromStr>(text: &str) -> Option<T> {
+    text.parse().ok().filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
 fn text<'a>(headers: &'a HeaderMap, name: &'static str) -> Result<Option<&'a str>, ApiError> {
     let text = headers.get(name).map(|value| value.to_str());
     text.transpose().map_err(|_| wrong(name, "it is not ASCII text"))
@@ -113,7 +120,7 @@ mod tests {
         let half_a_second = Instant::now() + std::time::Duration::from_millis(500);
         assert_eq!(read(Some("500")).expect("a number"), Some(half_a_second));
         assert!(read(Some("18446744073709551615")).expect("a number") > Some(half_a_second));
-        for wrong in ["", "-1", "0.5", "soon", "18446744073709551616"] {
+        for wrong in ["", "-1", "+5", "0.5", "soon", "18446744073709551616"] {
             let refused = read(Some(wrong)).expect_err(wrong);
             assert!(refused.problem().detail.contains(HEADER_DEADLINE), "{refused:?}");
         }
@@ -130,9 +137,14 @@ mod tests {
         assert_eq!(read(None, None).expect("nothing"), RequestHint::default());
         let hint = read(Some("file"), Some("4")).expect("both");
         assert_eq!((hint.kind.expect("a type").as_str(), hint.turn), ("file", Some(4)));
-        for (kind, turn) in
-            [(Some("a b"), None), (Some(""), None), (None, Some("0")), (None, Some("-1")), (None, Some("x"))]
-        {
+        for (kind, turn) in [
+            (Some("a b"), None),
+            (Some(""), None),
+            (None, Some("0")),
+            (None, Some("-1")),
+            (None, Some("+4")),
+            (None, Some("x")),
+        ] {
             assert!(read(kind, turn).is_err(), "{kind:?} {turn:?}");
         }
     }
