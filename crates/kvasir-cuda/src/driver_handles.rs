@@ -134,10 +134,11 @@ impl DeviceMemory for CudaMemory {
 
 impl Drop for CudaMemory {
     fn drop(&mut self) {
-        let _entered = Entered::new();
+        let (_entered, context) = (Entered::new(), &self.shared.context);
         // After the kernels that use it, not on the copy stream: copies must not wait for kernels. A failure
-        // means a dead context, in which nothing needs to be freed.
-        let _ = self.shared.context.bind_to_thread();
+        // means a dead context, in which nothing needs to be freed, or is an older error, which cudarc returns
+        // instead of entering.
+        let _ = context.bind_to_thread().or_else(|_| context.bind_to_thread());
         let _ = self.shared.order_copies();
         if self.shared.pool.is_some() {
             // SAFETY: from the pool, freed once, after all that was queued with it.

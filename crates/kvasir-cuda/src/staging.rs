@@ -70,7 +70,7 @@ impl Drop for StagingBuffer {
     fn drop(&mut self) {
         let _entered = Entered::new();
         let _ = self.wait();
-        let _ = self.context.bind_to_thread();
+        let _ = self.context.bind_to_thread().or_else(|_| self.context.bind_to_thread()); // as in `wait`
         // SAFETY: from `malloc_host`, and no copy uses it any more. A failure leaves a dead context.
         let _ = unsafe { result::free_host(self.memory) };
     }

@@ -215,6 +215,7 @@ int cuMemAllocAsync(uint64_t* out, size_t bytes, DriverStream* stream) {
 }
 int cuMemFreeAsync(uint64_t address, DriverStream* stream) {
   GUARD;
+  if (current != context) fail("memory is freed outside its context");
   return put(stream, [address] { release(address); });
 }
 int cuMemAlloc_v2(uint64_t* out, size_t bytes) {
@@ -223,13 +224,17 @@ int cuMemAlloc_v2(uint64_t* out, size_t bytes) {
 }
 int cuMemFree_v2(uint64_t address) {
   GUARD;
+  if (current != context) fail("memory is freed outside its context");
   return release(address), 0;
 }
 int cuMemHostAlloc(void** out, size_t bytes, uint32_t) {
   IN_CONTEXT;
   return *out = std::malloc(bytes), 0;
 }
-int cuMemFreeHost(void* block) { return std::free(block), 0; }
+int cuMemFreeHost(void* block) {
+  if (current != context) fail("memory is freed outside its context");
+  return std::free(block), 0;
+}
 int cuMemsetD8Async(uint64_t address, uint8_t value, size_t bytes, DriverStream* stream) {
   IN_CONTEXT;
   if (!inside(address, bytes)) return kInvalid;
