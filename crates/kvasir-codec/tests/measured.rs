@@ -71,7 +71,8 @@ fn compare(spec: &ModelSpec, profile: &Profile, is_whole: bool, scale: f32) {
         let truth = errors(spec, profile, &kv, &decoded);
         for (plane, (said, truth)) in measured.levels[level].iter().zip(truth).enumerate() {
             let said = said.get().unwrap();
-            let most = if is_whole { 1.1 } else { 2.0 };
+            // A step of the scale is 1.09, and rounding is added where it is little.
+            let most = if is_whole { 1.12 } else { 2.0 };
             // A sample may leave the worst token out.
             let least = if is_whole { 0.995 } else { 0.8 };
             assert!(
@@ -158,16 +159,21 @@ fn trained_profiles_say_what_they_lose() {
 /// A step of the type is as wide as those of the levels: what is decoded gets better or worse by rounding.
 #[test]
 fn errors_are_those_of_rows_in_the_cache_s_type() {
-    let spec = mixed_spec(KvDtype::Fp8E4m3);
-    let tokens = Noise::new(1).tokens(TOKENS);
-    let mut kv = cache(&spec, &tokens, 1);
-    scale_rows(&spec, &mut kv, 1.0);
-    compare(&spec, &starter(&spec, &tokens, 0, &kv).unwrap(), true, 1.0);
-    let mut contexts = contexts(&spec, 4, 700);
-    contexts.iter_mut().for_each(|context| scale_rows(&spec, &mut context.kv, 1.0));
-    for (recipe, is_whole) in [(Recipe::Direct, true), (Recipe::DirectExact, false)] {
-        let profile = train(&spec, &contexts, &recipe, 1e-3, &mut |_, _| ()).unwrap();
-        compare(&spec, &profile, is_whole, 1.0);
+    for dtype in [KvDtype::Fp8E4m3, KvDtype::Bf16] {
+        let spec = mixed_spec(dtype);
+        let tokens = Noise::new(1).tokens(TOKENS);
+        let mut kv = cache(&spec, &tokens, 1);
+        scale_rows(&spec, &mut kv, 1.0);
+        compare(&spec, &starter(&spec, &tokens, 0, &kv).unwrap(), true, 1.0);
+        let mut contexts = contexts(&spec, 4, 700);
+        contexts.iter_mut().for_each(|context| scale_rows(&spec, &mut context.kv, 1.0));
+        // The finest steps of bf16 are about those of the second error.
+        for (recipe, finest, is_whole) in
+            [(Recipe::Direct, 1e-3, true), (Recipe::Direct, 4e-6, true), (Recipe::DirectExact, 1e-3, false)]
+        {
+            let profile = train(&spec, &contexts, &recipe, finest, &mut |_, _| ()).unwrap();
+            compare(&spec, &profile, is_whole, 1.0);
+        }
     }
 }
 

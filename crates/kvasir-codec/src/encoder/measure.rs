@@ -25,6 +25,9 @@ const STANDARD_ERRORS: f64 = 3.0;
 const CONSTANT_WEIGHT: f64 = 10.0;
 /// The error of one token may be this many times the bound.
 const TOKEN_ALLOWANCE: f64 = 16.0;
+/// Where the power of rounding to the cache's type is below this share of a level's, it is added: to round and to rotate
+/// costs more than the rest of a measurement.
+const ROUNDING_SHARE: f64 = 1.0 / 64.0;
 
 /// Errors of one head at one level, in squares of the finest step.
 #[derive(Debug, Clone, Default)]
@@ -90,6 +93,8 @@ impl ScopeErrors {
             rows.extend_from_slice(&cached);
             normalise(job, &member, tokens.clone(), &mut rows);
             errors.resize(rows.len(), 0.0);
+            let rounding =
+                rounding_power(job.encoder.spec.kv_dtype, &cached) / f64::from(member.gain).powi(2);
             for (level, heads) in levels.iter().zip(&mut heads) {
                 let elements = member.start..member.start + member.dim;
                 let (present, shifts) = (&level.present[elements.clone()], &level.shifts[elements]);
@@ -98,8 +103,15 @@ impl ScopeErrors {
                         *y = present * level.reconstruct(*x, *shift);
                     }
                 }
-                to_errors(job, &member, tokens.clone(), &cached, &mut errors);
-                heads.push(head_errors(member.dim, tokens.len(), &errors));
+                let is_rounded = rounding > ROUNDING_SHARE * level.power() * rows.len() as f64;
+                if is_rounded {
+                    to_errors(job, &member, tokens.clone(), &cached, &mut errors);
+                } else {
+                    errors.iter_mut().zip(&rows).for_each(|(y, x)| *y = x - *y);
+                }
+                let mut head = head_errors(member.dim, tokens.len(), &errors);
+                head.total += if is_rounded { 0.0 } else { rounding };
+                heads.push(head);
             }
         }
         Self::new(tokens.len(), tokens.len(), heads.into_iter())
@@ -228,8 +240,9 @@ pub(super) fn measured(
         for (errors, heads) in levels.iter_mut().zip(&sum.levels) {
             for (member, head) in scope.members.iter().zip(heads) {
                 let error = sum.relative(spec, member, head)?;
-                // Rounding may give all tokens of a sample their values back, and others not.
-                let error = if sum.measured < sum.tokens { error.max(f64::MIN_POSITIVE) } else { error };
+                // A lossy level is never called exact: zeros lose their signs, the tokens that were not measured may
+                // differ, and so may the last bits of a reader's products.
+                let error = if error == 0.0 && sum.tokens > 0 { f64::MIN_POSITIVE } else { error };
                 let plane = errors.get_mut(2 * member.layer + usize::from(member.plane == Plane::V))?;
                 *plane = (*plane).max(LevelError::at_least(error));
             }
@@ -278,6 +291,25 @@ fn to_errors(job: &SpanJob<'_>, member: &MemberView, tokens: Range<usize>, cache
     rows.iter_mut().zip(cached).for_each(|(x, cached)| *x = (cached - *x) * inverse);
     if let Some(rotation) = rotation {
         tokens.zip(rows.chunks_exact_mut(member.dim)).for_each(|(token, row)| rotation.unrotate(token, row));
+    }
+}
+
+/// The power of rounding such rows to a cache's type, at its widest steps; infinite where that says nothing.
+fn rounding_power(dtype: KvDtype, cached: &[f32]) -> f64 {
+    /// Below 2^-14 the steps of f16 are these.
+    const LEAST_STEP: f64 = 1.0 / (1 << 24) as f64;
+    /// What is decoded to twice as much is infinite in f16.
+    const LARGE: f32 = 32_768.0;
+    match float_of(dtype) {
+        None => 0.0,
+        // Most of its values have few bits.
+        Some(FloatFormat::E4m3) => f64::INFINITY,
+        Some(FloatFormat::F16) if cached.iter().any(|x| x.abs() > LARGE) => f64::INFINITY,
+        Some(float @ (FloatFormat::Bf16 | FloatFormat::F16)) => {
+            // A step is at most 2^-mantissa of a value.
+            let steps = f64::from(power_of(cached)) * 0.25f64.powi(float.mantissa_bits() as i32);
+            (steps + cached.len() as f64 * LEAST_STEP.powi(2)) / 12.0
+        }
     }
 }
 
@@ -361,6 +393,11 @@ impl LevelSteps {
         }
     }
 
+    /// The power of an element's error, in squares of the finest step.
+    fn power(&self) -> f64 {
+        f64::from(self.ratio).powi(2) / 12.0
+    }
+
     /// A decoder's value, in finest steps. Ratios are odd, so no value of the finest level is a tie.
     fn reconstruct(&self, value: f32, shift: f32) -> f32 {
         let level = nearest(nearest(value) * self.inverse);
@@ -383,7 +420,7 @@ mod tests {
     use crate::{KvBuffer, noise::Noise, starter};
 
     #[test]
-    fn only_what_was_measured_whole_is_called_exact() {
+    fn only_what_is_stored_exactly_is_called_exact() {
         let layer = LayerKv { layout: KvLayout::Gqa { kv_heads: 1, head_dim: 4 }, rope: None };
         let spec = ModelSpec {
             weights: "synthetic/small".into(),
@@ -398,17 +435,18 @@ mod tests {
         let (mut noise, mut kv) = (Noise::new(1), KvBuffer::new(&spec, 200));
         kv.as_mut_slice().fill_with(|| noise.normal());
         let profile = starter(&spec, &noise.tokens(200), 0, &kv).expect("a sample");
-        let of = |measured| {
+        let of = |tokens, measured| {
             let heads = |scope: &Scope| {
                 let head =
                     |member: &Member| HeadErrors { sums: vec![0.0; member.dim], ..HeadErrors::default() };
                 let levels = vec![scope.members.iter().map(head).collect(); profile.lossy_levels()];
-                Some(ScopeErrors { tokens: 200, measured, levels })
+                Some(ScopeErrors { tokens, measured, levels })
             };
             let coded: Vec<_> = profile.scopes.iter().map(heads).collect();
             super::measured(&spec, &profile, 1, &coded).expect("measured")
         };
-        assert!(of(200).concat().iter().all(|error| *error == LevelError::NONE));
-        assert!(of(13).concat().iter().all(|error| *error > LevelError::NONE));
+        assert!(of(0, 0).concat().iter().all(|error| *error == LevelError::NONE));
+        assert!(of(200, 200).concat().iter().all(|error| *error > LevelError::NONE));
+        assert!(of(200, 13).concat().iter().all(|error| *error > LevelError::NONE));
     }
 }
