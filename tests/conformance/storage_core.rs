@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -436,4 +436,35 @@ async fn an_object_stored_again_during_a_scrub_stays() {
     let reader = backend.replica().await;
     assert_eq!(matched(&reader, &tokens).await, 256);
     assert!(read(&reader, &chunk, ByteRange::Whole).await.expect("reads") == chunk.bytes);
+}
+
+/// Of four bodies, slow readers of a tenant hold those of a profile and of a chunk: its next reader waits for one of
+/// them, and a scrub does not.
+#[tokio::test]
+async fn slow_readers_leave_bodies_of_the_store_to_others() {
+    let mut backend = Backend::memory();
+    backend.config.requests_max = 1;
+    backend.shared = None;
+    let storage = backend.replica().await;
+    let root = prepare(&storage).await;
+    let chunk = chunks::chunk(root, &chunks::tokens(84, 256), 0, 256, 999);
+    put(&storage, &chunk).await;
+    let hash = ProfileHash::of(chunks::PROFILE);
+    let slow = (
+        storage.catalog().read_profile(&tenant(), &model_id(), &hash).await.expect("opens"),
+        storage.reads().read(&key(&chunk), ByteRange::Whole, &RequestHint::default()).await.expect("opens"),
+    );
+    let is_scrubbed = AtomicBool::new(false);
+    let next = async {
+        let bytes = read(&storage, &chunk, ByteRange::Whole).await.expect("reads");
+        assert!(is_scrubbed.load(Ordering::Relaxed), "it did not wait");
+        assert!(bytes == chunk.bytes);
+    };
+    let others = async {
+        let report = storage.lifecycle().scrub(&WorkShare::WHOLE, 0, false, |_| {}).await.expect("scrubs");
+        assert_eq!((report.objects, report.unread), (1, 0));
+        is_scrubbed.store(true, Ordering::Relaxed);
+        drop(slow);
+    };
+    tokio::join!(next, others);
 }

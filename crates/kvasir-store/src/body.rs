@@ -5,12 +5,10 @@ use std::{ops::Range, sync::Arc, time::Duration};
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, stream::BoxStream};
 use object_store::{GetOptions, GetRange, GetResult, GetResultPayload, ObjectStore, Result, path::Path};
-use tokio::{
-    sync::OwnedSemaphorePermit,
-    time::{Instant, timeout},
-};
+use tokio::time::{Instant, timeout};
 
 use crate::{
+    body_limit::BodyPermit,
     error_class::CallError,
     file_body, limits,
     observe::StoreEvent,
@@ -31,7 +29,7 @@ struct Body<T> {
     wait_max: Duration,
     begun: Instant,
     retries: usize,
-    _permit: OwnedSemaphorePermit,
+    _permit: BodyPermit,
 }
 
 /// Makes the body of `result` bounded in time, exact in length, and resumable after faults.
@@ -47,6 +45,7 @@ pub(crate) async fn resumed<T: ObjectStore>(
         GetResultPayload::Stream(stream) => {
             let bytes = range.end - range.start;
             let slow = Duration::from_secs(bytes / limits::STORE_BODY_BYTES_PER_SECOND_MIN);
+            let permit = executor.body(&options).await?;
             let body = Body {
                 inner: Arc::clone(inner),
                 executor: Arc::clone(executor),
@@ -59,7 +58,7 @@ pub(crate) async fn resumed<T: ObjectStore>(
                 wait_max: executor.request_timeout() + slow,
                 begun: Instant::now(),
                 retries: 0,
-                _permit: executor.body().await?,
+                _permit: permit,
             };
             let parts = futures::stream::try_unfold(body, |mut body| async move {
                 Ok(body.next().await?.map(|part| (part, body)))

@@ -32,9 +32,24 @@ impl ConcurrencyLimit {
 
     /// Acquires a permit, immediately or after a bounded wait.
     pub(crate) async fn acquire(&self) -> Result<OwnedSemaphorePermit, Busy> {
-        if let Ok(permit) = Arc::clone(&self.permits).try_acquire_owned() {
+        if let Some(permit) = self.try_acquire() {
             return Ok(permit);
         }
+        self.queued(Arc::clone(&self.permits).acquire_owned()).await?.map_err(|_| Busy)
+    }
+
+    /// A permit, if one is free.
+    pub(crate) fn try_acquire(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.permits).try_acquire_owned().ok()
+    }
+
+    /// The number of free permits.
+    pub(crate) fn free(&self) -> usize {
+        self.permits.available_permits()
+    }
+
+    /// Waits for `permit`, if there is room in the queue, for a bounded time.
+    pub(crate) async fn queued<T>(&self, permit: impl Future<Output = T>) -> Result<T, Busy> {
         struct Waits<'a>(&'a AtomicUsize);
         impl Drop for Waits<'_> {
             fn drop(&mut self) {
@@ -46,8 +61,7 @@ impl ConcurrencyLimit {
         if waiting_before >= self.waiting_max {
             return Err(Busy);
         }
-        let permit = tokio::time::timeout(self.wait_max, Arc::clone(&self.permits).acquire_owned()).await;
-        permit.ok().and_then(Result::ok).ok_or(Busy)
+        tokio::time::timeout(self.wait_max, permit).await.map_err(|_| Busy)
     }
 }
 

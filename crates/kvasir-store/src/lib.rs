@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 mod body;
+mod body_limit;
 mod breaker;
 mod budget;
 pub mod cache;
@@ -30,6 +31,7 @@ pub mod trace;
 mod unfinished;
 mod upload;
 
+pub use body_limit::of_tenant;
 pub use config::{OpenError, StoreConfig, StoreKind};
 pub use error::StoreError;
 pub use error_class::CallError;

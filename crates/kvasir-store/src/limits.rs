@@ -10,7 +10,7 @@ pub const STORE_WAITING_MAX: usize = 4_096;
 pub const STORE_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long they wait in the queue: a client's patience with a silent service.
 pub const STORE_WAIT_MAX: Duration = Duration::from_secs(5);
-/// Open bodies per request permit: slow readers must not block others' requests.
+/// Open bodies per request permit: slow readers must not block others' requests. One tenant has at most half of them.
 pub const STORE_BODIES_PER_REQUEST: usize = 4;
 /// Pause before the first retry; it doubles.
 pub const RETRY_PAUSE_MIN: Duration = Duration::from_millis(50);

@@ -8,13 +8,14 @@ use std::{
     time::Duration,
 };
 
-use object_store::Result;
+use object_store::{GetOptions, Result};
 use tokio::{
     sync::OwnedSemaphorePermit,
     time::{Instant, timeout, timeout_at},
 };
 
 use crate::{
+    body_limit::{BodyLimit, BodyPermit},
     breaker::{Breaker, BreakerChange, BreakerPermit},
     budget::RetryBudget,
     concurrency_limit::ConcurrencyLimit,
@@ -35,7 +36,7 @@ pub(crate) enum RequestSide {
 #[derive(Debug)]
 pub(crate) struct RequestExecutor {
     requests: ConcurrencyLimit,
-    bodies: ConcurrencyLimit,
+    bodies: BodyLimit,
     reads: Arc<Breaker>,
     writes: Arc<Breaker>,
     budget: RetryBudget,
@@ -58,7 +59,9 @@ impl RequestExecutor {
             |at_once| ConcurrencyLimit::new(at_once, limits::STORE_WAITING_MAX, limits::STORE_WAIT_MAX);
         Self {
             requests: limit(config.requests_max),
-            bodies: limit(config.requests_max.saturating_mul(limits::STORE_BODIES_PER_REQUEST)),
+            bodies: BodyLimit::new(limit(
+                config.requests_max.saturating_mul(limits::STORE_BODIES_PER_REQUEST),
+            )),
             reads: Breaker::new(),
             writes: Breaker::new(),
             budget: RetryBudget::new(),
@@ -100,9 +103,9 @@ impl RequestExecutor {
         }
     }
 
-    /// Acquires a permit for a body being read.
-    pub(crate) async fn body(&self) -> Result<OwnedSemaphorePermit> {
-        let entered = self.bodies.acquire().await;
+    /// Acquires a permit for the body of a read with these options.
+    pub(crate) async fn body(&self, options: &GetOptions) -> Result<BodyPermit> {
+        let entered = self.bodies.acquire(options).await;
         entered.map_err(|_| {
             self.observer.event(StoreEvent::Busy);
             CallError::Busy.into()

@@ -7,9 +7,8 @@ use kvasir_api::{
     MeasuredLevel, ModelInfo, ModelList, ProfileInfo, ProfileLevels, ProfileList, RegisteredModel,
 };
 use kvasir_container::{PROFILE_HEAD_BYTES_MAX, ProfileHead, ProfileLevel, ProfileOrigin};
-use kvasir_store::{StoreError, layout::Key};
+use kvasir_store::{StoreError, layout::Key, of_tenant};
 use kvasir_types::{ModelId, ModelSpec, Name, ProfileHash};
-use object_store::GetOptions;
 
 use super::Catalog;
 use crate::{
@@ -93,7 +92,7 @@ impl Catalog {
         profile_hash: &ProfileHash,
     ) -> Result<ObjectRead, CatalogError> {
         let path = self.profile_path(tenant, model_id, profile_hash);
-        let found = self.bucket.open_object(&path, GetOptions::default(), "reading a profile").await?;
+        let found = self.bucket.open_object(&path, of_tenant(tenant), "reading a profile").await?;
         let unknown = CatalogError::UnknownProfile { model_id: *model_id, profile_hash: *profile_hash };
         found.map(ObjectRead::whole).ok_or(unknown)
     }

@@ -8,6 +8,7 @@ use kvasir_container::{ChunkHeader, HEADER_BYTES, Head, ObjectVerifier};
 use kvasir_store::{
     StoreError,
     layout::{ChunkKey, Key},
+    of_tenant,
     seal::SealError,
 };
 use kvasir_types::{Level, ModelId, Name, ObjectDigest, SeqHash};
@@ -62,11 +63,11 @@ impl Reads {
             Some(hot) if !hint.transient || hot.object(scope, key.object_digest).is_some() => {
                 self.read_hot(hot, key, range, hint).await
             }
-            Some(_) | None => self.read_store(key, range).await,
+            Some(_) | None => self.read_store_with(key, range, of_tenant(&key.tenant)).await,
         }
     }
 
-    /// Opens a read of the store itself.
+    /// Opens a read of the store itself, for no client: its body is not one of the tenant's.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -74,6 +75,15 @@ impl Reads {
         self: &Arc<Self>,
         key: &ChunkKey,
         range: ByteRange,
+    ) -> Result<ObjectRead, ChunkError> {
+        self.read_store_with(key, range, GetOptions::default()).await
+    }
+
+    async fn read_store_with(
+        self: &Arc<Self>,
+        key: &ChunkKey,
+        range: ByteRange,
+        options: GetOptions,
     ) -> Result<ObjectRead, ChunkError> {
         let scope = Scope::new(&key.tenant, &key.model_id);
         let known = self.index.row(scope, key.object_digest).map(|row| row.object_bytes);
@@ -92,7 +102,7 @@ impl Reads {
             Some(bytes) => Some(range.resolve(bytes).ok_or(ChunkError::Range { object_bytes: bytes })?),
             None => None,
         };
-        self.open(key, wanted, object_bytes).await
+        self.open(key, wanted, object_bytes, options).await
     }
 
     /// Reads `wanted`, or all, of an object in the store, whose size may be known.
@@ -101,12 +111,11 @@ impl Reads {
         key: &ChunkKey,
         wanted: Option<Range<u64>>,
         object_bytes: Option<u64>,
+        options: GetOptions,
     ) -> Result<ObjectRead, ChunkError> {
         let whole = wanted.as_ref().is_none_or(|w| w.start == 0 && Some(w.end) == object_bytes);
-        let options = GetOptions {
-            range: wanted.clone().filter(|_| !whole).map(GetRange::Bounded),
-            ..GetOptions::default()
-        };
+        let options =
+            GetOptions { range: wanted.clone().filter(|_| !whole).map(GetRange::Bounded), ..options };
         let path = self.bucket.path(&Key::Chunk(key.clone()));
         let start = wanted.as_ref().map_or(0, |wanted| wanted.start);
         let result = match self.bucket.objects().get_opts(&path, options).await {

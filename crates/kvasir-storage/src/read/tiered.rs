@@ -6,7 +6,7 @@ use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use kvasir_api::ChunkMatch;
 use kvasir_container::Head;
 use kvasir_eviction::ClassId;
-use kvasir_store::{StoreError, layout::ChunkKey};
+use kvasir_store::{StoreError, layout::ChunkKey, of_tenant};
 use kvasir_types::{Level, Medium, ModelId, Name, SeqHash};
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -94,7 +94,8 @@ impl Reads {
         Arc::new(move |range: Range<u64>| {
             let (this, key) = (Arc::clone(&this), key.clone());
             async move {
-                let parts = this.open(&key, Some(range), Some(object_bytes)).await?;
+                let options = of_tenant(&key.tenant);
+                let parts = this.open(&key, Some(range), Some(object_bytes), options).await?;
                 Ok(parts.bytes)
             }
             .boxed()

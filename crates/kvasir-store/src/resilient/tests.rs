@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::*;
-use crate::{CallError, observe::RequestOutcome, observe::StoreOp};
+use crate::{CallError, observe::RequestOutcome, observe::StoreOp, of_tenant};
 
 /// What the next request meets.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -286,4 +286,32 @@ async fn what_cannot_be_served_soon_is_refused() {
         error = refused => assert_eq!(CallError::of(&error), Some(CallError::Busy)),
     }
     assert_eq!(counts.of(StoreEvent::Busy), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_tenant_leaves_as_many_bodies_to_the_others_as_it_holds() {
+    // Eight bodies.
+    let (script, store, counts) = store(|config| config.requests_max = 2);
+    let path = Path::from("x");
+    script.inner.put(&path, "value".into()).await.expect("memory");
+    let open = async |tenant: &str| store.get_opts(&path, of_tenant(&tenant.parse().expect("a name"))).await;
+    let mut greedy = Vec::new();
+    for _ in 0..4 {
+        greedy.push(open("greedy").await.expect("a half"));
+    }
+    let error = open("greedy").await.expect_err("the other half is not its own");
+    assert_eq!((CallError::of(&error), counts.of(StoreEvent::Busy)), (Some(CallError::Busy), 1));
+    let begun = Instant::now();
+    let others = [open("other").await, open("other").await].map(|read| read.expect("is served"));
+    // As a scrub reads.
+    let rest = [store.get(&path).await, store.get(&path).await].map(|read| read.expect("is served"));
+    assert_eq!(begun.elapsed(), Duration::ZERO, "nobody waits");
+    drop(rest);
+    let (next, ()) = tokio::join!(open("greedy"), async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        greedy.truncate(2);
+    });
+    next.expect("it has given some back");
+    assert_eq!(counts.of(StoreEvent::Busy), 1);
+    drop((greedy, others));
 }
