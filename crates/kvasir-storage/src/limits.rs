@@ -106,7 +106,7 @@ pub const INDEX_CACHE_BYTES: u64 = 192 << 20;
 pub const INDEX_PAGES_DIVISOR: u64 = 3;
 /// Index positions remembered, so that rows of a context are adjacent: ~120 bytes each.
 pub const INDEX_POSITIONS_MAX: usize = 65_536;
-/// Journal entries waiting for the next batches: ~600 bytes each, and 9 KB of the longest chunks.
+/// Journal entries waiting for the next batches: ~600 bytes each, and 13 KB of the longest chunks.
 pub const JOURNAL_WAITING_MAX: usize = 8_192;
 /// Largest batch that is read. Ours have entries of at most half as many bytes.
 pub const JOURNAL_BATCH_BYTES_MAX: u64 = 16 << 20;

@@ -70,6 +70,32 @@ impl Waiting {
         }
         true
     }
+
+    /// Puts a batch that was not appended before the others, as it is. Returns how many of the last entries were dropped because
+    /// too many are waiting.
+    fn add_unsent(&mut self, entries: Vec<JournalEntry>) -> usize {
+        if self.batches.is_empty() {
+            self.close_last();
+        }
+        self.batches.push_front(entries);
+        let dropped = self.len().saturating_sub(limits::JOURNAL_WAITING_MAX);
+        let mut left = dropped;
+        while let Some(last) = self.batches.back_mut().filter(|_| left > 0) {
+            let kept = last.len().saturating_sub(left);
+            left -= last.len() - kept;
+            last.truncate(kept);
+            if kept == 0 {
+                self.batches.pop_back();
+                self.close_last();
+            }
+        }
+        dropped
+    }
+
+    /// No entry is added to the last batch any more: how many bytes it has is not known.
+    fn close_last(&mut self) {
+        self.last_bytes = limits::JOURNAL_BATCH_BYTES_MAX;
+    }
 }
 
 impl Log {
@@ -121,14 +147,10 @@ impl Log {
     /// Adds an entry to the waiting ones, or drops it if they are too many. Returns the number of its batch.
     pub(super) fn push(&self, entry: JournalEntry) -> u64 {
         let mut waiting = self.waiting.lock();
-        self.add(&mut waiting, entry);
-        waiting.last()
-    }
-
-    fn add(&self, waiting: &mut Waiting, entry: JournalEntry) {
         if !waiting.add(entry) {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
+        waiting.last()
     }
 
     /// The number of the last batch that entries are waiting for, or of the next one.
@@ -141,9 +163,11 @@ impl Log {
         self.waiting.lock().len()
     }
 
-    /// Drops the waiting entries.
+    /// Drops the waiting entries. Later ones get later numbers: a count may say that it includes those of the dropped ones.
     pub(super) fn forget_waiting(&self) {
-        self.waiting.lock().batches.clear();
+        let mut waiting = self.waiting.lock();
+        waiting.next += waiting.batches.len() as u64;
+        waiting.batches.clear();
     }
 
     /// The next batch has at least this number.
@@ -176,10 +200,13 @@ impl Drop for Unsent<'_> {
     fn drop(&mut self) {
         if !self.entries.is_empty() {
             let mut waiting = self.log.waiting.lock();
-            let later = std::mem::take(&mut waiting.batches);
-            for entry in std::mem::take(&mut self.entries).into_iter().chain(later.into_iter().flatten()) {
-                self.log.add(&mut waiting, entry);
+            // The store may have it after all: under the same number, readers do not read it twice, and it is written over with
+            // the same entries. Removals are named by the time of their append, and reading them twice changes nothing.
+            if self.log.log != JournalLog::Removed && waiting.next == self.n + 1 {
+                waiting.next = self.n;
             }
+            let dropped = waiting.add_unsent(std::mem::take(&mut self.entries));
+            self.log.dropped.fetch_add(dropped as u64, Ordering::Relaxed);
         }
     }
 }

@@ -307,7 +307,7 @@ async fn a_batch_of_long_chunks_is_read() {
     drop(reserved.expect("none of them counts twice"));
 }
 
-/// What a failed append leaves waiting is divided anew, together with what came since.
+/// What a failed append leaves waiting is a batch as before, in front of what came since.
 #[test]
 fn entries_of_a_failed_append_wait_in_batches_that_are_read() {
     const CHUNKS: usize = 1_200;
@@ -319,8 +319,8 @@ fn entries_of_a_failed_append_wait_in_batches_that_are_read() {
     assert_eq!((failed.n, log.last_waiting()), (0, 1));
     assert_eq!(push(CHUNKS as u64), 1, "the number that the waiting ones have");
     drop(failed);
-    assert_eq!((log.waiting_count(), log.last_waiting()), (CHUNKS + 1, 2));
-    for n in [1, 2] {
+    assert_eq!((log.waiting_count(), log.last_waiting()), (CHUNKS + 1, 1));
+    for n in [0, 1] {
         let mut batch = log.take(0).expect("a batch");
         assert_eq!(batch.n, n);
         let bytes = entry::encode_entries(&batch.entries).len() as u64;
@@ -328,6 +328,62 @@ fn entries_of_a_failed_append_wait_in_batches_that_are_read() {
         batch.entries.clear();
     }
     assert!(log.take(0).is_none() && log.waiting_count() == 0);
+    // Readers list the latest removals alone.
+    let removals = Log::new(JournalLog::Removed, std::iter::empty());
+    removals.push(removed(1));
+    assert_eq!([1_000, 1_000].map(|now_ms| removals.take(now_ms).expect("a batch").n), [1_000, 1_001]);
+}
+
+/// By the number of their batch.
+#[tokio::test]
+async fn a_count_includes_entries_whose_append_fails_behind_it() {
+    let backend = Arc::new(InMemory::new());
+    let (writer, reader) = (replica_over(Arc::clone(&backend)).await, replica_over(backend).await);
+    let now = writer.store().now_ms().expect("was probed");
+    let counting = writer.changes().begin_count(now);
+    writer.changes().publish(stored(1, Some(now)));
+    counting.publish(Count::default());
+    drop(writer.changes().journal.stored.take(0).expect("a batch"));
+    assert_eq!(writer.changes().journal_append().await.expect("appends"), 2, "the object and the count");
+    assert_eq!(reader.changes().journal_replay().await.expect("reads"), 2);
+    let quota = StoredQuota { objects: Some(2), bytes: None };
+    let reserved = reader.changes().reserve(&tenant(), quota, Stored::one(1000)).await;
+    drop(reserved.expect("it does not count twice"));
+}
+
+/// It is not divided anew: whoever stores would wait for that.
+#[test]
+fn a_failed_append_that_leaves_too_many_entries_drops_the_last_ones() {
+    const MAX: usize = limits::JOURNAL_WAITING_MAX;
+    let cases: [(usize, usize, &[usize]); 2] = [(3, MAX, &[3, MAX - 3]), (MAX, 3, &[MAX])];
+    for (failed, since, batches) in cases {
+        let log = Log::new(JournalLog::Stored, std::iter::empty());
+        let push = |count: usize| {
+            for object in 0..count as u64 {
+                log.push(stored(object, None));
+            }
+        };
+        push(failed);
+        let unsent = log.take(0).expect("a batch");
+        assert_eq!(unsent.entries.len(), failed);
+        push(since);
+        drop(unsent);
+        assert_eq!((log.waiting_count(), log.dropped.load(Ordering::Relaxed)), (MAX, 3));
+        let take = || log.take(0).map(|mut batch| std::mem::take(&mut batch.entries).len());
+        assert_eq!(std::iter::from_fn(take).collect::<Vec<_>>(), batches);
+    }
+}
+
+/// A count may say that it includes the batches of what is forgotten.
+#[test]
+fn what_is_stored_after_waiting_entries_were_forgotten_has_a_later_number() {
+    let log = Log::new(JournalLog::Stored, std::iter::empty());
+    let push = |object| log.push(stored(object, None));
+    push(0);
+    drop(log.take(0).expect("a batch"));
+    assert_eq!(push(1), 1, "not in the batch that was not appended");
+    log.forget_waiting();
+    assert_eq!((log.waiting_count(), push(2)), (0, 2));
 }
 
 /// If it were remembered, a lookup that finds the chunk in the store would not read its head, and add no row either.
