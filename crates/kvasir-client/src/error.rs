@@ -34,6 +34,12 @@ pub enum Error {
     /// No response, or an incomplete one.
     #[error("no complete response from the service: {}", chain(.0))]
     Transport(#[source] reqwest::Error),
+    /// A response whose body came slower than any that is waited for.
+    #[error("the service's response came too slowly: {what}")]
+    Slow {
+        /// What came, and how slowly.
+        what: String,
+    },
     /// A response that this version cannot interpret.
     #[error("the service's response is not valid: {what}")]
     Protocol {
@@ -101,6 +107,7 @@ impl Error {
         match self {
             Self::Api(error) => error.retryable,
             Self::Transport(error) => !error.is_builder(),
+            Self::Slow { .. } => true,
             _ => false,
         }
     }
@@ -110,6 +117,7 @@ impl Error {
         match self {
             Self::Api(error) => error.known.map_or(UNKNOWN_REMEDY, remedy),
             Self::Transport(_) => "check that the service runs at this address and is reachable from here",
+            Self::Slow { .. } => "try again over a better connection",
             Self::Protocol { .. } => "check that client and service have compatible versions",
             Self::Profile(_) => "give a profile that was trained for this model",
             Self::Config { .. } | Self::Spec(_) => "correct the setting",

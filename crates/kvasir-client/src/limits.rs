@@ -10,8 +10,8 @@ pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 pub const READ_TIMEOUT: Duration = Duration::from_secs(20);
 /// Longest control request (lookup, registration), excluding retries.
 pub const CONTROL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Slowest body that is waited for, of an upload or of an answer that is read whole: it may take the time of its bytes at this
-/// rate, 10 Mb/s, and [`READ_TIMEOUT`].
+/// Slowest body that is waited for, of an upload, of an answer that is read whole, or of one of several opaque objects: it may
+/// take the time of its bytes at this rate, 10 Mb/s, and [`READ_TIMEOUT`].
 pub const TRANSFER_BYTES_PER_SECOND_MIN: u64 = 1_250_000;
 /// Attempts of one idempotent request.
 pub const ATTEMPTS_MAX: u32 = 4;

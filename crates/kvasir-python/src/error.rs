@@ -78,7 +78,7 @@ fn describe(error: &kvasir_client::Error) -> Description {
             let class = if matches!(api.status, 401 | 403) { "AuthError" } else { "ServiceError" };
             (class, api.code.as_str(), Some(api.status))
         }
-        Error::Transport(_) => ("UnavailableError", "unavailable", None),
+        Error::Transport(_) | Error::Slow { .. } => ("UnavailableError", "unavailable", None),
         Error::Profile(_) => ("DataError", "invalid_profile", None),
         Error::Config { .. } => ("InputError", "invalid_setting", None),
         Error::Spec(_) => ("InputError", "invalid_model_spec", None),

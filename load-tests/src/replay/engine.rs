@@ -235,6 +235,7 @@ fn cause(error: &Error) -> String {
     match error {
         Error::Api(error) => format!("{} {}", error.status, error.code),
         Error::Transport(_) => "connection broke".into(),
+        Error::Slow { .. } => "an answer that came too slowly".into(),
         Error::Protocol { .. } => "an answer that makes no sense".into(),
         _ => "client".into(),
     }

@@ -1,10 +1,17 @@
 //! Reads response bodies within a bound.
 
+use std::time::Duration;
+
+use bytes::Bytes;
 use reqwest::Response;
 use serde::de::DeserializeOwned;
+use tokio::time::Instant;
 
 use super::upload_pacer::transfer_time_max;
-use crate::{Error, limits::CONTROL_BYTES_MAX};
+use crate::{
+    Error,
+    limits::{CONTROL_BYTES_MAX, TRANSFER_BYTES_PER_SECOND_MIN},
+};
 
 /// The value that a control response's body is the JSON of.
 pub(crate) async fn read_json<T: DeserializeOwned>(response: Response) -> Result<T, Error> {
@@ -15,26 +22,34 @@ pub(crate) async fn read_json<T: DeserializeOwned>(response: Response) -> Result
 /// The whole body, or an error once it is longer than `bytes_max` or comes slower than any that is waited for.
 pub(crate) async fn read_bounded(mut response: Response, bytes_max: usize) -> Result<Vec<u8>, Error> {
     let declared = response.content_length().and_then(|bytes| usize::try_from(bytes).ok());
-    let time_max = transfer_time_max(declared.unwrap_or(bytes_max).min(bytes_max));
-    let read = async {
-        let mut body = Vec::new();
-        while let Some(part) = response.chunk().await.map_err(Error::Transport)? {
-            if body.len() + part.len() > bytes_max {
-                return Err(Error::protocol(format!("a response of more than {bytes_max} bytes")));
-            }
-            body.extend_from_slice(&part);
+    let mut time_left = transfer_time_max(declared.unwrap_or(bytes_max).min(bytes_max));
+    let mut body = Vec::new();
+    while let Some(part) = next_part(&mut response, &mut time_left).await? {
+        if body.len() + part.len() > bytes_max {
+            return Err(Error::protocol(format!("a response of more than {bytes_max} bytes")));
         }
-        Ok(body)
+        body.extend_from_slice(&part);
+    }
+    Ok(body)
+}
+
+/// The next part of a body. The wait for it is taken from `time_left`; when that is used up, the body is too slow.
+pub(super) async fn next_part(
+    response: &mut Response,
+    time_left: &mut Duration,
+) -> Result<Option<Bytes>, Error> {
+    let begun = Instant::now();
+    let part = tokio::time::timeout(*time_left, response.chunk()).await;
+    *time_left = time_left.saturating_sub(begun.elapsed());
+    let slow = |_| {
+        let (path, mbps) = (response.url().path(), TRANSFER_BYTES_PER_SECOND_MIN * 8 / 1_000_000);
+        Error::Slow { what: format!("{path} at less than {mbps} Mb/s") }
     };
-    let late = |_| Err(Error::protocol(format!("a response that took longer than {} s", time_max.as_secs())));
-    tokio::time::timeout(time_max, read).await.unwrap_or_else(late)
+    part.map_err(slow)?.map_err(Error::Transport)
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use bytes::Bytes;
     use futures::{StreamExt, stream};
 
     use super::*;
@@ -49,6 +64,7 @@ mod tests {
         });
         let response = axum::http::Response::new(reqwest::Body::wrap_stream(parts));
         let read = tokio::time::timeout(Duration::from_secs(600), read_bounded(response.into(), 1 << 20));
-        assert!(read.await.expect("it ends").is_err());
+        let given_up = read.await.expect("it ends").expect_err("it has no end");
+        assert!(matches!(given_up, Error::Slow { .. }) && given_up.is_retryable(), "{given_up}");
     }
 }

@@ -2,7 +2,10 @@
 //!
 //! Where the replicas of the service are known, each key has its own, and a request for several keys is divided among them.
 
-use std::sync::{Mutex, PoisonError};
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use bytes::Bytes;
 use futures::{
@@ -15,7 +18,7 @@ use kvasir_api::{
 };
 use kvasir_types::{Name, ObjectKey};
 use reqwest::{
-    Method,
+    Method, Response,
     header::{CONTENT_LENGTH, CONTENT_TYPE},
 };
 
@@ -186,7 +189,7 @@ impl Client {
             let own = indices.iter().map(|index| keys[*index].clone()).collect();
             let request = client.request(Method::POST, &path).json(&ObjectsRequest { keys: own });
             let (mut response, mut objects) = (client.send(request).await?, Objects::new(indices.len()));
-            while let Some(part) = response.chunk().await.map_err(Error::Transport)? {
+            while let Some(part) = objects.next_part(&mut response).await? {
                 let mut take = take.lock().unwrap_or_else(PoisonError::into_inner);
                 objects
                     .take_apart(&part, &mut |own, bytes, piece: &[u8]| take(indices[own], bytes, piece))?;
@@ -236,11 +239,23 @@ struct Objects {
     head: Vec<u8>,
     /// Length of the object in progress, and its remaining bytes.
     open: Option<(usize, usize)>,
+    /// Time left to wait for the object with this index and length; of an object without a known length, for that.
+    time_left: (Duration, (usize, usize)),
 }
 
 impl Objects {
     fn new(asked: usize) -> Self {
-        Self { asked, count: 0, head: Vec::with_capacity(LENGTH_BYTES), open: None }
+        let time_left = (transfer_time_max(0), (0, 0));
+        Self { asked, count: 0, head: Vec::with_capacity(LENGTH_BYTES), open: None, time_left }
+    }
+
+    /// The next part of the body, or an error once an object comes slower than any that is waited for.
+    async fn next_part(&mut self, response: &mut Response) -> Result<Option<Bytes>, Error> {
+        let arriving = (self.count, self.open.map_or(0, |(length, _)| length));
+        if self.time_left.1 != arriving {
+            self.time_left = (transfer_time_max(arriving.1), arriving);
+        }
+        body::next_part(response, &mut self.time_left.0).await
     }
 
     /// Passes the index, the length and the next bytes of each object in the next part of the body.
@@ -291,7 +306,10 @@ impl Objects {
 
 #[cfg(test)]
 mod tests {
+    use futures::StreamExt;
+
     use super::*;
+    use crate::limits::READ_TIMEOUT;
 
     fn body(objects: &[Vec<u8>]) -> Vec<u8> {
         let with_length = |object: &Vec<u8>| [&(object.len() as u64).to_le_bytes(), &object[..]].concat();
@@ -328,5 +346,26 @@ mod tests {
             objects.take_apart(&body[..cut], &mut |_, _, _| {}).expect("sound as far as it goes");
             assert_eq!(objects.end().is_ok(), cut == 0 || cut == 13, "cut at {cut}");
         }
+    }
+
+    /// No pause is as long as the silence that is borne.
+    #[tokio::test(start_paused = true)]
+    async fn an_object_that_trickles_is_given_up_and_many_may_take_their_time() {
+        let read = async |objects: Vec<Vec<u8>>, size: usize| {
+            let parts: Vec<Bytes> = body(&objects).chunks(size).map(Bytes::copy_from_slice).collect();
+            let parts = stream::iter(parts).then(|part| async {
+                tokio::time::sleep(READ_TIMEOUT / 4).await;
+                Ok::<_, std::io::Error>(part)
+            });
+            let response = axum::http::Response::new(reqwest::Body::wrap_stream(parts));
+            let (mut response, mut taken) = (Response::from(response), Objects::new(objects.len()));
+            while let Some(part) = taken.next_part(&mut response).await? {
+                taken.take_apart(&part, &mut |_, _, _| {})?;
+            }
+            taken.end()
+        };
+        assert_eq!(read(vec![vec![1; 8]; 9], 16).await.expect("each comes in time"), 9);
+        let slow = read(vec![vec![1; 100]], 8).await;
+        assert!(matches!(slow, Err(Error::Slow { .. })), "{slow:?}");
     }
 }

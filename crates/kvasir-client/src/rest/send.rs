@@ -15,7 +15,7 @@ use kvasir_api::{
 };
 use kvasir_types::{Name, ObjectKey, RouteKey, SeqHash};
 use reqwest::{
-    Method, RequestBuilder, Response,
+    Method, RequestBuilder, Response, Url,
     header::{CONTENT_TYPE, LOCATION},
 };
 use tokio::time::Instant;
@@ -41,6 +41,7 @@ fn asks_another(error: &Error, budget: &RetryBudget) -> bool {
 fn had_no_effect(error: &Error) -> bool {
     match error {
         Error::Transport(error) => error.is_connect(),
+        // One whose store does not answer may have removed or stored something.
         Error::Api(api) => api.known == Some(ErrorCode::Throttled),
         _ => false,
     }
@@ -54,11 +55,23 @@ fn finds_nothing(error: &Error) -> bool {
 
 /// A redirect, which is not followed: on the way to another scheme or host the credential would be dropped.
 fn redirected(base: &Base, response: &Response) -> Error {
-    let path = response.url().as_str().strip_prefix(&**base).unwrap_or_default();
+    // The query may hold a token.
+    let without_query = |mut url: Url| {
+        url.set_query(None);
+        url.set_fragment(None);
+        String::from(url)
+    };
+    let asked = without_query(response.url().clone());
+    let path = asked.strip_prefix(&**base).unwrap_or_default();
     let location = response.headers().get(LOCATION).and_then(|to| to.to_str().ok());
-    let to = location.and_then(|to| response.url().join(to).ok()).map(String::from);
-    let to = to.as_deref().map_or("that of the service itself", |to| to.strip_suffix(path).unwrap_or(to));
-    Error::Config { what: format!("{base} answers with a redirect: set the address to {to}") }
+    let to = location.and_then(|to| response.url().join(to).ok()).map(without_query);
+    let address = to.as_deref().filter(|_| !path.is_empty()).and_then(|to| to.strip_suffix(path));
+    let advice = match (address, &to) {
+        (Some(address), _) => format!(": set the address to {address}"),
+        (None, Some(to)) => format!(" to {to}: set the address of the service itself"),
+        (None, None) => ": set the address of the service itself".to_owned(),
+    };
+    Error::Config { what: format!("{base} answers with a redirect{advice}") }
 }
 
 /// Makes copies of a request whose body is in memory.

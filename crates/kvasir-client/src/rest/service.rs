@@ -330,9 +330,14 @@ mod tests {
     async fn what_a_lost_answer_removed_is_removed_and_what_never_was_is_unknown() {
         const UNKNOWN: &str = "HTTP/1.1 404 Not Found\r\nconnection: close\r\ncontent-length: 26\r\n\r\n\
                                {\"code\":\"unknown_context\"}";
-        let (client, requests) = answering(&["", UNKNOWN]).await;
-        client.delete_context(&Uuid::nil()).await.expect("the first try may have removed it");
-        assert_eq!(requests.load(Ordering::Relaxed), 2);
+        const NO_STORE: &str = "HTTP/1.1 503 Later\r\nconnection: close\r\ncontent-length: 28\r\n\r\n\
+                                {\"code\":\"store_unavailable\"}";
+        let perhaps: [&[&str]; 2] = [&["", UNKNOWN], &[NO_STORE, UNKNOWN]];
+        for answers in perhaps {
+            let (client, requests) = answering(answers).await;
+            client.delete_context(&Uuid::nil()).await.expect("the first try may have removed it");
+            assert_eq!(requests.load(Ordering::Relaxed), 2);
+        }
         let never: [&[&str]; 2] = [&[UNKNOWN], &[THROTTLED, UNKNOWN]];
         for answers in never {
             let (client, _) = answering(answers).await;
@@ -344,15 +349,24 @@ mod tests {
     /// A credential would be dropped on the way there, and the service would refuse the request.
     #[tokio::test]
     async fn a_redirect_is_refused_with_the_address_to_set() {
-        let (client, requests) = answering(&["HTTP/1.1 308 Permanent Redirect\r\nconnection: close\r\n\
-                                              location: https://127.0.0.1:9/v1/usage\r\n\
-                                              content-length: 0\r\n\r\n"])
-        .await;
-        match client.usage().await {
-            Err(Error::Config { what }) => assert!(what.ends_with("to https://127.0.0.1:9"), "{what}"),
-            other => panic!("{other:?}"),
+        const MOVED: &str = "HTTP/1.1 308 Permanent Redirect\r\nconnection: close\r\n\
+                             location: https://127.0.0.1:9/v1/usage\r\ncontent-length: 0\r\n\r\n";
+        const LOGIN: &str = "HTTP/1.1 302 Found\r\nconnection: close\r\n\
+                             location: https://127.0.0.1:9/login?token=5ec7e7\r\ncontent-length: 0\r\n\r\n";
+        const NOWHERE: &str = "HTTP/1.1 302 Found\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
+        let redirects: [(&[&str], &str); 3] = [
+            (&[MOVED], "a redirect: set the address to https://127.0.0.1:9"),
+            (&[LOGIN], "a redirect to https://127.0.0.1:9/login: set the address of the service itself"),
+            (&[NOWHERE], "a redirect: set the address of the service itself"),
+        ];
+        for (answers, advice) in redirects {
+            let (client, requests) = answering(answers).await;
+            match client.usage().await {
+                Err(Error::Config { what }) => assert!(what.ends_with(advice), "{what}"),
+                other => panic!("{other:?}"),
+            }
+            assert_eq!(requests.load(Ordering::Relaxed), 1);
         }
-        assert_eq!(requests.load(Ordering::Relaxed), 1);
     }
 
     #[test]

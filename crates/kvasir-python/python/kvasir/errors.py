@@ -69,7 +69,7 @@ class AuthError(ServiceError):
 
 
 class UnavailableError(KvasirError):
-    """No response from the service, or an incomplete one."""
+    """No response from the service, or an incomplete one, or one that came too slowly."""
 
 
 class ForkError(KvasirError, RuntimeError):
