@@ -13,7 +13,10 @@ use kvasir_tests::{
 use reqwest::{Method, StatusCode, header};
 use tempfile::TempDir;
 
-use crate::guarded::{Guarded, token};
+use crate::{
+    guarded::{Guarded, token},
+    revoked::{PROMISED, SLOW_MACHINE},
+};
 
 #[tokio::test]
 async fn without_a_credential_only_probes_answer() {
@@ -173,7 +176,7 @@ async fn tls_with_a_private_ca_and_a_token() {
     service.stop().await;
 }
 
-/// A client with a certificate.
+/// A client, with a certificate if given.
 fn mutual_tls(server_ca: &str, identity: Option<&Certificates>) -> reqwest::Client {
     let mut builder = reqwest::Client::builder()
         .add_root_certificate(reqwest::Certificate::from_pem(server_ca.as_bytes()).expect("a CA"));
@@ -208,10 +211,11 @@ async fn connections_end_when_the_ca_of_their_client_is_removed_and_no_others() 
     std::fs::write(&ca_file, &kept.ca).expect("writes");
     // Keep-alives may come before.
     let ends = async { while let Ok(Some(_)) = of_removed.chunk().await {} };
-    tokio::time::timeout(Duration::from_secs(60), ends).await.expect("its stream of events ends");
+    tokio::time::timeout(PROMISED + SLOW_MACHINE, ends).await.expect("its stream of events ends");
     let goes_on = async { while let Ok(Some(_)) = of_kept.chunk().await {} };
     assert!(tokio::time::timeout(Duration::from_secs(2), goes_on).await.is_err(), "the other one does not");
     assert!(events(1).await.is_err() && events(0).await.is_ok());
+    service.stop().await;
 }
 
 #[tokio::test]

@@ -28,9 +28,9 @@ use crate::{
 };
 
 /// What is promised: the files are read every 5 s, and bodies look every second.
-const PROMISED: Duration = Duration::from_secs(6);
+pub(crate) const PROMISED: Duration = Duration::from_secs(6);
 /// Allowance for two busy cores.
-const SLOW_MACHINE: Duration = Duration::from_secs(9);
+pub(crate) const SLOW_MACHINE: Duration = Duration::from_secs(9);
 /// Longest wait for what is not measured.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -103,11 +103,17 @@ async fn a_download_that_waits_for_the_link_ends_with_its_credential() {
     let put = guarded.send(&kept.token, Method::PUT, path, vec![7u8; LARGE / 8]).await;
     assert!(put.status().is_success());
     let mut answer = guarded.send(&revoked.token, Method::GET, path, "").await;
-    assert!(answer.chunk().await.expect("reads").is_some());
+    let mut bytes = answer.chunk().await.expect("reads").expect("a first part").len();
     guarded.write_tenants(&kept.entry);
     let revoked_at = Instant::now();
-    let ((), download_ended) = ended(async { while let Ok(Some(_)) = answer.chunk().await {} }).await;
+    let rest = async {
+        while let Ok(Some(part)) = answer.chunk().await {
+            bytes += part.len();
+        }
+    };
+    let ((), download_ended) = ended(rest).await;
     assert_soon("the download", revoked_at, download_ended);
+    assert!(bytes < LARGE / 8, "what was not sent by then is not sent");
     guarded.service.stop().await;
 }
 

@@ -100,20 +100,24 @@ where
     C: GracefulConnection,
     C::Error: From<io::Error>,
 {
-    let mut connection = pin!(connection);
+    let (mut connection, mut refused) = (pin!(connection), pin!(refused));
     let is_refused = tokio::select! {
         ended = &mut connection => return ended,
         () = timer.expired() => return Err(io::Error::from(io::ErrorKind::TimedOut).into()),
         _ = draining.changed() => false,
-        () = refused => true,
+        () = &mut refused => true,
     };
     connection.as_mut().graceful_shutdown();
+    let cut_off = async {
+        if !is_refused {
+            refused.await;
+        }
+        tokio::time::sleep(limits::CREDENTIAL_LOOK_EVERY).await;
+    };
     tokio::select! {
         ended = connection => ended,
         () = timer.expired() => Err(io::Error::from(io::ErrorKind::TimedOut).into()),
-        () = tokio::time::sleep(limits::CREDENTIAL_LOOK_EVERY), if is_refused => {
-            Err(io::Error::from(io::ErrorKind::PermissionDenied).into())
-        }
+        () = cut_off => Err(io::Error::from(io::ErrorKind::PermissionDenied).into()),
     }
 }
 
@@ -149,4 +153,40 @@ pub(crate) fn connection_builder(memory_bytes: u64) -> auto::Builder<TokioExecut
         .initial_connection_window_size(window(limits::H2_CONNECTION_WINDOWS))
         .keep_alive_interval(Duration::from_secs(20));
     builder
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::service::service_fn;
+    use tokio::{
+        io::AsyncWriteExt,
+        time::{Instant, sleep, timeout},
+    };
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_is_refused_while_the_service_drains_is_cut_off() {
+        let (drained_after, refused_after) = (Duration::from_secs(1), Duration::from_secs(10));
+        let (mut client, stream) = tokio::io::duplex(1 << 10);
+        client.write_all(b"GET / HTTP/1.1\r\nhost: h\r\n\r\n").await.expect("writes");
+        let never = service_fn(|_: Request<Incoming>| pending::<Result<Response, Infallible>>());
+        let builder = connection_builder(limits::CONNECTION_MEMORY_BYTES);
+        let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), never).into_owned();
+        let timer = IdleTimer::new();
+        let _request = timer.track_request();
+        let draining = watch::Sender::new(());
+        let ended = until_ended(connection, &timer, draining.subscribe(), sleep(refused_after));
+        let drain = async {
+            sleep(drained_after).await;
+            draining.send_replace(());
+        };
+        let begun = Instant::now();
+        let both = async { tokio::join!(ended, drain) };
+        let (ended, ()) = timeout(Duration::from_secs(3_600), both).await.expect("it ends");
+        assert!(ended.is_err(), "its request never did");
+        let took = begun.elapsed();
+        let most = refused_after + limits::CREDENTIAL_LOOK_EVERY * 2;
+        assert!(took >= refused_after && took <= most, "{took:?}");
+    }
 }

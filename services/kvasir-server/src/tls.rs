@@ -63,7 +63,8 @@ impl Tls {
         (TlsAcceptor::from(Arc::clone(&self.files.get().server)), reloads)
     }
 
-    /// Resolves once the certificates in force no longer accept a client that connected before: its CA was removed.
+    /// Resolves once reloaded certificates do not accept a client that connected before: its CA was removed, or its own
+    /// certificate has expired since.
     pub(crate) async fn refused(&self, client: &[CertificateDer<'_>], mut reloads: watch::Receiver<()>) {
         while reloads.changed().await.is_ok() {
             if !self.files.get().accepts(client) {

@@ -257,11 +257,15 @@ impl Config {
         self.check_cluster(mistakes);
         self.check_store_urls(mistakes);
         let (url_ttl, grace) = (self.storage.direct.url_ttl, self.gc.policy.grace);
-        let url_ttl_max = grace.min(crate::limits::URL_TTL_MAX);
+        // No other store signs URLs.
+        let url_ttl_max = match self.store.url.scheme() {
+            "s3" => grace.min(crate::limits::URL_TTL_MAX),
+            _ => grace,
+        };
         if self.storage.direct.enabled && !(Duration::from_secs(1)..=url_ttl_max).contains(&url_ttl) {
             let problem = format!(
-                "is {url_ttl:?}; it must be 1s to gc.grace ({grace:?}), so that no URL outlives its object, and at most 168h, \
-                 beyond which S3 refuses the URL"
+                "is {url_ttl:?}; it must be 1s to gc.grace ({grace:?}), so that no URL outlives its object, and for S3 at most \
+                 168h, beyond which it refuses the URL"
             );
             mistakes.push(Mistake::new("direct.url_ttl", &problem));
         }

@@ -119,14 +119,18 @@ fn a_number_beyond_what_a_semaphore_holds_is_refused() {
 
 #[test]
 fn a_url_that_outlives_its_object_or_that_s3_refuses_is_a_mistake() {
-    let load = |url_ttl, grace| {
-        let flags = [("store.url", "s3://b"), ("direct.url_ttl", url_ttl), ("gc.grace", grace)];
+    let load_over = |store, url_ttl, grace| {
+        let flags = [("store.url", store), ("direct.url_ttl", url_ttl), ("gc.grace", grace)];
         Layers::default().with_flags(flags).load()
     };
+    let load = |url_ttl, grace| load_over("s3://b", url_ttl, grace);
     assert!(load("1s", "15m").is_ok() && load("168h", "200h").is_ok());
     for (url_ttl, grace) in [("999ms", "15m"), ("16m", "15m"), ("168h", "100h"), ("169h", "200h")] {
         let error = load(url_ttl, grace).expect_err(url_ttl).to_string();
         assert!(error.contains("direct.url_ttl: is") && error.contains("at most 168h"), "{error}");
+    }
+    for store in ["file:///store", "memory://"] {
+        load_over(store, "169h", "200h").expect("it signs no URLs");
     }
 }
 

@@ -414,7 +414,7 @@ pub const SETTINGS: &[Setting] = &[
     },
     Setting {
         key: "direct.url_ttl",
-        help: "Lifetime of a presigned URL; at most gc.grace, and 168h.",
+        help: "Lifetime of a presigned URL; at most gc.grace, and 168h for S3.",
         example: "",
         set: |c, t| duration(&mut c.storage.direct.url_ttl, t),
         get: |c| duration_text(c.storage.direct.url_ttl),

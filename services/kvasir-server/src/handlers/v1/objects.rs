@@ -13,7 +13,9 @@ use kvasir_api::{
     ObjectsResponse, Problem, StoredObject, routes,
 };
 use kvasir_storage::{ByteRange, ChunkError, ObjectRead, OpaqueObject, PutObject};
+use kvasir_store::StoreError;
 use kvasir_types::{Name, ObjectKey};
+use tokio::task::JoinHandle;
 
 use super::{body, conditional, hint, path::id};
 use crate::{api_error::ApiError, auth::Principal, quota_reservation, state::AppState};
@@ -200,11 +202,12 @@ pub(in crate::handlers) async fn read(
     // The following objects are opened while the first is sent.
     let bytes = stream::iter(found).map(move |object| {
         let (reads, hint) = (std::sync::Arc::clone(&reads), hint.clone());
-        async move {
+        let opening = Opening::start(async move {
             let read = reads.read_opaque(&object, ByteRange::Whole, &hint).await?;
             let length = Bytes::copy_from_slice(&object.bytes().to_le_bytes());
-            Ok::<_, ChunkError>(stream::iter([Ok(length)]).chain(read.bytes))
-        }
+            Ok(stream::iter([Ok(length)]).chain(read.bytes))
+        });
+        opening.opened()
     });
     let read = ObjectRead {
         range: 0..total,
@@ -214,6 +217,26 @@ pub(in crate::handlers) async fn read(
     let headers =
         [(header::CONTENT_TYPE, MEDIA_OBJECTS.to_owned()), (header::CONTENT_LENGTH, total.to_string())];
     Ok((headers, body::download(&state, read)).into_response())
+}
+
+/// An object that is being opened, until this is dropped. It is opened by a task of its own: while a client does not read, its
+/// response is not polled, and a request to the store that stood still would keep its place among all others.
+struct Opening<T>(JoinHandle<Result<T, ChunkError>>);
+
+impl<T: Send + 'static> Opening<T> {
+    fn start(open: impl Future<Output = Result<T, ChunkError>> + Send + 'static) -> Self {
+        Self(tokio::spawn(open))
+    }
+
+    async fn opened(mut self) -> Result<T, ChunkError> {
+        (&mut self.0).await.map_err(StoreError::Task)?
+    }
+}
+
+impl<T> Drop for Opening<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
 }
 
 /// Whether a PUT must fail if the key has any object: the only condition of a PUT.
@@ -233,4 +256,40 @@ fn check_count(keys: &[ObjectKey]) -> Result<(), ApiError> {
         return Ok(());
     }
     Err(ApiError::bad_request(format!("more than {} keys; send several requests", ObjectsRequest::KEYS_MAX)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::Arc, time::Duration};
+
+    use tokio::{sync::Semaphore, time::sleep};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn objects_are_opened_while_a_client_does_not_read_and_not_once_it_is_gone() {
+        const OBJECTS: u64 = 3;
+        let requests = Arc::new(Semaphore::new(OBJECTS as usize));
+        let open = |number: u64| {
+            let requests = Arc::clone(&requests);
+            let opening = Opening::start(async move {
+                let _request = requests.acquire().await.expect("is not closed");
+                sleep(Duration::from_secs(number)).await;
+                Ok(number)
+            });
+            opening.opened()
+        };
+        let mut objects = stream::iter(1..=OBJECTS).map(open).buffered(OBJECTS as usize);
+        assert_eq!(objects.try_next().await.expect("opens"), Some(1));
+        assert_eq!(requests.available_permits(), 1, "the others are being opened");
+        sleep(Duration::from_secs(OBJECTS)).await;
+        assert_eq!(requests.available_permits(), 3);
+        assert_eq!(objects.try_collect::<Vec<_>>().await.expect("open"), [2, 3]);
+        let gone = open(60);
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(requests.available_permits(), 2);
+        drop(gone);
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(requests.available_permits(), 3);
+    }
 }
