@@ -120,7 +120,7 @@ const fn is_refusal(code: ErrorCode) -> bool {
 #[allow(clippy::needless_pass_by_value, reason = "the shape that map_err wants")]
 pub fn client_error(error: Error) -> CliError {
     let exit = match &error {
-        Error::Transport(_) | Error::Task(_) => Exit::Unavailable,
+        Error::Transport(_) | Error::Slow { .. } | Error::Task(_) => Exit::Unavailable,
         Error::Api(api) if api.retryable => Exit::Unavailable,
         Error::Api(api) if api.known.is_some_and(is_refusal) => Exit::Refused,
         Error::Config { .. } => Exit::Config,

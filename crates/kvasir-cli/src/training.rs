@@ -1,4 +1,7 @@
-//! Training data of a profile.
+//! What profiles are trained on, and how.
+
+use kvasir_train::{BasisRecipe, Recipe};
+use kvasir_types::ModelSpec;
 
 use crate::error::{CliError, Exit};
 #[cfg(feature = "demo")]
@@ -57,6 +60,31 @@ pub fn training_texts(model: &Model, source: TextSource<'_>, step: &Step) -> Cli
 fn evenly(mut windows: Vec<Vec<u32>>, count: usize) -> Vec<Vec<u32>> {
     let (all, count) = (windows.len(), count.min(windows.len()));
     (0..count).map(|index| std::mem::take(&mut windows[index * all / count])).collect()
+}
+
+/// Bytes of a parameter in a checkpoint of 16-bit floats.
+pub(crate) const PARAMETER_BYTES: f64 = 2.0;
+/// Most elements of a scope: training holds its covariance, and decoding multiplies by all of it.
+const SCOPE_ELEMENTS_MAX: usize = 2_048;
+/// Fewest contexts with a token before the profile has an entry for it.
+const TOKEN_TEXTS: usize = 8;
+/// Maximum size of the profile, as a share of the weights' bytes.
+const WEIGHTS_SHARE: f64 = 0.1;
+/// Most bytes of the profile for a model of unknown size: every reader and writer downloads it.
+const PROFILE_BYTES_MAX: usize = 256 << 20;
+
+/// How `kvasir profile retrain` trains, for a model of `parameters` if they are known. A basis over as many layers as a
+/// scope holds, of full rank if the budget allows it: then text unlike the sample costs bits, not quality.
+pub fn retraining_recipe(spec: &ModelSpec, parameters: Option<u64>) -> Recipe {
+    let share = |parameters: u64| (WEIGHTS_SHARE * PARAMETER_BYTES * parameters as f64) as usize;
+    let of_layer = spec.elements_per_token() / spec.layers.len().max(1);
+    let scope_layers = (SCOPE_ELEMENTS_MAX / of_layer.max(1)).clamp(1, spec.layers.len().max(1));
+    Recipe::Basis(BasisRecipe {
+        scope_layers: Some(scope_layers),
+        token_texts: TOKEN_TEXTS,
+        budget_bytes: Some(parameters.map_or(PROFILE_BYTES_MAX, share)),
+        ..BasisRecipe::default()
+    })
 }
 
 pub(crate) fn no_data() -> CliError {

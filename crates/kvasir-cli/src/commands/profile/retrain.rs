@@ -12,36 +12,27 @@ use kvasir_codec::{
     ChunkDecoder as _, ChunkEncoder as _, ChunkInput, CpuDecoder, CpuEncoder, KvBuffer, Profile,
     container::Head,
 };
-use kvasir_train::{BasisRecipe, Recipe, TrainingContext, train_transparent};
+use kvasir_train::{TrainingContext, train_transparent};
 use kvasir_types::{ChainLink, Level, Loss, ModelId, ModelSpec, Quality};
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
-use super::train::PARAMETER_BYTES;
 use crate::{
     error::{CliError, CliResult, Exit},
     output::{bytes, columns, print, print_json},
     progress::{Step, note},
     service::{AddressArguments, ServiceArguments, client, client_error, connection, runtime},
+    training::retraining_recipe,
     units,
 };
 
 /// Fewest sampled tokens: a basis trained on fewer does not generalise to new text.
 pub(super) const TOKENS_MIN: usize = 4_096;
-/// Most elements of a scope: training holds its covariance, and decoding multiplies by all of it.
-const SCOPE_ELEMENTS_MAX: usize = 2_048;
-/// Fewest contexts with a token before the profile has an entry for it.
-const TOKEN_TEXTS: usize = 8;
 /// One sampled chunk in this many is held out for evaluation.
 const JUDGING: usize = 5;
 /// Share of the bytes that a new profile may need: smaller savings do not justify another download by every
 /// reader.
 const BYTES_MAX: f64 = 0.95;
-
-/// Maximum size of the profile, as a share of the weights' bytes.
-const WEIGHTS_SHARE: f64 = 0.1;
-/// Most bytes of the profile for a model of unknown size: every reader and writer downloads it.
-const PROFILE_BYTES_MAX: usize = 256 << 20;
 
 /// Arguments of `kvasir profile retrain`.
 #[derive(Debug, Args)]
@@ -171,8 +162,9 @@ fn train_and_publish(
     let spec = kvasir.spec();
     let step = Step::start("training");
     let mut tell = |what: &str, part| step.at(what, part);
-    let trained = train_transparent(spec, &contexts, &recipe(spec, arguments.parameters), &mut tell)
-        .map_err(|error| CliError::new(Exit::Data, error, ""))?;
+    let trained =
+        train_transparent(spec, &contexts, &retraining_recipe(spec, arguments.parameters), &mut tell)
+            .map_err(|error| CliError::new(Exit::Data, error, ""))?;
     step.done("");
     let step = Step::start("comparing");
     let trained_bytes = trained.to_bytes();
@@ -243,20 +235,6 @@ async fn sampled(arguments: &RetrainArguments) -> CliResult<(Kvasir, Arc<Profile
     })?;
     let sample = kvasir.sample(arguments.chunks.into()).await.map_err(client_error)?;
     Ok((kvasir, in_force, sample))
-}
-
-/// A basis over as many layers as a scope holds, of full rank if the budget allows it: then text unlike the
-/// sample costs bits, not quality.
-fn recipe(spec: &ModelSpec, parameters: Option<u64>) -> Recipe {
-    let share = |parameters: u64| (WEIGHTS_SHARE * PARAMETER_BYTES * parameters as f64) as usize;
-    let of_layer = spec.elements_per_token() / spec.layers.len().max(1);
-    let scope_layers = (SCOPE_ELEMENTS_MAX / of_layer.max(1)).clamp(1, spec.layers.len().max(1));
-    Recipe::Basis(BasisRecipe {
-        scope_layers: Some(scope_layers),
-        token_texts: TOKEN_TEXTS,
-        budget_bytes: Some(parameters.map_or(PROFILE_BYTES_MAX, share)),
-        ..BasisRecipe::default()
-    })
 }
 
 /// The reason not to publish the trained profile, if there is one.

@@ -15,7 +15,7 @@ use crate::{
     inputs,
     output::{bytes, print, print_json},
     progress::{Step, note},
-    training::no_data,
+    training::{PARAMETER_BYTES, no_data},
 };
 #[cfg(feature = "demo")]
 use {
@@ -26,9 +26,6 @@ use {
     kvasir_engine::training::TrainingSet,
     kvasir_train::train_calibrated,
 };
-
-/// Bytes per parameter in a checkpoint of 16-bit floats.
-pub(super) const PARAMETER_BYTES: f64 = 2.0;
 
 /// Coding recipe of a profile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
