@@ -69,7 +69,7 @@ fn simulate(seed: u64, replicas: usize, rounds: usize, by_routes: bool) -> Outco
         for _ in 0..rounds {
             Box::pin(world.round()).await;
         }
-        world.end().await
+        Box::pin(world.end()).await
     })
 }
 
