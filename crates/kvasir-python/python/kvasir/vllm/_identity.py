@@ -87,7 +87,7 @@ def _rope_context(model: Any) -> int:
     config = getattr(model.hf_config, "text_config", None) or model.hf_config
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     is_dynamic = "dynamic" in (rope.get("rope_type"), rope.get("type"))
-    return config.max_position_embeddings if is_dynamic else model.max_model_len
+    return int(config.max_position_embeddings if is_dynamic else model.max_model_len)
 
 
 def _config_digest(config: Any) -> str:
