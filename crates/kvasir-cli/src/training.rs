@@ -73,16 +73,23 @@ const WEIGHTS_SHARE: f64 = 0.1;
 /// Most bytes of the profile for a model of unknown size: every reader and writer downloads it.
 const PROFILE_BYTES_MAX: usize = 256 << 20;
 
+/// Bytes of an entry of a basis that is packed with little loss.
+const ENTRY_BYTES: f64 = 11.0 / 8.0;
+
 /// How `kvasir profile retrain` trains, for a model of `parameters` if they are known. A basis over as many layers as a
-/// scope holds, of full rank if the budget allows it: then text unlike the sample costs bits, not quality.
+/// scope holds and as fit into the budget in full rank: then text unlike the sample costs bits, not quality.
 pub fn retraining_recipe(spec: &ModelSpec, parameters: Option<u64>) -> Recipe {
     let share = |parameters: u64| (WEIGHTS_SHARE * PARAMETER_BYTES * parameters as f64) as usize;
-    let of_layer = spec.elements_per_token() / spec.layers.len().max(1);
-    let scope_layers = (SCOPE_ELEMENTS_MAX / of_layer.max(1)).clamp(1, spec.layers.len().max(1));
+    let budget = parameters.map_or(PROFILE_BYTES_MAX, share);
+    let (layers, elements) = (spec.layers.len().max(1), spec.elements_per_token());
+    let fits = |of_scope: &usize| {
+        let scope = (elements * of_scope).div_ceil(layers);
+        scope <= SCOPE_ELEMENTS_MAX && (elements * scope) as f64 * ENTRY_BYTES <= budget as f64
+    };
     Recipe::Basis(BasisRecipe {
-        scope_layers: Some(scope_layers),
+        scope_layers: Some((1..=layers).rev().find(fits).unwrap_or(1)),
         token_texts: TOKEN_TEXTS,
-        budget_bytes: Some(parameters.map_or(PROFILE_BYTES_MAX, share)),
+        budget_bytes: Some(budget),
         ..BasisRecipe::default()
     })
 }

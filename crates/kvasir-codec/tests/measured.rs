@@ -11,7 +11,7 @@ use kvasir_codec::{
     rope::Rotation,
     starter,
 };
-use kvasir_train::{BasisRecipe, Recipe, train};
+use kvasir_train::{BasisRecipe, Recipe, train, train_transparent};
 use kvasir_types::{KvDtype, KvLayout, Level, LevelError, ModelSpec, Plane, Quality};
 
 const TOKENS: usize = 600;
@@ -175,6 +175,44 @@ fn errors_are_those_of_rows_in_the_cache_s_type() {
             compare(&spec, &profile, is_whole, 1.0);
         }
     }
+}
+
+/// Of the finest level a chunk has what it needs to be transparent, and text like the sample needs next to nothing.
+#[test]
+fn the_finest_level_is_in_reserve() {
+    let spec = mixed_spec(KvDtype::F16);
+    let mut contexts = contexts(&spec, 6, 700);
+    contexts.iter_mut().for_each(|context| scale_rows(&spec, &mut context.kv, 1.0));
+    let recipe = Recipe::Basis(BasisRecipe::default());
+    let profile = train_transparent(&spec, &contexts, &recipe, &mut |_, _| ()).unwrap();
+    let text = Noise::new(77).tokens(TOKENS);
+    let mut kv = cache(&spec, &text, 2);
+    scale_rows(&spec, &mut kv, 1.0);
+    let [below, finest] = [2, 1].map(|from_top| Level((profile.lossy_levels() - from_top) as u8));
+    // The share of the finest level, and errors; where the cache had `power` times that of the sample, and it is stored whole or not.
+    let stored = |power: f32, is_whole: bool| {
+        let mut parts = profile.parts();
+        parts.scopes.iter_mut().flat_map(|scope| &mut scope.members).for_each(|member| member.power *= power);
+        if is_whole {
+            parts.training.note.clear();
+        }
+        let profile = Profile::assemble(parts).unwrap();
+        if !is_whole {
+            compare(&spec, &profile, false, 1.0);
+        }
+        let object = Setup::of(spec.clone(), profile).encode(&text, 0, &kv);
+        let head = Head::parse(&object).unwrap();
+        let bytes = [below, finest].map(|level| head.level_bytes(level).unwrap() as f64);
+        (bytes[1] / bytes[0] - 1.0, head.measured().unwrap().error(finest))
+    };
+    let bound = Quality::Transparent.error_max();
+    let (all, least) = stored(1.0, true);
+    let (like, error) = stored(1.0, false);
+    assert!(like < 0.1 * all && least < error && error <= bound, "{like} of {all}, {error:?}");
+    // As errors are of text unlike the sample: larger.
+    let (unlike, error) = stored(0.6, false);
+    assert!(like < unlike && unlike < 0.95 * all && error <= bound, "{unlike} of {all}, {error:?}");
+    assert!(stored(0.6, true).1 <= bound);
 }
 
 #[test]

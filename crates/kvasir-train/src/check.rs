@@ -59,21 +59,21 @@ pub(super) fn note_levels(
     Ok(Profile::assemble(parts)?)
 }
 
-/// The errors of the finest level on held-out chunks, relative to the bound of `transparent`, as the encoder
+/// The errors of the finest level but one on held-out chunks, relative to the bound of `transparent`, as the encoder
 /// measures them; increasing.
-pub(super) fn finest_errors(
+pub(super) fn reserved_errors(
     spec: &ModelSpec,
     corpus: &Corpus<'_>,
     parts: &ProfileParts,
 ) -> Result<Vec<f64>, TrainError> {
     let profile = Arc::new(Profile::assemble(parts.clone())?);
-    let finest = Level(profile.lossy_levels().saturating_sub(1) as u8);
+    let level = Level(profile.lossy_levels().saturating_sub(2) as u8);
     let encoder = CpuEncoder::new(Arc::new(spec.clone()), profile)?;
     let mut errors = Vec::new();
     for (context, range) in chunks(corpus) {
         let object = encode(&encoder, &corpus.contexts[context], &range)?;
         let head = Head::parse(&object).map_err(|e| TrainError::Check(DecodeError::from(e)))?;
-        let error = head.measured().and_then(|measured| measured.error(finest).get());
+        let error = head.measured().and_then(|measured| measured.error(level).get());
         errors.push(error.unwrap_or(f64::INFINITY));
     }
     errors.sort_by(f64::total_cmp);

@@ -53,6 +53,14 @@ pub enum TrainError {
         /// Fewest bytes that were reached.
         least: usize,
     },
+    /// A basis within the budget loses too much for the quality `transparent`, however fine its levels are.
+    #[error(
+        "the basis loses {times:.0} times what `transparent` allows: allow more bytes, or have scopes of fewer layers"
+    )]
+    NotTransparent {
+        /// The error of held-out chunks over the bound.
+        times: f32,
+    },
     /// The limit of multiply-adds does not allow a basis that is worth having.
     #[error(
         "within {macs} multiply-adds a token the basis loses {:.0} % of the cache's power: allow more, or use the recipe \

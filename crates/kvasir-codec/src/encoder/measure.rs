@@ -51,6 +51,8 @@ pub(super) struct ScopeErrors {
     measured: usize,
     /// `[level][member]`.
     levels: Vec<Vec<HeadErrors>>,
+    /// `[member]`: of the finest level if its piece is left out; empty where that was not measured.
+    left_out: Vec<HeadErrors>,
 }
 
 impl ScopeErrors {
@@ -66,8 +68,16 @@ impl ScopeErrors {
         }
     }
 
-    fn new(tokens: usize, measured: usize, heads: impl Iterator<Item = Vec<HeadErrors>>) -> Self {
-        Self { tokens, measured, levels: heads.collect() }
+    /// `heads` are those of the [`steps`].
+    fn new(
+        job: &SpanJob<'_>,
+        tokens: usize,
+        measured: usize,
+        heads: impl Iterator<Item = Vec<HeadErrors>>,
+    ) -> Self {
+        let mut levels: Vec<_> = heads.collect();
+        let left_out = levels.split_off(job.prepared.levels.len()).pop().unwrap_or_default();
+        Self { tokens, measured, levels, left_out }
     }
 
     /// Of a span that is stored exactly, or has no lossy level.
@@ -77,13 +87,13 @@ impl ScopeErrors {
             .views()
             .map(|member| HeadErrors { sums: vec![0.0; member.dim], ..HeadErrors::default() });
         let heads: Vec<_> = heads.collect();
-        Self::new(0, 0, prepared.levels.iter().map(|_| heads.clone()))
+        let levels = prepared.levels.iter().map(|_| heads.clone()).collect();
+        Self { tokens: 0, measured: 0, levels, left_out: Vec::new() }
     }
 
     fn direct(job: &SpanJob<'_>) -> Self {
         let tokens = job.exact..job.ropes.tokens();
-        let levels: Vec<_> =
-            (0..job.prepared.levels.len()).map(|level| LevelSteps::new(job, level)).collect();
+        let levels = steps(job);
         let mut heads = vec![Vec::new(); levels.len()];
         let (mut cached, mut rows, mut errors) = (Vec::new(), Vec::new(), Vec::new());
         for member in job.prepared.elements.views() {
@@ -114,7 +124,7 @@ impl ScopeErrors {
                 heads.push(head);
             }
         }
-        Self::new(tokens.len(), tokens.len(), heads.into_iter())
+        Self::new(job, tokens.len(), tokens.len(), heads.into_iter())
     }
 
     fn sampled(job: &SpanJob<'_>) -> Self {
@@ -143,8 +153,7 @@ impl ScopeErrors {
         let predictions: Vec<f32> =
             predicted.flat_map(|row| tokens.iter().map(|token| row[*token] as f32)).collect();
         let (mut decoded, mut values) = (vec![0.0; truth.len()], vec![0.0; coefficients.len()]);
-        let levels = (0..job.prepared.levels.len()).map(|level| {
-            let level = LevelSteps::new(job, level);
+        let levels = steps(job).into_iter().map(|level| {
             let rows = values.chunks_exact_mut(count).zip(coefficients.chunks_exact(count));
             for (c, ((values, coefficients), predictions)) in
                 rows.zip(predictions.chunks_exact(count)).enumerate()
@@ -169,12 +178,28 @@ impl ScopeErrors {
             });
             heads.collect()
         });
-        Self::new(all.len(), count, levels)
+        Self::new(job, all.len(), count, levels)
     }
 
     /// Of the finest lossy level alone.
     pub(super) fn finest(&self) -> Self {
-        Self { levels: self.levels.last().cloned().into_iter().collect(), ..*self }
+        self.only(self.levels.last().cloned())
+    }
+
+    /// Of the finest lossy level alone, without its piece; `None` if that was not measured.
+    pub(super) fn finest_left_out(&self) -> Option<Self> {
+        (!self.left_out.is_empty()).then(|| self.only(Some(self.left_out.clone())))
+    }
+
+    fn only(&self, level: Option<Vec<HeadErrors>>) -> Self {
+        Self { levels: level.into_iter().collect(), left_out: Vec::new(), ..*self }
+    }
+
+    /// Makes the errors those of a span whose finest piece is left out.
+    pub(super) fn leave_out_finest(&mut self) {
+        if let Some(finest) = self.levels.last_mut() {
+            *finest = std::mem::take(&mut self.left_out);
+        }
     }
 
     /// Tokens that are not stored exactly.
@@ -370,6 +395,17 @@ fn power_of(row: &[f32]) -> f32 {
     lanes.iter().sum::<f32>() + rest.iter().map(|x| x * x).sum::<f32>()
 }
 
+/// How the levels of a scope round, and last the finest one without its piece if the encoder may leave it out.
+fn steps(job: &SpanJob<'_>) -> Vec<LevelSteps> {
+    let levels = job.prepared.levels.len();
+    let left_out = (job.encoder.leaves_out_finest && levels > 1).then(|| {
+        // Values of the level below, times 3: the finest level has no shifts.
+        let below = LevelSteps::new(job, levels - 2);
+        LevelSteps { shifts: vec![0.0; below.shifts.len()], ..below }
+    });
+    (0..levels).map(|level| LevelSteps::new(job, level)).chain(left_out).collect()
+}
+
 /// How a level of a scope rounds.
 struct LevelSteps {
     ratio: f32,
@@ -440,7 +476,7 @@ mod tests {
                 let head =
                     |member: &Member| HeadErrors { sums: vec![0.0; member.dim], ..HeadErrors::default() };
                 let levels = vec![scope.members.iter().map(head).collect(); profile.lossy_levels()];
-                Some(ScopeErrors { tokens, measured, levels })
+                Some(ScopeErrors { tokens, measured, levels, left_out: Vec::new() })
             };
             let coded: Vec<_> = profile.scopes.iter().map(heads).collect();
             super::measured(&spec, &profile, 1, &coded).expect("measured")

@@ -13,7 +13,7 @@ use kvasir_types::{CHUNK_TOKENS_MAX, ModelSpec, ProfileHash, SPAN_TOKENS};
 use rayon::prelude::*;
 
 use crate::{
-    ChunkEncoder, ChunkInput, EncodeError, Profile, ProfileError, STARTER_RECIPE,
+    ChunkEncoder, ChunkInput, EncodeError, Profile, ProfileError, STARTER_RECIPE, TRANSPARENT_NOTE,
     buffer_pool::BufferPool,
     exact_piece::ExactDtype,
     matrix::Matrix,
@@ -32,6 +32,8 @@ pub struct CpuEncoder {
     profile: Arc<Profile>,
     scopes: Vec<EncoderScope>,
     exact_dtype: ExactDtype,
+    /// Whether spans have no piece of the finest level where the chunk is `transparent` without it.
+    leaves_out_finest: bool,
     pieces: PieceEncoder,
     values: Arc<BufferPool<Vec<i32>>>,
     blocks: Arc<BufferPool<Blocks>>,
@@ -71,8 +73,10 @@ impl CpuEncoder {
         };
         let scopes = (0..profile.scopes.len()).map(bind).collect();
         let exact_dtype = ExactDtype::of(spec.kv_dtype);
-        let (values, blocks) = Default::default();
-        Ok(Self { spec, profile, scopes, exact_dtype, pieces: PieceEncoder::best(), values, blocks })
+        let is_lossy = profile.lossy_levels() == profile.level_count();
+        let leaves_out_finest = is_lossy && profile.training().note == TRANSPARENT_NOTE;
+        let (pieces, values, blocks) = (PieceEncoder::best(), Default::default(), Default::default());
+        Ok(Self { spec, profile, scopes, exact_dtype, leaves_out_finest, pieces, values, blocks })
     }
 
     /// The same encoder with other kernels: for tests and benchmarks, as [`new`](Self::new) takes the fastest.
@@ -101,6 +105,9 @@ impl CpuEncoder {
         let mut coded = coded?;
         if self.profile.training().recipe == STARTER_RECIPE {
             self.keep_transparent(input, &ropes, &mut coded)?;
+        }
+        if self.leaves_out_finest {
+            self.leave_out_finest(&mut coded, spans.len())?;
         }
         let forced = tasks.iter().zip(&coded).filter(|(_, pieces)| pieces.forced_exact);
         let exact_spans = forced.map(|(task, _)| *task).collect();

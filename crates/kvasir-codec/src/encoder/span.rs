@@ -34,6 +34,15 @@ impl SpanPieces {
     pub(super) fn at(&self, level: usize) -> Option<&Vec<u8>> {
         self.levels.get(level).map_or(self.lossless.as_ref(), Option::as_ref)
     }
+
+    /// Drops the piece of the finest level, if the errors without it are known; they are then the span's.
+    pub(super) fn leave_out_finest(&mut self) {
+        let errors = self.errors.as_mut().filter(|errors| errors.finest_left_out().is_some());
+        if let (Some(errors), Some(finest)) = (errors, self.levels.last_mut()) {
+            errors.leave_out_finest();
+            *finest = None;
+        }
+    }
 }
 
 /// One scope of one span of an input.
