@@ -28,82 +28,88 @@ pub(crate) fn run(device: &Arc<CudaDevice>, small: bool, report: &mut Report) ->
         (0..tokens * count).map(|_| (noise.normal() * 1.4 + 7.5).clamp(0.0, 14.0) as u8).collect();
     let expected: Vec<u8> =
         symbols.iter().flat_map(|s| bf16::from_f32(0.25 * (f32::from(*s) - 7.0)).to_le_bytes()).collect();
-    let mut row = |step, kernels_ms, wall_ms, predicted| {
+    let row = |operation, predicted| {
         let what = format!("peer, {tokens} tokens x {count} channels");
-        report.add(&Row { what, step, bytes: expected.len(), kernels_ms, wall_ms, predicted });
+        Row { what, operation, bytes: expected.len(), predicted }
     };
     let output = timed.allocate("output", expected.len())?;
-    let coded = slots(&symbols);
     let up = |bytes: &[u8]| timed.upload("peer", bytes);
-    let (bytes, table, blocks) =
-        (up(&coded.bytes)?, up(&record_bytes(&coded.table))?, up(&record_bytes(&coded.blocks))?);
-    let mut least = f64::INFINITY;
-    for _ in 0..5 {
-        let counter = up(&[0; 4])?;
-        let params = PeerSlotsParams {
+    report.row(&row("DietGPU-like slot table", "published: 250 to 410 Gsym/s on an A100"), || {
+        let coded = slots(&symbols);
+        let (bytes, table, blocks) =
+            (up(&coded.bytes)?, up(&record_bytes(&coded.table))?, up(&record_bytes(&coded.blocks))?);
+        let mut least = f64::INFINITY;
+        for _ in 0..5 {
+            let counter = up(&[0; 4])?;
+            let params = PeerSlotsParams {
+                bytes: bytes.address(),
+                blocks: blocks.address(),
+                table: table.address(),
+                counter: counter.address(),
+                output: output.address(),
+                block_count: coded.blocks.len() as u32,
+                scale: 0.25,
+            };
+            launch(&timed, &PEER_SLOTS_KERNEL, Work::Warps(coded.blocks.len()), 8_192, &params)?;
+            least = least.min(timed.milliseconds()?);
+        }
+        check(&timed, &output, &expected)?;
+        Ok((Some(least), None))
+    })?;
+    let predicted = "90 to 120 GB/s (12 times our instructions); ours >= 10x";
+    report.row(&row("CacheGen-shaped", predicted), || {
+        let coded = channels(&symbols, count);
+        let (bytes, starts) = (up(&coded.bytes)?, up(&record_bytes(&coded.starts))?);
+        let distributions = up(&record_bytes(&coded.distributions))?;
+        let params = PeerChannelsParams {
             bytes: bytes.address(),
-            blocks: blocks.address(),
-            table: table.address(),
-            counter: counter.address(),
+            starts: starts.address(),
+            distributions: distributions.address(),
             output: output.address(),
-            block_count: coded.blocks.len() as u32,
+            tokens: tokens as u32,
+            channels: count as u32,
             scale: 0.25,
+            reserved: 0,
         };
-        launch(&timed, &PEER_SLOTS_KERNEL, Work::Warps(coded.blocks.len()), 8_192, &params)?;
-        least = least.min(timed.milliseconds()?);
-    }
-    check(&timed, &output, &expected)?;
-    row("DietGPU-like slot table", Some(least), None, "published: 250 to 410 Gsym/s on an A100");
-    let coded = channels(&symbols, count);
-    let (bytes, starts) = (up(&coded.bytes)?, up(&record_bytes(&coded.starts))?);
-    let distributions = up(&record_bytes(&coded.distributions))?;
-    let params = PeerChannelsParams {
-        bytes: bytes.address(),
-        starts: starts.address(),
-        distributions: distributions.address(),
-        output: output.address(),
-        tokens: tokens as u32,
-        channels: count as u32,
-        scale: 0.25,
-        reserved: 0,
-    };
-    let mut least = f64::INFINITY;
-    for _ in 0..5 {
-        launch(&timed, &PEER_CHANNELS_KERNEL, Work::Ctas(count.div_ceil(128)), 0, &params)?;
-        least = least.min(timed.milliseconds()?);
-    }
-    check(&timed, &output, &expected)?;
-    row("CacheGen-shaped", Some(least), None, "90 to 120 GB/s (12 times our instructions); ours >= 10x");
-    let packed = zstd::bulk::compress(&symbols, 1)?;
-    let start = Instant::now();
-    let back = zstd::bulk::decompress(&packed, symbols.len())?;
-    let wall = start.elapsed().as_secs_f64() * 1e3;
-    assert!(back == symbols, "zstd returns its input");
-    row("zstd -1 on one CPU core (symbols)", None, Some(wall), "-");
-    Ok(())
+        let mut least = f64::INFINITY;
+        for _ in 0..5 {
+            launch(&timed, &PEER_CHANNELS_KERNEL, Work::Ctas(count.div_ceil(128)), 0, &params)?;
+            least = least.min(timed.milliseconds()?);
+        }
+        check(&timed, &output, &expected)?;
+        Ok((Some(least), None))
+    })?;
+    report.row(&row("zstd -1, one CPU core, symbols", "-"), || {
+        let packed = zstd::bulk::compress(&symbols, 1)?;
+        let start = Instant::now();
+        let back = zstd::bulk::decompress(&packed, symbols.len())?;
+        let wall = start.elapsed().as_secs_f64() * 1e3;
+        assert!(back == symbols, "zstd returns its input");
+        Ok((None, Some(wall)))
+    })
 }
 
 /// The memory bandwidth of the device: bytes read and written.
 fn copies(device: &Arc<CudaDevice>, small: bool, report: &mut Report) -> Result<(), Box<dyn Error>> {
     let bytes = if small { 1 << 16 } else { 1 << 30 };
-    let (from, to) = (device.allocate("from", bytes)?, device.allocate("to", bytes)?);
-    let mut least = f64::INFINITY;
-    for _ in 0..7 {
-        let start = device.record()?;
-        device.copy_on_device(&from, &to)?;
-        let end = device.record()?;
-        end.wait()?;
-        least = least.min(f64::from(start.milliseconds_to(&end)?));
-    }
-    report.add(&Row {
+    let row = Row {
         what: "device memory".into(),
-        step: "copy, read + written",
+        operation: "copy, read + written",
         bytes: 2 * bytes,
-        kernels_ms: Some(least),
-        wall_ms: None,
         predicted: "about 4,300 GB/s",
-    });
-    Ok(())
+    };
+    report.row(&row, || {
+        let (from, to) = (device.allocate("from", bytes)?, device.allocate("to", bytes)?);
+        let mut least = f64::INFINITY;
+        for _ in 0..7 {
+            let start = device.record()?;
+            device.copy_on_device(&from, &to)?;
+            let end = device.record()?;
+            end.wait()?;
+            least = least.min(f64::from(start.milliseconds_to(&end)?));
+        }
+        Ok((Some(least), None))
+    })
 }
 
 fn launch<R: Record>(

@@ -37,17 +37,19 @@ const SIZES: [(&str, usize, usize, usize, usize, &str); 2] = [
 /// Times both sizes, or a tiny one.
 pub(crate) fn run(device: &Arc<CudaDevice>, small: bool, report: &mut Report) -> Result<(), Box<dyn Error>> {
     let tiny = [("tiny basis", 1, 256, 64, 1, "-")];
-    for size in if small { &tiny[..] } else { &SIZES[..] } {
-        one(device, *size, report)?;
+    for &(what, spans, elements, rank, scopes, predicted) in if small { &tiny[..] } else { &SIZES[..] } {
+        let bytes = scopes * elements * spans * 256 * 2;
+        report.row(&Row { what: what.into(), operation: "product", bytes, predicted }, || {
+            Ok((Some(milliseconds(device, (spans, elements, rank, scopes))?), None))
+        })?;
     }
     Ok(())
 }
 
-fn one(
+fn milliseconds(
     device: &Arc<CudaDevice>,
-    (what, spans, elements, rank, scopes, predicted): (&str, usize, usize, usize, usize, &str),
-    report: &mut Report,
-) -> Result<(), Box<dyn Error>> {
+    (spans, elements, rank, scopes): (usize, usize, usize, usize),
+) -> Result<f64, Box<dyn Error>> {
     let timed = Timed::new(device);
     let (tokens, heads) = (256 * spans, elements / 128);
     // The values of operands do not affect the time on this part, but zeros would, so they are small and not
@@ -136,14 +138,5 @@ fn one(
         unsafe { timed.launch(Kernel::Synthesise, Work::Ctas(tasks.len()), shared, &record)? };
         least = least.min(timed.milliseconds()?);
     }
-    let bytes = scopes * elements * tokens * 2;
-    report.add(&Row {
-        what: what.into(),
-        step: "product",
-        bytes,
-        kernels_ms: Some(least),
-        wall_ms: None,
-        predicted,
-    });
-    Ok(())
+    Ok(least)
 }

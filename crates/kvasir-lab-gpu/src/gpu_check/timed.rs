@@ -70,6 +70,10 @@ impl Device for Timed {
         self.device.prepare()
     }
 
+    fn shared_bytes_max(&self) -> usize {
+        self.device.shared_bytes_max()
+    }
+
     fn allocate(&self, label: &'static str, bytes: usize) -> Result<CudaMemory, DeviceError> {
         self.device.allocate(label, bytes)
     }
@@ -112,7 +116,32 @@ impl Device for Timed {
         self.device.record()
     }
 
+    fn pinned_bytes(&self) -> usize {
+        self.device.pinned_bytes()
+    }
+
     fn drain(&self) {
         self.device.drain();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvasir_lab_gpu::FAKE_DRIVER;
+
+    use super::*;
+
+    #[test]
+    fn the_limits_are_the_devices() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let Ok(device) = CudaDevice::new(0, folder.path().join("kernels")) else {
+            kvasir_kernels_emulator::test_again("timed::tests::the_limits_are_the_devices", FAKE_DRIVER);
+            return;
+        };
+        let device = Arc::new(device);
+        let timed = Timed::new(&device);
+        let _copied = timed.upload("bytes", &[7; 64]).expect("copies");
+        assert_eq!(timed.shared_bytes_max(), device.shared_bytes_max());
+        assert_eq!((timed.pinned_bytes(), timed.pinned_bytes() > 0), (device.pinned_bytes(), true));
     }
 }
