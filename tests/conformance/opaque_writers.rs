@@ -14,9 +14,10 @@ use futures::{FutureExt, StreamExt, future::join_all};
 use kvasir_storage::{
     ByteRange, ChunkError, ObjectError, PutError, PutObject, Storage, hot::RequestHint, limits,
 };
+use kvasir_store::layout::Key;
 use kvasir_tests::hooked::{Hook, Hooked};
 use kvasir_types::ModelId;
-use object_store::path::Path;
+use object_store::{ObjectStoreExt, path::Path};
 
 use crate::{
     Backend,
@@ -224,6 +225,14 @@ async fn what_a_writer_left_behind_is_not_served() {
     assert!(get(&first, "k", ByteRange::Whole).await.expect("reads") == payload(1, 100));
     let cold = backend.replica().await;
     assert!(is_missing(&cold, "k").await, "which of the two was acknowledged is not known here");
+    // A context that cannot be read may pin both: they stay, since one alone would be served.
+    let unreadable = Key::Context { tenant: tenant(), context_id: uuid::Uuid::now_v7(), version: 1 };
+    let (objects, unreadable) = (cold.store().objects(), cold.store().layout().path(&unreadable));
+    objects.put(&unreadable, "{".into()).await.expect("writes");
+    let kept = collect(&cold, &at_once()).await;
+    assert_eq!((kept.duplicates, kept.spared), (0, 0), "nothing was decided");
+    assert!(is_missing(&cold, "k").await);
+    objects.delete(&unreadable).await.expect("deletes");
     // The collector takes both, and the key is free.
     assert_eq!(collect(&cold, &at_once()).await.duplicates, 2);
     for replica in [&cold, &backend.replica().await] {

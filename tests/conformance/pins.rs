@@ -69,7 +69,7 @@ async fn expired_chunks(storage: &Arc<Storage>, seed: u64) -> Vec<(Vec<u32>, Chu
 }
 
 /// Does something once, when a write to a path that has a part in it has taken effect.
-fn once_written(
+pub(crate) fn once_written(
     part: &'static str,
     act: impl Fn() -> futures::future::BoxFuture<'static, ()> + Send + Sync + 'static,
 ) -> Hook {

@@ -68,13 +68,15 @@ pub(crate) async fn a_sample_has_what_is_stored_and_not_what_is_removed(backend:
         stored.push(chunk.seq_hash);
     }
     stored.sort_unstable();
-    let sample =
-        async |count| storage.reads().sample(&tenant(), &model_id(), count).await.expect("samples").chunks;
+    let whole = async |count| storage.reads().sample(&tenant(), &model_id(), count).await.expect("samples");
+    let sample = async |count| whole(count).await.chunks;
     assert_eq!((sample(3).await, sample(9).await), (stored[..3].to_vec(), stored.clone()));
     storage.lifecycle().remove_chunk(&tenant(), &model_id(), &stored[1]).await.expect("removes");
     assert_eq!(sample(3).await, [stored[0], stored[2]]);
     stored.remove(1);
     assert_eq!(sample(9).await, stored);
+    let stored_at_ms = whole(9).await.stored_at_ms;
+    assert!(stored_at_ms.len() == stored.len() && stored_at_ms.iter().all(|at| *at > 0), "{stored_at_ms:?}");
     let other = storage.reads().sample(&tenant(), &[7; 32].into(), 9).await;
     assert!(matches!(other, Err(CatalogError::UnknownModel { .. })), "{other:?}");
 }

@@ -1,8 +1,12 @@
 //! Deletion and the journal, between replicas.
 
-use std::{sync::Arc, task::Poll, time::Duration};
+use std::{
+    sync::Arc,
+    task::Poll,
+    time::{Duration, SystemTime},
+};
 
-use futures::TryStreamExt;
+use futures::{FutureExt, TryStreamExt};
 use kvasir_storage::{
     ByteRange, ChunkError, JournalReading, Lookup, PutChunk, Query, Settings, Storage, WorkShare,
     gc::{GcPolicy, GcReport},
@@ -10,10 +14,12 @@ use kvasir_storage::{
 };
 use kvasir_store::layout::{ChunkKey, JournalLog, Key};
 use kvasir_tests::chunks::{self, Chunk};
+use kvasir_types::RootHash;
 use object_store::ObjectStoreExt;
 
 use crate::{
     Backend,
+    pins::once_written,
     storage_core::{body, key, matched, model_id, name, prepare, put, read, tenant},
 };
 
@@ -111,6 +117,74 @@ pub(crate) async fn duplicates_and_expired_chunks_go(backend: &Backend) {
     assert_eq!(collect(&storage, &old).await.expired, 1);
     assert_eq!(matched(&storage, &tokens).await, 0);
     assert_eq!(collect(&storage, &old).await.deleted, 1);
+}
+
+/// A collector beside which a request removes one object, after it has decided and before its first tombstone.
+async fn collector_beside_removal(backend: &Backend, removed: ChunkKey) -> Arc<Storage> {
+    let other = backend.replica().await;
+    let act = move || {
+        let (other, removed) = (Arc::clone(&other), removed.clone());
+        async move { other.lifecycle().remove(&removed).await.expect("removes") }.boxed()
+    };
+    backend.hooked_replica(once_written("/gc/intent/", act)).await
+}
+
+/// Two objects of a chunk, the one that the collector keeps first.
+fn two_objects(root: RootHash, tokens: &[u32]) -> [Chunk; 2] {
+    let mut objects = [0, 8].map(|v| chunks::variant(root, tokens, 0, tokens.len(), 50, v));
+    objects.sort_by_key(|object| object.object_digest);
+    objects
+}
+
+#[tokio::test]
+async fn a_duplicate_stays_if_the_object_that_was_to_stay_is_removed() {
+    let backend = Backend::memory();
+    let storage = backend.replica().await;
+    let tokens = chunks::tokens(111, 64);
+    let objects = two_objects(prepare(&storage).await, &tokens);
+    for object in &objects {
+        put(&storage, object).await;
+    }
+    let collector = collector_beside_removal(&backend, key(&objects[0])).await;
+    let report = collect(&collector, &at_once()).await;
+    assert_eq!((report.duplicates, report.spared), (1, 1), "{report:?}");
+    assert_eq!(matched(&backend.replica().await, &tokens).await, 64, "one of two objects was removed");
+}
+
+#[tokio::test]
+async fn a_tail_stays_if_the_chunk_that_contains_it_is_removed() {
+    let backend = Backend::memory();
+    let root = prepare(&backend.replica().await).await;
+    let tokens = chunks::tokens(112, 64);
+    let [tail, longer] = [48, 64].map(|end| chunks::chunk(root, &tokens, 0, end, 50));
+    let collector = collector_beside_removal(&backend, key(&longer)).await;
+    // Its index has both.
+    for chunk in [&tail, &longer] {
+        put(&collector, chunk).await;
+    }
+    let report = collect(&collector, &at_once()).await;
+    assert_eq!((report.contained, report.spared), (1, 1), "{report:?}");
+    assert_eq!(matched(&backend.replica().await, &tokens[..48]).await, 48, "the longer chunk was removed");
+}
+
+/// Whether it stays is known once it is older than the grace.
+#[tokio::test]
+async fn a_young_object_takes_the_place_of_no_older_one() {
+    let backend = Backend::file();
+    let storage = backend.replica().await;
+    let objects = two_objects(prepare(&storage).await, &chunks::tokens(113, 64));
+    for object in &objects {
+        put(&storage, object).await;
+    }
+    let policy = GcPolicy { grace: Duration::from_secs(3600), ..at_once() };
+    let long_ago = SystemTime::now() - 2 * policy.grace;
+    let [survivor, other] = objects;
+    for (old, duplicates) in [(other, 0), (survivor, 1)] {
+        let path = storage.store().layout().path(&Key::Chunk(key(&old)));
+        let file = backend.directory.path().join("store").join(path.to_string());
+        std::fs::File::open(file).expect("is there").set_modified(long_ago).expect("is ours");
+        assert_eq!(collect(&storage, &policy).await.duplicates, duplicates);
+    }
 }
 
 /// A tenant that has another one's chunk takes nothing from it, although nothing is listed between the two.

@@ -230,10 +230,20 @@ impl Book {
         if node.life.is_over() {
             return;
         }
-        node.storage.changes().empty_outdated_index();
-        let _ = node.run(node.storage.changes().journal_append()).await;
+        let (changes, is_stored_due) = (node.storage.changes(), node.begin_turn());
+        changes.empty_outdated_index();
+        let _ = if is_stored_due {
+            node.run(changes.journal_append()).await
+        } else {
+            node.run(changes.journal_append_removals()).await
+        };
         let begun = self.now();
-        if let Some(Ok(_)) = node.run(node.storage.changes().journal_tail(node.reading())).await {
+        let read = if is_stored_due {
+            node.run(changes.journal_tail(node.reading())).await
+        } else {
+            node.run(changes.journal_tail_leaving_stored(node.reading())).await
+        };
+        if let Some(Ok(_)) = read {
             self.model().heard(node.id, self.since(begun));
         }
     }

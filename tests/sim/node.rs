@@ -2,7 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -146,7 +149,7 @@ impl Start {
         let index = Index::over(Arc::clone(&disk.0) as Arc<_>);
         let storage = Storage::new(open, abilities, index, settings, is_hot.then(hot_tier));
         storage.changes().empty_outdated_index();
-        Node { id, storage, life, disk }
+        Node { id, storage, life, disk, turns: Arc::default() }
     }
 }
 
@@ -158,9 +161,18 @@ pub(crate) struct Node {
     pub(crate) storage: Arc<Storage>,
     pub(crate) life: Life,
     pub(crate) disk: Disk,
+    /// Of the journal so far.
+    turns: Arc<AtomicU32>,
 }
 
 impl Node {
+    /// Begins a turn of the journal. Whether what was stored is written and read in it: of a large cluster every second time, as
+    /// in the service.
+    pub(crate) fn begin_turn(&self) -> bool {
+        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
+        self.reading() == JournalReading::Rows || turn.is_multiple_of(2)
+    }
+
     /// What it reads of the others' journals: in a small cluster all of it, in a large one some removals alone. The promises are
     /// the same, whoever reads what.
     pub(crate) fn reading(&self) -> JournalReading {

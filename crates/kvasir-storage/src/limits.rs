@@ -108,6 +108,9 @@ pub const INDEX_PAGES_DIVISOR: u64 = 3;
 pub const INDEX_POSITIONS_MAX: usize = 65_536;
 /// Journal entries waiting for the next batches: ~600 bytes each, and 13 KB of the longest chunks.
 pub const JOURNAL_WAITING_MAX: usize = 8_192;
+/// Entries about what was stored that a turn of the journal leaves waiting: at more of them all are appended, long before they are
+/// so many that some are dropped.
+pub const JOURNAL_STORED_WAITING_MAX: usize = 1_024;
 /// Largest batch that is read. Ours have entries of at most half as many bytes.
 pub const JOURNAL_BATCH_BYTES_MAX: u64 = 16 << 20;
 /// Damaged batches of removals, and tenants whose removals could not be read for want of their key, that are remembered, so that
@@ -127,8 +130,11 @@ pub const JOURNAL_REMOVALS_LISTED_EVERY: Duration = Duration::from_secs(60 * 60)
 pub const JOURNAL_REMOVALS_LATE_MAX: Duration = Duration::from_secs(10 * 60);
 /// Batches in a page of a listing.
 pub const JOURNAL_PAGE: usize = 1_000;
-/// Pages of one listing of all journals: a few MB of names.
-pub const JOURNAL_PAGES_MAX: usize = 10;
+/// Pages of one listing of all journals, or of one log: ten MB of names, in up to five seconds at 150 ms a request. What a hundred
+/// replicas stored has 25, if a pass of the collector deletes the old batches three quarters of an hour after their time.
+pub const JOURNAL_PAGES_MAX: usize = 32;
+/// The same where rows are read: in a small cluster each replica does every second, and needs them soon.
+pub const JOURNAL_ROWS_PAGES_MAX: usize = 10;
 /// Listings of replicas' journals at a time, or of parts of the log of removals: replicas that have ended keep theirs
 /// until it is collected.
 pub const JOURNAL_FOLDERS_AT_ONCE: usize = 16;
@@ -155,8 +161,14 @@ pub const PIN_LOOKS_MAX: usize = 10;
 /// See [`PIN_LOOKS_MAX`].
 pub const PIN_LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// Deleted objects without a note before the collector announces them and writes their notes.
-pub const GC_GONE_WAITING_MAX: usize = 1_000;
+/// Deleted objects without a note before the collector announces them and writes their notes: each announcement is a batch of
+/// removals, which every replica reads. With those that are swept together, two passes at a time (a job beside the background
+/// pass) have 7,254 of them at most, fewer than [`JOURNAL_WAITING_MAX`]. Not counted are other removals that wait, and those
+/// that a pass announces again after an error.
+pub const GC_GONE_WAITING_MAX: usize = 3_500;
+/// Candidates for tails in the units of others that a pass verifies before it marks what it found: an hour's work at 150 ms a
+/// request, for which the rest of the pass waits, and which a pass loses that is killed.
+pub const GC_KNOWN_TAILS_MAX: usize = 3_500;
 /// Objects for which a pass of the collector has requests under way: a quarter of the requests that a replica sends at
 /// once, so that those of its clients find room.
 pub const GC_PARALLEL: usize = 32;
@@ -298,7 +310,7 @@ pub const LEDGER_AGE_MAX: Duration = Duration::from_secs(3600);
 /// again.
 pub const LEDGER_LISTED_AGE_MAX: Duration = Duration::from_secs(12 * 3600);
 /// Objects younger than this when a collector begins may arrive through the journal while it counts, or later:
-/// many times its lag. A count names the replicas whose batches were read this lately.
+/// twice its lag in the largest clusters. A count names the replicas whose batches were read this lately.
 pub const LEDGER_RECENT: Duration = Duration::from_secs(120);
 /// Replicas whose last batch is remembered, so that a batch that is read again is not counted again.
 pub const LEDGER_HEARD_MAX: usize = 4_096;

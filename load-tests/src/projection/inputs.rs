@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path};
 
 use kvasir_server::{
     Config, JOURNAL_COUNTS_EVERY, JOURNAL_READS_PER_SECOND, JOURNAL_ROWS_MEMBERS_MAX,
-    JOURNAL_SHARED_INTERVAL_MAX,
+    JOURNAL_SHARED_INTERVAL_MAX, JOURNAL_STORED_TURNS, KNOWN_TAILS_EVERY,
 };
 use kvasir_storage::limits;
 use kvasir_types::CHUNK_TOKENS_DEFAULT;
@@ -122,6 +122,17 @@ const STATED: &[(&str, f64, &str)] = &[
         3.0,
         "one after the other, beside those for tombstones: PUT of the intent, LIST of its tenant's contexts, DELETE of the intent",
     ),
+    (
+        "requests_of_a_known_tail",
+        7.0,
+        "one after the other, for one tail at a time: HEAD of the tail and of the longer chunk, HEAD of the tombstones of both, GET of the heads of \
+         both, GET of the longer chunk, whose bytes take no time here",
+    ),
+    (
+        "requests_of_a_marked_tail",
+        3.0,
+        "one after the other, for many at once: HEAD of the longer chunk and of its tombstone, PUT of the tombstone",
+    ),
     ("work_units", 16.0, "first hex digits of hashes: the units of a model"),
     ("usd_put_post_list", 0.005 / 1e3, S3),
     ("usd_get", 0.0004 / 1e3, S3),
@@ -134,7 +145,7 @@ const STATED: &[(&str, f64, &str)] = &[
 ];
 
 /// Limits and defaults of the service, as its code has them.
-fn limits_and_defaults() -> [(&'static str, f64, &'static str); 22] {
+fn limits_and_defaults() -> [(&'static str, f64, &'static str); 28] {
     let defaults = Config::default();
     let policy = &defaults.gc.policy;
     [
@@ -163,7 +174,21 @@ fn limits_and_defaults() -> [(&'static str, f64, &'static str); 22] {
         ("journal_counts_every_s", JOURNAL_COUNTS_EVERY.as_secs_f64(), "JOURNAL_COUNTS_EVERY"),
         ("journal_interval_s", defaults.journal.interval.as_secs_f64(), "default of journal.interval"),
         ("journal_retention_s", policy.journal_retention.as_secs_f64(), "default of journal.retention"),
+        ("journal_stored_turns", f64::from(JOURNAL_STORED_TURNS), "JOURNAL_STORED_TURNS"),
+        ("known_tails_every_s", KNOWN_TAILS_EVERY.as_secs_f64(), "KNOWN_TAILS_EVERY"),
+        ("gone_waiting_max", limits::GC_GONE_WAITING_MAX as f64, "GC_GONE_WAITING_MAX"),
         ("removals_window_s", limits::JOURNAL_REMOVALS_WINDOW.as_secs_f64(), "JOURNAL_REMOVALS_WINDOW"),
+        (
+            "removals_kept_s",
+            policy.removals_kept().as_secs_f64(),
+            "defaults of gc.grace and gc.tombstone_retention",
+        ),
+        (
+            "removals_listed_every_s",
+            limits::JOURNAL_REMOVALS_LISTED_EVERY.as_secs_f64(),
+            "JOURNAL_REMOVALS_LISTED_EVERY",
+        ),
+        ("removals_slices", limits::JOURNAL_FOLDERS_AT_ONCE as f64, "JOURNAL_FOLDERS_AT_ONCE"),
     ]
 }
 
@@ -222,7 +247,7 @@ impl Inputs {
         inputs
     }
 
-    fn set(&mut self, name: &str, value: f64, origin: &str) {
+    pub(super) fn set(&mut self, name: &str, value: f64, origin: &str) {
         self.0.insert(name.to_owned(), Input { value, origin: origin.to_owned() });
     }
 

@@ -62,10 +62,15 @@ const MODEL: [&str; 9] = [
     "up to rows_members_max replicas: every replica reads the journal every journal_interval_s, and every batch is read by every \
      other replica",
     "more replicas: all together read removals journal_reads_per_s times a second, each at least every journal_interval_max_s, and \
-     counts every journal_counts_every_s; one reads what all stored, for quotas; each has rows of an equal share of the chunks",
-    "of removals each read lists the batches of the last removals_window_s; the log of what was stored, whose batches are kept for \
-     journal_retention_s, is listed replica by replica where it has more than journal_pages_max pages; who marks what is evicted \
-     announces it meanwhile, and each replica announces removals once in each of its passes",
+     counts every journal_counts_every_s; every journal_stored_turns of these turns each writes what it stored, and one reads that, \
+     for quotas; each has rows of an equal share of the chunks",
+    "of removals each read lists the batches of the last removals_window_s, and all that are kept in removals_slices every \
+     removals_listed_every_s; the log of what was stored, whose batches the first pass over everything after journal_retention_s \
+     deletes, is listed replica by replica where it has more than journal_pages_max pages; who marks what is evicted announces it \
+     meanwhile; who deletes announces gone_waiting_max objects at a time, and at the end of each pass; each of more replicas than \
+     rows_members_max verifies the tails that it knows in the units of others every known_tails_every_s, one after the other and at most \
+     one for each lookup, then marks them, and announces them meanwhile; whoever appends removals asks for their date, which is one of \
+     the reads; deletions of batches cost nothing and are no part of the requests, nor are readers of events and removals by request",
     "the collector waits gc_interval_s between passes: one replica lists everything, work_units or fewer list their shares of one \
      model, which is that of the only tenant; the bill is of listings only, without what they find to do; the owner of a unit \
      deletes chunks and looks under some of the tombstones that are kept, as few as listed_bits allow, collected_at_once at a time, \
@@ -87,7 +92,7 @@ pub(crate) fn project(arguments: &ProjectArguments) -> Result<Projection> {
 type Line = (&'static str, fn(&ProjectedSize) -> f64);
 
 /// Lines of the table.
-const LINES: [Line; 42] = [
+const LINES: [Line; 43] = [
     ("replicas", |r| r.replicas),
     ("index by routes", |r| f64::from(u8::from(r.routes))),
     ("chunks", |r| r.chunks),
@@ -105,6 +110,7 @@ const LINES: [Line; 42] = [
     ("journal listings/s", |r| r.journal_listings_per_s),
     ("journal reads/s", |r| r.journal_reads_per_s),
     ("journal requests/s", ProjectedSize::journal_requests_per_s),
+    ("journal deletions/s", |r| r.journal_deletions_per_s),
     ("requests/s of a quiet replica", |r| r.quiet_replica_requests_per_s),
     ("index, GB", |r| r.index_gb),
     ("index of a replica, GB", |r| r.index_gb_of_a_replica),

@@ -50,6 +50,7 @@ pub use config::{
 };
 pub use limits::{
     JOURNAL_COUNTS_EVERY, JOURNAL_READS_PER_SECOND, JOURNAL_ROWS_MEMBERS_MAX, JOURNAL_SHARED_INTERVAL_MAX,
+    JOURNAL_STORED_TURNS, KNOWN_TAILS_EVERY,
 };
 pub use run_error::RunError;
 pub use server::{Listeners, listen, open_store, run, shutdown_signal};

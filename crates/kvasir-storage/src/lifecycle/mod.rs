@@ -16,7 +16,7 @@ pub use self::{
     work_share::WorkShare,
 };
 use kvasir_store::cache::BoundedMap;
-use kvasir_types::{ModelId, Name};
+use kvasir_types::{ModelId, Name, ObjectDigest, SeqHash};
 use parking_lot::Mutex;
 
 use crate::{
@@ -24,6 +24,7 @@ use crate::{
     catalog::{Catalog, Salt},
     changes::Changes,
     contexts::Contexts,
+    index::Scope,
     ingest::DirectUploads,
     limits,
     read::Reads,
@@ -44,6 +45,8 @@ pub struct Lifecycle {
     swept: BoundedMap<(Name, Name, Salt), ()>,
     /// When this replica last began to collect its share.
     last_pass: Mutex<Option<gc::StoreTime>>,
+    /// The last candidate that it verified of the tails in the units of others.
+    last_known_tail: Mutex<Option<(Scope, SeqHash, ObjectDigest)>>,
 }
 
 impl Lifecycle {
@@ -67,6 +70,7 @@ impl Lifecycle {
             models,
             swept,
             last_pass: Mutex::default(),
+            last_known_tail: Mutex::default(),
         }
     }
 }

@@ -31,7 +31,7 @@ struct Division {
     /// URLs and weights.
     members: Vec<(String, f64)>,
     this: usize,
-    rows_by_route: bool,
+    known_tails: bool,
     /// Each turn has other owners.
     turn: u64,
 }
@@ -40,11 +40,11 @@ impl WorkShare {
     /// All work: of a replica that knows of no others, or at an operator's request.
     pub const WHOLE: Self = Self(None);
 
-    /// The share of `members[this]`; members are URLs with weights. `rows_by_route`: whether a replica's index has
-    /// only the rows of its own routes.
-    pub fn of(members: Vec<(String, f64)>, this: usize, rows_by_route: bool) -> Self {
+    /// The share of `members[this]`; members are URLs with weights. `known_tails`: whether it also collects the tails that it
+    /// knows in the units of others, who may not know them where an index has only the rows of its replica's own routes.
+    pub fn of(members: Vec<(String, f64)>, this: usize, known_tails: bool) -> Self {
         let is_divided = members.len() > 1 && this < members.len();
-        Self(is_divided.then_some(Division { members, this, rows_by_route, turn: 0 }))
+        Self(is_divided.then_some(Division { members, this, known_tails, turn: 0 }))
     }
 
     /// The share of the pass with this number, of the passes of all members.
@@ -76,9 +76,9 @@ impl WorkShare {
         rank.map_or(0, |rank| u32::try_from(rank).unwrap_or(u32::MAX))
     }
 
-    /// Whether the owner of a unit may not know a chunk in it that this replica knows.
-    pub(super) fn has_rows_by_route(&self) -> bool {
-        self.0.as_ref().is_some_and(|division| division.rows_by_route)
+    /// Whether it also collects the tails that this replica knows in the units of others.
+    pub fn has_known_tails(&self) -> bool {
+        self.0.as_ref().is_some_and(|division| division.known_tails)
     }
 
     /// The first digits of the hashes in this replica's units of a model.
@@ -233,7 +233,7 @@ mod tests {
     fn one_replica_alone_or_one_that_is_no_member_does_everything() {
         let (tenant, model_id) = model(1);
         for share in [WorkShare::WHOLE, shares::<1>()[0].clone(), WorkShare::of(Vec::new(), 0, true)] {
-            assert!(share.is_whole() && share.keeps_accounts() && !share.has_rows_by_route());
+            assert!(share.is_whole() && share.keeps_accounts() && !share.has_known_tails());
             assert_eq!(share.units(&tenant, &model_id), Units::ALL);
         }
     }

@@ -1,6 +1,6 @@
 //! A sample of the stored chunks.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use futures::TryStreamExt;
 use kvasir_api::ChunkSample;
@@ -28,11 +28,12 @@ impl Reads {
         let layout = self.bucket.layout();
         // A folder's files are listed in any order, so all of them are considered.
         let is_sorted = self.bucket.open().directory().is_none();
-        let mut stored: BTreeMap<SeqHash, BTreeSet<ObjectDigest>> = BTreeMap::new();
+        let mut stored: BTreeMap<SeqHash, BTreeMap<ObjectDigest, u64>> = BTreeMap::new();
         let mut listing = self.bucket.list(&layout.model_chunks_prefix(tenant, model_id), OPERATION);
-        while let Some((key, _)) = listing.try_next().await? {
+        while let Some((key, meta)) = listing.try_next().await? {
             let Key::Chunk(key) = key else { continue };
-            stored.entry(key.seq_hash).or_default().insert(key.object_digest);
+            let stored_at_ms = u64::try_from(meta.last_modified.timestamp_millis()).unwrap_or(0);
+            stored.entry(key.seq_hash).or_default().insert(key.object_digest, stored_at_ms);
             if stored.len() > count {
                 stored.pop_last();
                 if is_sorted {
@@ -51,7 +52,9 @@ impl Reads {
                 objects.remove(&key.object_digest);
             }
         }
-        let offered = stored.into_iter().filter(|(_, objects)| !objects.is_empty());
-        Ok(ChunkSample { chunks: offered.map(|(chunk, _)| chunk).collect() })
+        // Of a chunk's objects the first counts: the others are of the same text.
+        let first = |(chunk, objects): (_, BTreeMap<_, u64>)| Some((chunk, objects.into_values().min()?));
+        let (chunks, stored_at_ms) = stored.into_iter().filter_map(first).unzip();
+        Ok(ChunkSample { chunks, stored_at_ms })
     }
 }

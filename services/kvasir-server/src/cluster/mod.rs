@@ -215,12 +215,12 @@ impl Cluster {
     }
 
     /// The part of collecting and scrubbing that this replica does: everything, unless it knows of others and is one of
-    /// the members.
-    pub(crate) fn work_share(&self) -> WorkShare {
+    /// the members. `known_tails`: in a large cluster also the tails that it knows in the units of others.
+    pub(crate) fn work_share(&self, known_tails: bool) -> WorkShare {
         let current = self.current();
         let Some(this) = self.this(&current) else { return WorkShare::WHOLE };
         let members = current.members.iter().map(|member| (member.url.clone(), member.weight));
-        WorkShare::of(members.collect(), this, self.is_large())
+        WorkShare::of(members.collect(), this, known_tails && self.is_large())
     }
 
     /// Takes note of a lookup; gives its route and longer ones if they are split, so that the caller's next lookups go by the
@@ -302,11 +302,11 @@ mod tests {
             );
         }
         assert_eq!(replicas[0].epoch(), replicas[2].epoch());
-        let keeping = replicas.each_ref().map(|replica| replica.work_share().keeps_accounts());
+        let keeping = replicas.each_ref().map(|replica| replica.work_share(false).keeps_accounts());
         assert_eq!(keeping, replicas.each_ref().map(Cluster::keeps_accounts));
         assert_eq!(keeping.iter().filter(|keeps| **keeps).count(), 1);
         assert!(
-            cluster("http://a:7480", Some("http://z:7480")).work_share().keeps_accounts(),
+            cluster("http://a:7480", Some("http://z:7480")).work_share(false).keeps_accounts(),
             "it does all work"
         );
         assert_eq!(cluster("http://a:7480", None).place(&key(1)), RoutePlace::Unknown);

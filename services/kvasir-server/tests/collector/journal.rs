@@ -1,7 +1,6 @@
 //! Requests for many batches of the journal: which are under way together, and in which order.
 
 use kvasir_store::layout::JournalLog;
-use parking_lot::Mutex;
 
 use super::*;
 
@@ -145,4 +144,25 @@ async fn a_batch_that_cannot_be_read_costs_none_before_it_and_the_next_read_begi
     assert!(reader.changes().journal_replay().await.is_err());
     assert_eq!(order(&events), [JournalLog::Removed], "nothing that was stored is read before the removals");
     assert_eq!(reader.changes().journal_replay().await.expect("reads"), 80 - 25);
+}
+
+/// Every replica reads each batch of removals.
+#[tokio::test]
+async fn what_a_pass_deletes_of_all_tenants_is_announced_in_one_batch() {
+    const DELETED: u64 = 1_500;
+    let storage = storage_over(InMemory::new(), |_| {});
+    // For the store's time, which names batches of removals.
+    storage.store().probe().await.expect("answers");
+    for n in 0..DELETED {
+        let hash = *blake3::hash(&n.to_le_bytes()).as_bytes();
+        let (seq_hash, object_digest) = (hash.into(), hash.into());
+        let tenant = format!("tenant-{}", n % 3).parse().expect("a name");
+        let key = ChunkKey { tenant, model_id: chunks::spec().model_id(), seq_hash, object_digest };
+        for (file, content) in [(Key::Chunk(key.clone()), "bytes"), (Key::Tombstone(key), "removed")] {
+            let path = storage.store().layout().path(&file);
+            storage.store().objects().put(&path, content.into()).await.expect("writes");
+        }
+    }
+    assert_eq!(collect(&storage, &at_once()).await.deleted, DELETED);
+    assert_eq!(batches(&storage, JournalLog::Removed).await.len(), 1);
 }

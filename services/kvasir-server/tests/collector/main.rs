@@ -2,6 +2,7 @@
 
 mod eviction;
 mod journal;
+mod tails;
 
 use std::{
     fmt,
@@ -36,6 +37,7 @@ use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt,
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, memory::InMemory, path::Path,
 };
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// A store whose next deletion of a chunk object waits until it is told to go on.
@@ -215,47 +217,6 @@ async fn many_collectors_at_once_are_as_one() {
 }
 
 #[tokio::test]
-async fn tails_inside_longer_chunks_go_and_others_stay() {
-    let storage = storage_over(InMemory::new(), |_| {});
-    let root = prepare(&storage).await;
-    let tokens = chunks::tokens(3, 1536);
-    let mut other = tokens.clone();
-    other[299] ^= 1;
-    // Ends within a block; ends at a block; differs in its last token; is followed by another chunk.
-    let (part, even) = (chunks::chunk(root, &tokens, 0, 300, 60), chunks::chunk(root, &tokens, 0, 512, 60));
-    let differs = chunks::chunk(root, &other, 0, 300, 60);
-    let followed = chunks::chunk(root, &tokens, 0, 768, 60);
-    let behind = chunks::chunk(root, &[&tokens[..768], &[7; 256]].concat(), 768, 1024, 60);
-    let long = chunks::chunk(root, &tokens, 0, 1536, 60);
-    for chunk in [&part, &even, &differs, &followed, &behind, &long] {
-        put(&storage, chunk).await;
-    }
-    let dry = GcPolicy { dry_run: true, ..at_once() };
-    assert_eq!(collect(&storage, &dry).await.contained, 2);
-    let young = GcPolicy { grace: Duration::from_secs(3600), ..at_once() };
-    assert_eq!(collect(&storage, &young).await.contained, 0, "not before the grace");
-    // In a large cluster a replica collects the tails that it knows, in whichever unit they are.
-    let members: Vec<_> = (0..3).map(|n| (format!("http://r{n}:7480"), 1.0)).collect();
-    let mut divided = 0;
-    for this in 0..3 {
-        let contained = async |policy: &GcPolicy, rows_by_route| {
-            let share = WorkShare::of(members.clone(), this, rows_by_route);
-            let report = storage.lifecycle().collect_garbage(policy, &share, |_| {}).await.expect("collects");
-            report.contained
-        };
-        assert_eq!((contained(&dry, true).await, contained(&young, true).await), (2, 0));
-        divided += contained(&dry, false).await;
-    }
-    assert_eq!(divided, 2);
-    assert_eq!(collect(&storage, &at_once()).await.contained, 2);
-    assert_eq!(collect(&storage, &at_once()).await.deleted, 2);
-    assert_eq!(matched(&storage, &tokens).await, 1536);
-    assert_eq!(matched(&storage, &tokens[..300]).await, 288, "the longer chunk serves it, to the block");
-    assert_eq!(matched(&storage, &other[..300]).await, 300);
-    assert_eq!(matched(&storage, &[&tokens[..768], &[7; 256]].concat()).await, 1024);
-}
-
-#[tokio::test]
 async fn an_objects_status_counts_its_uses_where_they_matter() {
     for track_uses in [false, true] {
         let storage = storage_over(InMemory::new(), |settings| settings.track_uses = track_uses);
@@ -412,6 +373,30 @@ async fn an_object_that_cannot_be_deleted_ends_the_pass_and_costs_others_nothing
     assert_eq!(left(&healthy, &keys).await, [1, 20, 19], "deleted ones have their notes");
     assert_eq!(collect(&healthy, &at_once()).await.deleted, 1);
     assert_eq!(left(&healthy, &keys).await, [0, 20, 20]);
+}
+
+/// Without its note a tombstone would stay for another retention. The store refuses one write: of an intent, or of a note.
+#[tokio::test]
+async fn what_a_pass_has_deleted_is_noted_whatever_ends_the_pass() {
+    for (name, expected) in [("/gc/intent/", [1, 20, 20]), (".gone", [1, 21, 20])] {
+        let is_refused = AtomicBool::new(false);
+        let hook: Hook = Arc::new(move |request: Hooked, path: Path| {
+            let is_one = request == Hooked::Writing && path.as_ref().contains(name);
+            let source = "not this one".into();
+            let error = object_store::Error::PermissionDenied { path: path.to_string(), source };
+            let refuses = is_one && !is_refused.swap(true, Ordering::SeqCst);
+            futures::future::ready(if refuses { Err(error) } else { Ok(()) }).boxed()
+        });
+        let storage = storage_over(HookedStore::new(Arc::new(InMemory::new()), hook), |_| {});
+        let keys = put_bare(&storage, 21, true).await;
+        // One expires instead.
+        let unmarked = storage.store().layout().path(&Key::Tombstone(keys[20].clone()));
+        storage.store().objects().delete(&unmarked).await.expect("deletes");
+        let policy = GcPolicy { ttl: Some(Duration::ZERO), ..at_once() };
+        let stopped = storage.lifecycle().collect_garbage(&policy, &WorkShare::WHOLE, |_| {}).await;
+        assert!(stopped.is_err(), "{stopped:?}");
+        assert_eq!(left(&storage, &keys).await, expected, "{name}");
+    }
 }
 
 /// The rate is one for all objects under way together.

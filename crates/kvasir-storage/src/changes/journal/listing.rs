@@ -54,6 +54,11 @@ impl JournalReading {
             None => self == Self::Stored,
         }
     }
+
+    /// Pages of one listing of a log, or of all.
+    fn pages_max(self) -> usize {
+        if self == Self::Rows { limits::JOURNAL_ROWS_PAGES_MAX } else { limits::JOURNAL_PAGES_MAX }
+    }
 }
 
 /// Who wrote the listed batches, by log.
@@ -71,27 +76,37 @@ pub(super) type Batches = BTreeMap<(JournalLog, Name), Vec<u64>>;
 impl Changes {
     /// Other replicas' batches after those seen. Reads everything in one listing while that has no more pages than there are
     /// folders to list one by one, otherwise each log in one: of removals the latest, of other logs all; beyond that, for a
-    /// while, a log's folders and then each of them. Also returns whether all removals were listed.
-    pub(super) async fn fresh_batches(&self, reading: JournalReading) -> Result<(Batches, bool), StoreError> {
+    /// while, a log's folders and then each of them. `leaves_stored`: without those of what was stored, although `reading` has
+    /// them, and without beginning to read them. Also returns whether all removals were listed.
+    pub(super) async fn fresh_batches(
+        &self,
+        reading: JournalReading,
+        leaves_stored: bool,
+    ) -> Result<(Batches, bool), StoreError> {
         let journal = &self.journal;
-        let before = *journal.last_reading.lock();
-        if reading.begins_to_read_stored(before) {
-            self.skip_history().await?;
+        // To begin, all that was stored is listed, and lookups wait for a read that leaves it.
+        if !leaves_stored {
+            let before = *journal.last_reading.lock();
+            if reading.begins_to_read_stored(before) {
+                self.skip_history().await?;
+            }
+            // Not earlier: where the store does not answer, the next read begins again.
+            *journal.last_reading.lock() = Some(reading);
         }
-        // Not earlier: where the store does not answer, the next read begins again.
-        *journal.last_reading.lock() = Some(reading);
-        self.events.set_complete(reading.has(JournalLog::Stored));
-        let all = self.bucket.layout().journal_prefix();
+        self.events.set_complete(journal.reads_stored());
+        let (all, pages_max) = (self.bucket.layout().journal_prefix(), reading.pages_max());
         if reading == JournalReading::Rows
-            && let Some(fresh) = self.fresh_in(&all, &JournalLog::ALL, &journal.looks_by_log).await?
+            && let Some(fresh) =
+                self.fresh_in(&all, &JournalLog::ALL, pages_max, &journal.looks_by_log).await?
         {
             return Ok((fresh, true));
         }
         let (mut batches, lists_all_removals) = self.fresh_removals().await?;
-        for log in [JournalLog::Stored, JournalLog::Counted].into_iter().filter(|log| reading.has(*log)) {
+        let is_read = |log: &JournalLog| reading.has(*log) && !(leaves_stored && *log == JournalLog::Stored);
+        for log in [JournalLog::Stored, JournalLog::Counted].into_iter().filter(is_read) {
             let prefix = self.bucket.layout().log_prefix(log);
             batches.append(&mut match self
-                .fresh_in(&prefix, &[log], &journal.log(log).looks_by_folder)
+                .fresh_in(&prefix, &[log], pages_max, &journal.log(log).looks_by_folder)
                 .await?
             {
                 Some(fresh) => fresh,
@@ -151,14 +166,17 @@ impl Changes {
         &self,
         prefix: &Path,
         logs: &[JournalLog],
+        pages_max: usize,
         looks_left: &AtomicU32,
     ) -> Result<Option<Batches>, StoreError> {
         let one_less = |looks: u32| looks.checked_sub(1);
         if looks_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok() {
             return Ok(None);
         }
-        let folders = 1 + logs.iter().map(|log| self.journal.log(*log).seen_count()).sum::<usize>();
-        let most = limits::JOURNAL_PAGE * folders.min(limits::JOURNAL_PAGES_MAX);
+        // Removals have no folders: they are listed by their time.
+        let in_folders = logs.iter().filter(|log| **log != JournalLog::Removed);
+        let folders = 1 + in_folders.map(|log| self.journal.log(*log).seen_count()).sum::<usize>();
+        let most = limits::JOURNAL_PAGE * folders.min(pages_max);
         let listed: Vec<_> = self.bucket.list(prefix, READING).take(most + 1).try_collect().await?;
         if listed.len() > most {
             looks_left.store(limits::JOURNAL_LOOKS_BY_FOLDER, Ordering::Relaxed);
@@ -228,7 +246,8 @@ impl Changes {
         let log = &self.journal.stored;
         let known: BTreeSet<Name> = log.seen_lately().into_iter().map(|(replica, _)| replica).collect();
         let prefix = self.bucket.layout().log_prefix(JournalLog::Stored);
-        let batches = match self.fresh_in(&prefix, &[JournalLog::Stored], &log.looks_by_folder).await? {
+        let (logs, pages_max) = ([JournalLog::Stored], limits::JOURNAL_PAGES_MAX);
+        let batches = match self.fresh_in(&prefix, &logs, pages_max, &log.looks_by_folder).await? {
             Some(batches) => batches,
             None => self.batches_by_folder(JournalLog::Stored, &prefix).await?,
         };

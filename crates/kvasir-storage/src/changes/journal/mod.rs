@@ -54,7 +54,7 @@ pub(crate) struct Journal {
     counted: Log,
     /// Number of listings of all logs still to be made log by log, because the journal has more than a page of batches.
     looks_by_log: AtomicU32,
-    /// What the last read included; `None` before the first.
+    /// What the last read included that left nothing; `None` before the first.
     last_reading: Mutex<Option<JournalReading>>,
     /// `None` before the first read, and once the index was emptied: then all batches are listed.
     removals_read: Mutex<Option<RemovalsRead>>,
@@ -96,6 +96,11 @@ impl Journal {
             JournalLog::Stored => &self.stored,
             JournalLog::Counted => &self.counted,
         }
+    }
+
+    /// Whether this replica has begun to read what others stored, and still does.
+    fn reads_stored(&self) -> bool {
+        self.last_reading.lock().is_some_and(|last| last.has(JournalLog::Stored))
     }
 
     /// Adds an entry to the waiting ones of its log; drops it if they are too many. Returns the number of its batch.
@@ -153,6 +158,30 @@ impl Changes {
             appended += self.append(self.journal.log(log)).await?;
         }
         Ok(appended)
+    }
+
+    /// Like [`journal_append`](Self::journal_append), but what was stored waits for a later call, unless there is much of it.
+    ///
+    /// # Errors
+    /// As [`journal_append`](Self::journal_append).
+    pub async fn journal_append_removals(&self) -> Result<usize, StoreError> {
+        if self.journal.stored.waiting_count() > limits::JOURNAL_STORED_WAITING_MAX {
+            return self.journal_append().await;
+        }
+        Ok(self.append(&self.journal.removed).await? + self.journal_append_counts().await?)
+    }
+
+    /// Appends the waiting counts. If there are any, what was stored comes before them: a count says that it includes the batches
+    /// that wait, to which nothing must be added behind it.
+    ///
+    /// # Errors
+    /// As [`journal_append`](Self::journal_append).
+    pub async fn journal_append_counts(&self) -> Result<usize, StoreError> {
+        let Journal { stored, counted, .. } = &self.journal;
+        if counted.waiting_count() == 0 {
+            return Ok(0);
+        }
+        Ok(self.append(stored).await? + self.append(counted).await?)
     }
 
     async fn append(&self, log: &Log) -> Result<usize, StoreError> {
@@ -221,7 +250,17 @@ impl Changes {
     /// # Errors
     /// [`StoreError::Request`]; the next call reads the remaining entries. Damaged batches are skipped.
     pub async fn journal_tail(&self, reading: JournalReading) -> Result<usize, StoreError> {
-        self.tail(reading, true).await
+        self.tail(reading, false, true).await
+    }
+
+    /// Like [`journal_tail`](Self::journal_tail), but leaves what was stored to a later call where it is not read for the rows of
+    /// the index. The replica still counts as one that reads it, so the later call begins where the last one ended, whoever wrote
+    /// meanwhile. One that has not read it yet begins with the later call.
+    ///
+    /// # Errors
+    /// As [`journal_tail`](Self::journal_tail).
+    pub async fn journal_tail_leaving_stored(&self, reading: JournalReading) -> Result<usize, StoreError> {
+        self.tail(reading, reading == JournalReading::Stored, true).await
     }
 
     /// Like [`journal_tail`](Self::journal_tail), for the index alone: readers of events are not told, which
@@ -230,7 +269,7 @@ impl Changes {
     /// # Errors
     /// As [`journal_tail`](Self::journal_tail).
     pub async fn journal_replay(&self) -> Result<usize, StoreError> {
-        self.tail(JournalReading::Rows, false).await
+        self.tail(JournalReading::Rows, false, false).await
     }
 
     /// Empties the index if removals may have left the journal since this replica last read all of it. Returns whether
@@ -271,7 +310,12 @@ impl Changes {
         }
     }
 
-    async fn tail(&self, reading: JournalReading, tells: bool) -> Result<usize, StoreError> {
+    async fn tail(
+        &self,
+        reading: JournalReading,
+        leaves_stored: bool,
+        tells: bool,
+    ) -> Result<usize, StoreError> {
         let index = self.reads.index().index();
         // This replica may have been suspended, cut off from the journal, or have replaced a damaged index.
         if self.empty_outdated_index() {
@@ -281,7 +325,10 @@ impl Changes {
         }
         let (begun, now) = (self.bucket.now_ms(), Instant::now());
         let (mut applied, mut was_emptied) = (0, false);
-        let (fresh, lists_all_removals) = self.fresh_batches(reading).await?;
+        let (fresh, lists_all_removals) = self.fresh_batches(reading, leaves_stored).await?;
+        // Whoever leaves what was stored before it has begun to read that goes on after what a count includes.
+        let begins_later = leaves_stored && !self.journal.reads_stored();
+        let reading = if begins_later { JournalReading::Counts } else { reading };
         // All of these batches are durable by now, and so are the tombstones of their removals.
         let heard = self.reads.index().next_removal();
         // One log after the other, and first the one that the collector shortens last: no entry of a stored chunk

@@ -183,7 +183,7 @@ impl Lifecycle {
         }
         pass.report.evicted += 1;
         pass.report.evicted_bytes += bytes;
-        self.mark_deleted(pass, key, Removal::Evicted).await
+        self.mark_deleted(pass, key, Removal::Evicted, None).await
     }
 
     /// The places of the policy's victims among the plan's objects, of each tenant worst first.

@@ -176,19 +176,6 @@ impl Lifecycle {
         Ok(None)
     }
 
-    /// Whether a context pins a chunk, or may, and no other object of it can serve the pin.
-    pub(super) async fn is_pinned(
-        &self,
-        pass: &GcPass<'_>,
-        key: &ChunkKey,
-        reason: Removal,
-    ) -> Result<bool, StoreError> {
-        if !pass.contexts.may_pin(key) {
-            return Ok(false);
-        }
-        Ok(!(reason == Removal::Duplicate && self.has_stand_in(key).await?))
-    }
-
     /// Whether the bytes under a tombstone past its grace are kept. A collector writes no tombstone for
     /// pinned objects, but one that does not know of intents, or was suspended for longer than they last, may
     /// have. The pass has read the pins of its tenant.
@@ -202,8 +189,9 @@ impl Lifecycle {
             return Ok(false);
         }
         match self.reads.tombstones().reason_at(&tombstone.location).await? {
-            Some(reason) if reason.is_the_collectors() => self.is_pinned(pass, key, reason).await,
-            _ => Ok(false),
+            // Another object of the chunk may serve the pin.
+            Some(Removal::Duplicate) => Ok(!self.has_stand_in(key).await?),
+            reason => Ok(reason.is_some_and(Removal::is_the_collectors)),
         }
     }
 

@@ -103,7 +103,7 @@ impl Lifecycle {
         let (unmarked, asked) = concurrently(expired, |key| self.unless_marked(key)).await;
         for key in unmarked.into_iter().flatten() {
             pass.report.expired += 1;
-            self.mark_deleted(pass, &key, Removal::Expired).await?;
+            self.mark_deleted(pass, &key, Removal::Expired, None).await?;
         }
         asked
     }
@@ -114,7 +114,7 @@ impl Lifecycle {
     }
 
     /// Marks all objects of a key whose writers collided if one of them ended before it gave way: which one
-    /// was acknowledged is unknown, and the key is a miss until they are gone.
+    /// was acknowledged is unknown, and the key is a miss until they are gone. While a context may pin them, all stay.
     async fn mark_contested(
         &self,
         pass: &mut GcPass<'_>,
@@ -124,9 +124,15 @@ impl Lifecycle {
         if contested.iter().any(|(_, meta, _)| pass.now.age(meta) < pass.policy.grace) {
             return Ok(());
         }
+        if let Some((key, ..)) = contested.first()
+            && self.may_pin(pass, key).await?
+        {
+            return Ok(());
+        }
         for (key, ..) in contested {
             pass.report.duplicates += 1;
-            self.mark_deleted(pass, key, Removal::Duplicate).await?;
+            // None stands in for another: one that is left alone would be served.
+            self.mark_deleted(pass, key, Removal::Duplicate, None).await?;
         }
         Ok(())
     }
@@ -138,21 +144,19 @@ impl Lifecycle {
         alike: &[(ChunkKey, ObjectMeta, Arc<IndexRow>)],
     ) -> Result<(), StoreError> {
         let Some(((survivor, meta, _), others)) = alike.split_first() else { return Ok(()) };
-        // The writer of an opaque object may be about to give way.
-        if survivor.model_id == ModelId::OPAQUE && pass.now.age(meta) < pass.policy.grace {
+        // One that is younger than the grace may still go: the writer of an opaque object may be about to give way.
+        if others.is_empty() || pass.now.age(meta) < pass.policy.grace {
             return Ok(());
         }
         // The object to keep is read whole before any other is deleted: a name does not prove its bytes.
-        if !others.is_empty() {
-            let is_sound = self.reads.is_what_it_is_called(survivor).await;
-            if !pass.read_or_left(survivor, is_sound).unwrap_or(false) {
-                return Ok(());
-            }
+        let is_sound = self.reads.is_what_it_is_called(survivor).await;
+        if !pass.read_or_left(survivor, is_sound).unwrap_or(false) {
+            return Ok(());
         }
         for (key, meta, _) in others {
             if pass.now.age(meta) >= pass.policy.grace {
                 pass.report.duplicates += 1;
-                self.mark_deleted(pass, key, Removal::Duplicate).await?;
+                self.mark_deleted(pass, key, Removal::Duplicate, Some(survivor)).await?;
             }
         }
         Ok(())

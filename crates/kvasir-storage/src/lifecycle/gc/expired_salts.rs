@@ -96,7 +96,7 @@ impl Lifecycle {
                     continue;
                 }
                 pass.report.expired += 1;
-                self.mark_deleted(pass, &key, Removal::Expired).await?;
+                self.mark_deleted(pass, &key, Removal::Expired, None).await?;
             }
         }
         Ok(())

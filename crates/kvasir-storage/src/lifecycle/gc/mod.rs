@@ -25,6 +25,7 @@ mod expired_salts;
 pub(crate) mod intents;
 mod leftovers;
 mod listed_objects;
+mod pace;
 mod record;
 mod sweep;
 mod tails;
@@ -37,7 +38,6 @@ mod victims;
 use std::{
     collections::{BTreeSet, HashSet},
     fmt::Display,
-    sync::atomic::{AtomicU32, Ordering},
     time::Duration,
 };
 
@@ -54,7 +54,8 @@ use tokio::time::Instant;
 pub(super) use self::sweep::is_younger;
 use self::{
     capacity::CapacityPlan, concurrent::concurrently, contexts::Contexts, epoch::Epoch, intents::Decided,
-    listed_objects::ListedObjects, sweep::DueTombstone, tenant_budget::TenantActionBudget, victims::Victims,
+    listed_objects::ListedObjects, pace::Pace, sweep::DueTombstone, tenant_budget::TenantActionBudget,
+    victims::Victims,
 };
 use super::{
     Lifecycle, ProgressAnswer,
@@ -63,7 +64,6 @@ use super::{
 use crate::{
     changes::{context_digest, count::Count, path_digest},
     limits,
-    removal::Removal,
     transitions::Transition,
 };
 
@@ -163,7 +163,8 @@ pub struct GcReport {
     pub contexts_unreadable: u64,
     /// Unreadable chunk objects, left unchanged.
     pub unread: u64,
-    /// Objects spared after the decision to delete them, because a context had pinned them since the pass began.
+    /// Objects spared after the decision to delete them: a context had pinned them since the pass began, what has their
+    /// content was removed, or a chunk was stored behind a tail.
     pub spared: u64,
 }
 
@@ -182,7 +183,7 @@ struct GcPass<'a> {
     now: StoreTime,
     started: Instant,
     report: GcReport,
-    actions: AtomicU32,
+    pace: Pace,
     contexts: Contexts,
     /// Objects in its units; `None`: any may be listed later.
     listed: Option<ListedObjects>,
@@ -237,26 +238,42 @@ impl Lifecycle {
         &self,
         policy: &GcPolicy,
         share: &WorkShare,
-        mut progress: impl FnMut(&GcReport) -> N,
+        progress: impl FnMut(&GcReport) -> N,
     ) -> Result<GcReport, StoreError> {
         let begun = self.begin_epoch(share, policy.dry_run).await?;
         let Some(epoch) = begun else { return Ok(GcReport::default()) };
         let share = &share.at_epoch(epoch.n);
-        let (StoreTime(begun_ms), lists_all) = (epoch.begun, epoch.lists_all);
         let mut pass = GcPass::new(policy, share, epoch);
-        if let Err(error) = self.write_uses(&pass).await {
+        let outcome = self.collect(&mut pass, progress).await;
+        // What it has deleted must not wait for its notes until a whole retention is over.
+        if outcome.is_err()
+            && let Err(error) = self.note_gone(&mut pass).await
+        {
+            tracing::warn!(%error, "deleted objects have no note; a pass after their retention notes them");
+        }
+        outcome.map(|()| pass.report)
+    }
+
+    async fn collect<N: ProgressAnswer>(
+        &self,
+        pass: &mut GcPass<'_>,
+        mut progress: impl FnMut(&GcReport) -> N,
+    ) -> Result<(), StoreError> {
+        let (policy, share) = (pass.policy, pass.share);
+        let (StoreTime(begun_ms), lists_all) = (pass.now, pass.lists_all);
+        if let Err(error) = self.write_uses(pass).await {
             tracing::warn!(%error, "what this replica has served could not be written down: another one that evicts does not know it");
         }
-        pass.victims = self.read_victims(&pass).await;
+        pass.victims = self.read_victims(pass).await;
         pass.listed = self.no_objects_listed(lists_all);
-        let needs_models = !lists_all || share.has_rows_by_route();
+        let needs_models = !lists_all || share.has_known_tails();
         let models = if needs_models { self.models().await? } else { Vec::new() };
         let tenants = if lists_all { self.catalog.tenants().await? } else { Vec::new() };
         let with_models = models.iter().map(|(tenant, _)| tenant).collect::<BTreeSet<_>>().len();
         pass.tenant_budget = TenantActionBudget::of(policy, tenants.len().max(with_models));
         if lists_all {
-            self.read_contexts(&mut pass, tenants).await?;
-            self.delete_old_intents(&pass).await?;
+            self.read_contexts(pass, tenants).await?;
+            self.delete_old_intents(pass).await?;
             pass.report.uploads_deleted = self.uploads.collect_uploads(begun_ms, policy.dry_run).await?;
         }
         let counting = lists_all.then(|| self.changes.begin_count(begun_ms));
@@ -279,7 +296,7 @@ impl Lifecycle {
                             != (&key.tenant, &key.model_id, &key.seq_hash)
                     };
                     if group.first().is_some_and(|(first, _)| is_another(first)) {
-                        self.evaluate_chunk(&mut pass, std::mem::take(&mut group)).await?;
+                        self.evaluate_chunk(pass, std::mem::take(&mut group)).await?;
                         if !progress(&pass.report).goes_on() {
                             return self.stop(pass).await;
                         }
@@ -292,7 +309,7 @@ impl Lifecycle {
                         pass.removed_opaque.insert(key.object_digest);
                     }
                     if pass.owns(&key) {
-                        self.sweep_tombstone(&mut pass, key, meta).await?;
+                        self.sweep_tombstone(pass, key, meta).await?;
                     }
                     if !progress(&pass.report).goes_on() {
                         return self.stop(pass).await;
@@ -301,62 +318,46 @@ impl Lifecycle {
                 // A store lists them after the tombstones of their tenant; a walk of folders may not, and
                 // then they wait for the next pass.
                 Key::Listed(listed) if pass.removed_opaque.contains(&listed.object_digest) => {
-                    self.sweep_listed(&mut pass, listed, &meta).await?;
+                    self.sweep_listed(pass, listed, &meta).await?;
                 }
-                Key::Gone(key) if pass.owns(&key) => self.delete_stray_note(&mut pass, &key, &meta).await?,
+                Key::Gone(key) if pass.owns(&key) => self.delete_stray_note(pass, &key, &meta).await?,
                 Key::SaltRotation { tenant, namespace, .. } => {
                     pass.rotated.insert((tenant, namespace));
                 }
                 _ => {}
             }
-            self.mark_expired_due(&mut pass).await?;
-            self.carry_out_due(&mut pass).await?;
-            self.note_gone_due(&mut pass).await?;
+            self.mark_expired_due(pass).await?;
+            self.carry_out_due(pass).await?;
+            self.note_gone_due(pass).await?;
         }
-        self.evaluate_chunk(&mut pass, group).await?;
-        self.mark_expired(&mut pass).await?;
-        self.sweep_due(&mut pass).await?;
-        if share.has_rows_by_route() {
-            self.collect_known_tails(&mut pass, models).await?;
+        self.evaluate_chunk(pass, group).await?;
+        self.mark_expired(pass).await?;
+        self.sweep_due(pass).await?;
+        if share.has_known_tails() {
+            self.collect_known_tails(pass, models).await?;
         }
         if let Some(counting) = counting {
             counting.publish(std::mem::take(&mut pass.count));
-            self.collect_expired_salts(&mut pass).await;
+            self.collect_expired_salts(pass).await;
             let plan = std::mem::take(&mut pass.capacity_plan);
-            self.evict_to_capacity(&mut pass, plan).await?;
+            self.evict_to_capacity(pass, plan).await?;
         }
-        self.evict_chosen(&mut pass).await?;
-        self.carry_out(&mut pass).await?;
-        self.note_gone(&mut pass).await?;
+        self.evict_chosen(pass).await?;
+        self.carry_out(pass).await?;
+        self.note_gone(pass).await?;
         if !progress(&pass.report).goes_on() || !lists_all {
-            return Ok(pass.report);
+            return Ok(());
         }
-        self.compact_journal(&mut pass).await?;
-        self.sweep_leftovers(&mut pass).await?;
+        self.compact_journal(pass).await?;
+        self.sweep_leftovers(pass).await?;
         progress(&pass.report);
-        Ok(pass.report)
+        Ok(())
     }
 
     /// Ends a pass in the middle of its listing.
-    async fn stop(&self, mut pass: GcPass<'_>) -> Result<GcReport, StoreError> {
-        self.carry_out(&mut pass).await?;
-        self.note_gone(&mut pass).await?;
-        Ok(pass.report)
-    }
-
-    /// Decides that an object gets a tombstone, unless this is a dry run or the tenant's budget is exhausted.
-    async fn mark_deleted(
-        &self,
-        pass: &mut GcPass<'_>,
-        key: &ChunkKey,
-        reason: Removal,
-    ) -> Result<(), StoreError> {
-        pass.exclude_from_capacity(key);
-        if pass.policy.dry_run || !pass.tenant_budget.try_take(&key.tenant) {
-            return Ok(());
-        }
-        pass.decided.push(key, reason);
-        self.carry_out_due(pass).await
+    async fn stop(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
+        self.carry_out(pass).await?;
+        self.note_gone(pass).await
     }
 
     async fn compact_journal(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
@@ -426,7 +427,7 @@ impl<'a> GcPass<'a> {
             now: begun,
             started: Instant::now(),
             report: GcReport { led: true, listed_all: lists_all, ..GcReport::default() },
-            actions: AtomicU32::new(0),
+            pace: Pace::new(policy.actions_per_second),
             contexts: Contexts::default(),
             listed: None,
             expired: Vec::new(),
@@ -487,14 +488,5 @@ impl<'a> GcPass<'a> {
             self.report.unread += 1;
         };
         read.map_err(warn).ok()
-    }
-
-    /// Waits as long as the rate limit requires.
-    async fn pace(&self) {
-        let actions = self.actions.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        if self.policy.actions_per_second > 0 {
-            let due = Duration::from_secs_f64(f64::from(actions) / f64::from(self.policy.actions_per_second));
-            tokio::time::sleep_until(self.started + due).await;
-        }
     }
 }

@@ -74,17 +74,6 @@ impl Lifecycle {
     /// Deletes the bytes of the tombstones that wait, and those whose retention is over.
     pub(super) async fn sweep_due(&self, pass: &mut GcPass<'_>) -> Result<(), StoreError> {
         let due = std::mem::take(&mut pass.due_tombstones);
-        let swept = self.sweep_all(pass, due).await;
-        // The pass ends, and what it has deleted must not wait for its note until a whole retention is over.
-        if swept.is_err()
-            && let Err(error) = self.note_gone(pass).await
-        {
-            tracing::warn!(%error, "deleted objects have no note; a pass after their retention notes them");
-        }
-        swept
-    }
-
-    async fn sweep_all(&self, pass: &mut GcPass<'_>, due: Vec<DueTombstone>) -> Result<(), StoreError> {
         let shared = &*pass;
         let (looked, asked) = concurrently(due, |due| self.look_under(shared, due)).await;
         let mut found = Vec::new();
@@ -271,30 +260,51 @@ impl Lifecycle {
         if gone.is_empty() || pass.is_stale() {
             return Ok(());
         }
-        let mut by_tenant: BTreeMap<Name, Vec<ChunkKey>> = BTreeMap::new();
-        for key in gone {
-            by_tenant.entry(key.tenant.clone()).or_default().push(key);
+        let noted = self.announce_and_note(gone.clone()).await;
+        if noted.is_err() {
+            // A pass that fails tries again. Some may be noted by then: a repeated note is harmless.
+            pass.gone = gone;
         }
+        noted
+    }
+
+    async fn announce_and_note(&self, gone: Vec<ChunkKey>) -> Result<(), StoreError> {
+        let (gone, asked) = concurrently(gone, |key| self.with_reason(key)).await;
+        // Every replica reads each batch, so all leave together.
+        if self.announce_gone(&gone).await?.is_ok() {
+            let (_, noted) = concurrently(gone, |(key, _)| self.write_note(key)).await;
+            return asked.and(noted);
+        }
+        let mut by_tenant: BTreeMap<Name, Vec<(ChunkKey, Removal)>> = BTreeMap::new();
+        for (key, reason) in gone {
+            by_tenant.entry(key.tenant.clone()).or_default().push((key, reason));
+        }
+        let mut outcome = asked;
         for (tenant, gone) in by_tenant {
-            let dropped = self.changes.dropped_removals();
-            let (gone, asked) = concurrently(gone, |key| self.with_reason(key)).await;
-            for (key, reason) in &gone {
-                self.changes.announce_removed(key, *reason);
-            }
-            if let Err(error) = self.changes.append_removals(dropped).await {
-                // The store's failure ends the pass. A tenant whose entries cannot be sealed, because its key is lost, must not:
-                // without notes they are announced again.
-                if self.changes.dropped_removals() == dropped {
-                    return Err(error);
-                }
+            if let Err(error) = self.announce_gone(&gone).await? {
                 tracing::warn!(%error, %tenant, "removals of a tenant cannot be announced; a later pass tries again");
-                asked?;
                 continue;
             }
             let (_, noted) = concurrently(gone, |(key, _)| self.write_note(key)).await;
-            asked.and(noted)?;
+            outcome = outcome.and(noted);
         }
-        Ok(())
+        outcome
+    }
+
+    /// Announces objects. The inner error says that some were dropped, as those of a tenant that cannot be sealed because its key
+    /// is lost: they end no pass, because without notes they are announced again. The store's failure does.
+    async fn announce_gone(
+        &self,
+        gone: &[(ChunkKey, Removal)],
+    ) -> Result<Result<(), StoreError>, StoreError> {
+        let dropped = self.changes.dropped_removals();
+        for (key, reason) in gone {
+            self.changes.announce_removed(key, *reason);
+        }
+        match self.changes.append_removals(dropped).await {
+            Err(error) if self.changes.dropped_removals() == dropped => Err(error),
+            announced => Ok(announced),
+        }
     }
 
     /// An object and the reason of its tombstone.

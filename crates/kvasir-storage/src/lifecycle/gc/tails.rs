@@ -17,34 +17,68 @@ use super::{super::Lifecycle, GcPass};
 use crate::{
     error::{CatalogError, ChunkError},
     index::Scope,
+    limits,
     removal::Removal,
 };
 
 impl Lifecycle {
-    /// Marks the tails that this replica knows in other replicas' units.
+    /// Marks the tails that this replica knows in other replicas' units. To verify one takes a second, and what is marked between
+    /// two turns of the journal is announced in one batch, which every replica reads: so they are marked once the others were
+    /// verified, or an error ended that.
     pub(super) async fn collect_known_tails(
         &self,
         pass: &mut GcPass<'_>,
         models: Vec<(Name, ModelId)>,
     ) -> Result<(), StoreError> {
+        let mut tails = Vec::new();
+        let verified = self.verify_known_tails(pass, models, &mut tails).await;
+        let marked = self.mark_contained(pass, tails).await;
+        let carried_out = self.carry_out(pass).await;
+        verified.and(marked).and(carried_out)
+    }
+
+    /// Adds tails and the longer chunks that contain them to `tails`. The rest of the pass waits for that, so it ends after
+    /// [`limits::GC_KNOWN_TAILS_MAX`] candidates, and the next pass begins behind them.
+    async fn verify_known_tails(
+        &self,
+        pass: &mut GcPass<'_>,
+        models: Vec<(Name, ModelId)>,
+        tails: &mut Vec<(ChunkKey, ChunkKey)>,
+    ) -> Result<(), StoreError> {
         let scope = |(tenant, model_id): &(Name, ModelId)| Scope::new(tenant, model_id);
         let scopes: HashMap<_, _> = models.into_iter().map(|model| (scope(&model), model)).collect();
         // In an order that does not depend on the map: one seed of the simulation, one trace. Models are adjacent.
-        let mut entries = self.reads.index().entries();
-        entries.sort_unstable_by_key(|(scope, entry)| (*scope, entry.row.seq_hash, entry.row.object_digest));
-        for (scope, entry) in entries {
+        let entries = self.reads.index().entries().into_iter();
+        let mut places: Vec<_> =
+            entries.map(|(scope, entry)| (scope, entry.row.seq_hash, entry.row.object_digest)).collect();
+        sort_from_behind(&mut places, *self.last_known_tail.lock());
+        let mut asked = 0;
+        for place in places {
+            let (scope, seq_hash, object_digest) = place;
             let Some((tenant, model_id)) = scopes.get(&scope).cloned() else { continue };
-            let (seq_hash, object_digest) = (entry.row.seq_hash, entry.row.object_digest);
             let key = ChunkKey { tenant, model_id, seq_hash, object_digest };
-            if !self.may_be_contained(&key) || pass.owns(&key) || self.may_pin(pass, &key).await? {
+            let may_go = self.may_be_contained(&key)
+                && !pass.owns(&key)
+                && pass.tenant_budget.has_remaining(&key.tenant)
+                && !self.may_pin(pass, &key).await?;
+            if !may_go {
                 continue;
             }
+            if asked == limits::GC_KNOWN_TAILS_MAX {
+                break;
+            }
+            asked += 1;
+            *self.last_known_tail.lock() = Some(place);
             let path = self.bucket.path(&Key::Chunk(key.clone()));
             let meta = self.bucket.head(&path, "asking for a tail").await?;
             if meta.is_none_or(|meta| pass.now.age(&meta) < pass.policy.grace) {
                 continue;
             }
-            self.mark_if_contained(pass, &key).await?;
+            self.still_lists(pass).await?;
+            let longer = self.chunk_around(pass, &key).await;
+            if let Some(longer) = pass.read_or_left(&key, longer).flatten() {
+                tails.push((key, longer));
+            }
         }
         Ok(())
     }
@@ -55,10 +89,20 @@ impl Lifecycle {
         pass: &mut GcPass<'_>,
         key: &ChunkKey,
     ) -> Result<(), StoreError> {
-        let contained = self.is_contained_tail(pass, key).await;
-        if pass.read_or_left(key, contained).unwrap_or(false) {
+        let longer = self.chunk_around(pass, key).await;
+        let tail = pass.read_or_left(key, longer).flatten().map(|longer| (key.clone(), longer));
+        self.mark_contained(pass, Vec::from_iter(tail)).await
+    }
+
+    /// Marks tails, each with the longer chunk that contains it.
+    async fn mark_contained(
+        &self,
+        pass: &mut GcPass<'_>,
+        tails: Vec<(ChunkKey, ChunkKey)>,
+    ) -> Result<(), StoreError> {
+        for (tail, longer) in tails {
             pass.report.contained += 1;
-            self.mark_deleted(pass, key, Removal::Contained).await?;
+            self.mark_deleted(pass, &tail, Removal::Contained, Some(&longer)).await?;
         }
         Ok(())
     }
@@ -70,16 +114,12 @@ impl Lifecycle {
         entry.is_some_and(|entry| index.index().longer_sibling(scope, &entry).is_some())
     }
 
-    /// Whether a longer sibling contains all of `key`, verified in the store.
-    pub(super) async fn is_contained_tail(
-        &self,
-        pass: &GcPass<'_>,
-        key: &ChunkKey,
-    ) -> Result<bool, StoreError> {
+    /// The longer sibling that contains all of `key`, verified in the store.
+    async fn chunk_around(&self, pass: &GcPass<'_>, key: &ChunkKey) -> Result<Option<ChunkKey>, StoreError> {
         let scope = Scope::new(&key.tenant, &key.model_id);
-        let Some(entry) = self.reads.index().entry(scope, key.object_digest) else { return Ok(false) };
+        let Some(entry) = self.reads.index().entry(scope, key.object_digest) else { return Ok(None) };
         let index = self.reads.index().index();
-        let Some(longer) = index.longer_sibling(scope, &entry) else { return Ok(false) };
+        let Some(longer) = index.longer_sibling(scope, &entry) else { return Ok(None) };
         // Chunks that follow this one would lose their parent; and whole caches are only usable as a whole.
         let is_whole = match self.catalog.model(&key.tenant, &key.model_id).await {
             Ok(model) => model.reuse == Reuse::Whole,
@@ -87,14 +127,14 @@ impl Lifecycle {
             // Unknown: keep it.
             Err(_) => true,
         };
-        if is_whole || index.has_children(scope, &entry.row.seq_hash) {
-            return Ok(false);
+        if is_whole || self.has_children(key) {
+            return Ok(None);
         }
         let longer =
             ChunkKey { seq_hash: longer.seq_hash, object_digest: longer.object_digest, ..key.clone() };
         match self.contains(pass, &longer, key).await {
-            Ok(is_proved) => Ok(is_proved),
-            Err(error) => error.only_this_object().map(|()| false),
+            Ok(is_proved) => Ok(is_proved.then_some(longer)),
+            Err(error) => error.only_this_object().map(|()| None),
         }
     }
 
@@ -122,5 +162,29 @@ impl Lifecycle {
             && long.header.profile_hash == short.header.profile_hash
             && short.tokens.len() >= BLOCK_TOKENS;
         Ok(holds && self.reads.is_what_it_is_called(longer).await?)
+    }
+}
+
+/// Sorts candidates, those behind `last` first.
+fn sort_from_behind<T: Copy + Ord>(candidates: &mut [T], last: Option<T>) {
+    candidates.sort_unstable();
+    let behind = candidates.partition_point(|candidate| Some(*candidate) <= last);
+    candidates.rotate_left(behind);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pass_begins_behind_where_the_last_one_stopped() {
+        let sorted = |last| {
+            let mut candidates = [40, 10, 30, 20];
+            sort_from_behind(&mut candidates, last);
+            candidates
+        };
+        assert_eq!(sorted(None), [10, 20, 30, 40]);
+        assert_eq!([sorted(Some(20)), sorted(Some(25))], [[30, 40, 10, 20]; 2]);
+        assert_eq!([sorted(Some(5)), sorted(Some(40))], [[10, 20, 30, 40]; 2]);
     }
 }

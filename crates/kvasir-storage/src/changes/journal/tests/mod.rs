@@ -1,3 +1,5 @@
+mod turns;
+
 use std::{sync::Arc, time::Duration};
 
 use kvasir_store::{

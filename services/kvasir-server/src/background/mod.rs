@@ -4,8 +4,12 @@ use std::{cell::Cell, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures::FutureExt;
 use hickory_resolver::TokioResolver;
-use kvasir_storage::{JournalReading, ScrubReport, Storage, gc::GcPolicy};
-use tokio::task::{JoinSet, spawn_blocking};
+use kvasir_storage::{JournalReading, ScrubReport, gc::GcPolicy};
+use kvasir_store::StoreError;
+use tokio::{
+    task::{JoinSet, spawn_blocking},
+    time::Instant,
+};
 
 use crate::{
     config::Config,
@@ -128,9 +132,9 @@ pub(crate) fn start(state: &AppState, config: &Config) -> JoinSet<()> {
     }
     let (gc, scrubs) = (config.gc.interval, config.scrub.interval);
     if !gc.is_zero() {
-        let policy = config.gc.policy.clone();
+        let (policy, mut tails_collected) = (config.gc.policy.clone(), None);
         tasks.spawn(repeat(Gc, state.clone(), jittered(gc), async move |state| {
-            collect_garbage(&state, &policy).await;
+            collect_garbage(&state, &policy, &mut tails_collected).await;
         }));
     }
     if !scrubs.is_zero() {
@@ -210,30 +214,42 @@ async fn resolve_members(state: &AppState, resolver: &mut Option<TokioResolver>)
 
 async fn sync_journal(state: AppState) {
     let Some(storage) = state.ready_storage() else { return };
-    append_journal(&state, storage).await;
-    if state.journal().is_due(&state, storage) {
-        state.journal().read(&state, storage, reading(&state, storage)).await;
-        // The others wait for the counts that followed.
-        append_journal(&state, storage).await;
+    let (journal, changes) = (state.journal(), storage.changes());
+    let is_stored_due = journal.begin_turn(state.cluster().is_large());
+    let appended =
+        if is_stored_due { changes.journal_append().await } else { changes.journal_append_removals().await };
+    if is_stored_due && appended.is_err() {
+        journal.repeat_turn();
+    }
+    note_appended(&state, appended);
+    if journal.is_due(&state, storage) {
+        journal.read(&state, storage, reading(&state, storage), is_stored_due).await;
+        // The others wait for the counts that followed. All else waits for the next turn, and so all of a turn is one batch.
+        note_appended(&state, changes.journal_append_counts().await);
     }
 }
 
-async fn append_journal(state: &AppState, storage: &Storage) {
-    match storage.changes().journal_append().await {
+fn note_appended(state: &AppState, appended: Result<usize, StoreError>) {
+    match appended {
         Ok(entries) => state.metrics().journal("appended", entries),
         Err(error) => tracing::warn!(%error, "writing this replica's journal failed; it will be retried"),
     }
 }
 
-async fn collect_garbage(state: &AppState, policy: &GcPolicy) {
+/// `tails_collected`: when the last pass began that also collected known tails in the units of others.
+async fn collect_garbage(state: &AppState, policy: &GcPolicy, tails_collected: &mut Option<Instant>) {
     let Some(storage) = state.ready_storage() else { return };
-    let (metrics, share) = (state.metrics(), state.cluster().work_share());
+    let known_tails = tails_collected.is_none_or(|begun| begun.elapsed() >= limits::KNOWN_TAILS_EVERY);
+    let (begun, metrics, share) = (Instant::now(), state.metrics(), state.cluster().work_share(known_tails));
     if share.keeps_accounts() && reading(state, storage) == JournalReading::Counts {
         // Its count needs to know what others store from here on.
-        state.journal().read(state, storage, JournalReading::Stored).await;
+        state.journal().read(state, storage, JournalReading::Stored, true).await;
     }
     match storage.lifecycle().collect_garbage(policy, &share, |now| metrics.collecting(now)).await {
         Ok(report) if report.led => {
+            if share.has_known_tails() {
+                *tails_collected = Some(begun);
+            }
             metrics.collected(&report, false);
             tracing::info!(?report, dry_run = policy.dry_run, "a garbage collection pass finished");
         }
@@ -246,7 +262,7 @@ async fn collect_garbage(state: &AppState, policy: &GcPolicy) {
 
 async fn scrub(state: &AppState, rate: u64) {
     let Some(storage) = state.ready_storage() else { return };
-    let (metrics, share) = (state.metrics(), state.cluster().work_share());
+    let (metrics, share) = (state.metrics(), state.cluster().work_share(false));
     let mut before = ScrubReport::default();
     let scrubbed = storage.lifecycle().scrub(&share, rate, false, |now| {
         metrics.scrubbed(&before, now);
@@ -276,53 +292,4 @@ pub(crate) async fn flush(state: &AppState) {
 }
 
 #[cfg(test)]
-mod tests {
-    use axum::extract::State;
-    use parking_lot::Mutex;
-    use tokio::time::Instant;
-
-    use super::*;
-    use crate::{
-        auth::Authenticator, cluster::Cluster, handlers::ops, journal_sync::JournalSync, metrics::Metrics,
-    };
-
-    #[tokio::test(start_paused = true)]
-    async fn a_task_that_panics_runs_again_later_and_later_and_is_missed_where_it_is_needed() {
-        let authenticator = Authenticator::open(&Config::default()).expect("no files");
-        let journal = JournalSync::new(Duration::ZERO);
-        let state = AppState::new(
-            Arc::new(Metrics::new()),
-            authenticator,
-            None,
-            None,
-            None,
-            journal,
-            Cluster::default(),
-        );
-        for (task, missed) in [(BackgroundTask::Journal, Some("journal")), (BackgroundTask::Scrub, None)] {
-            let (begun, turns) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
-            let seen = Arc::clone(&turns);
-            let turn = async move |_| {
-                let turn = {
-                    let mut seen = seen.lock();
-                    seen.push(begun.elapsed().as_secs());
-                    seen.len()
-                };
-                blocking(move || assert!(turn > 5, "turn {turn}")).await;
-            };
-            let running = tokio::spawn(repeat(task, state.clone(), || Duration::from_secs(1), turn));
-            tokio::time::sleep(Duration::from_secs(10)).await;
-            assert_eq!(state.failing_task(), missed);
-            // Without a store it is not ready either way.
-            let Err(refused) = ops::readyz(State(state.clone())).await else { panic!("it is ready") };
-            assert_eq!(refused.problem().detail.contains("keeps panicking"), missed.is_some());
-            tokio::time::sleep(Duration::from_secs(30)).await;
-            assert_eq!(*turns.lock(), [1, 3, 6, 11, 20, 37, 38, 39]);
-            assert_eq!(state.failing_task(), None, "it is well again");
-            running.abort();
-            let text = String::from_utf8(state.metrics().render()).expect("text");
-            let line = format!("kvasir_background_panics_total{{task=\"{}\"}} 5", task.as_str());
-            assert!(text.contains(&line), "{text}");
-        }
-    }
-}
+mod tests;
