@@ -4,6 +4,7 @@
 mod conversation;
 mod page;
 mod sample;
+mod survivor;
 
 use std::{
     fs::{self, File},
@@ -16,7 +17,10 @@ use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use serde::{Deserialize, Serialize};
 
-use self::sample::{Sample, growth};
+use self::{
+    sample::{Sample, growth},
+    survivor::Growth,
+};
 use crate::{
     process::usage::{self, Machine},
     say,
@@ -95,6 +99,8 @@ pub(crate) struct Hour {
     seed: u64,
     machine: Machine,
     runs: Vec<HourRun>,
+    /// How much the replica of the conversations grew that no fault ends.
+    survivor: Vec<Growth>,
     /// How busy the machine was, its other work included, at each sample's time.
     busy: Vec<(f64, f64)>,
     wrong: Vec<String>,
@@ -112,6 +118,7 @@ impl Hour {
             .iter()
             .flat_map(|run| run.said.iter().map(|said| format!("{}: {said}", run.name)))
             .collect();
+        lines.extend(self.survivor.iter().map(|growth| format!("{CONVERSATION}: {growth}")));
         lines.extend(self.wrong.iter().map(|wrong| format!("WRONG {wrong}")));
         lines.push(format!("{:.0} s: {} wrong", self.hour_seconds, self.wrong.len()));
         lines.join("\n")
@@ -195,11 +202,10 @@ pub(crate) fn run(arguments: &HourArguments) -> Result<Hour> {
         started.push(Started::new(name, &out, command)?);
     }
     let folder = folder_of(&out, CONVERSATION);
-    let scenario = folder.join("conversation.toml");
-    fs::write(
-        &scenario,
-        toml::to_string(&conversation::scenario(seconds, arguments.speed, arguments.seed)?)?,
-    )?;
+    let (scenario, keys) = (folder.join("conversation.toml"), folder.join("keys.toml"));
+    fs::write(&keys, conversation::keys(arguments.seed))?;
+    let conversation = conversation::scenario(seconds, arguments.speed, arguments.seed, &keys)?;
+    fs::write(&scenario, toml::to_string(&conversation)?)?;
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("run").arg(scenario).arg("--out").arg(&folder).arg("--kvasir").arg(&arguments.kvasir);
     if let Some(trace) = &arguments.trace {
@@ -242,7 +248,7 @@ fn watch(mut started: Vec<Started>, seconds: f64, seed: u64, machine: Machine) -
         }
     }
     let hour_seconds = begun.elapsed().as_secs_f64();
-    let mut runs = Vec::new();
+    let (mut runs, mut survivor) = (Vec::new(), Vec::new());
     for mut run in started {
         let passed = run.passed == Some(true);
         if !passed {
@@ -252,16 +258,17 @@ fn watch(mut started: Vec<Started>, seconds: f64, seed: u64, machine: Machine) -
                 run.log_path().display()
             ));
         }
-        if seconds >= GROWTH_SECONDS_MIN && run.name != CONVERSATION {
-            let grown = growth(&run.samples);
-            if grown.is_empty() {
-                wrong.push(format!("{}: no replica was seen, so nothing shows whether it grew", run.name));
-            }
-            for (what, grew) in grown {
-                if grew > GROWTH_MAX {
-                    wrong.push(format!("{}: {what} grew by a factor of {grew:.2}", run.name));
-                }
-            }
+        let too_much = if run.name == CONVERSATION {
+            let grown = survivor::growth(&run.samples);
+            survivor.extend(grown.iter().flatten().cloned());
+            let too_much = |grown: &Growth| grown.is_too_much().then(|| grown.to_string());
+            grown.map(|grown| grown.iter().filter_map(too_much).collect::<Vec<String>>())
+        } else {
+            too_much(&run.samples)
+        };
+        if seconds >= GROWTH_SECONDS_MIN {
+            let too_much = too_much.unwrap_or_else(|unknown| vec![unknown]);
+            wrong.extend(too_much.iter().map(|what| format!("{}: {what}", run.name)));
         }
         let said = page::said(&run.log(), run.name == CONVERSATION);
         // The harness ends well if it finds no such test, and so does the test for real servers if there is none.
@@ -272,5 +279,15 @@ fn watch(mut started: Vec<Started>, seconds: f64, seed: u64, machine: Machine) -
         runs.push(HourRun { name: run.name.to_owned(), said, passed, samples });
     }
     say(&format!("watched for {hour_seconds:.0} s"));
-    Ok(Hour { hour_seconds, seed, machine, runs, busy, wrong })
+    Ok(Hour { hour_seconds, seed, machine, runs, survivor, busy, wrong })
+}
+
+/// What grew too much in judged replicas, none of which lives long.
+fn too_much(samples: &[Sample]) -> Result<Vec<String>, String> {
+    let grown = growth(samples);
+    if grown.is_empty() {
+        return Err("no replica was seen, so nothing shows whether it grew".to_owned());
+    }
+    let too_much = grown.into_iter().filter(|(_, grew)| *grew > GROWTH_MAX);
+    Ok(too_much.map(|(what, grew)| format!("{what} grew by a factor of {grew:.2}")).collect())
 }

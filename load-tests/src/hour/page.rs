@@ -4,7 +4,8 @@ use kvasir_plot::{Axis, Figure, Mark, Page, Plot, number};
 
 use super::{
     CONVERSATION, Hour, folder_of,
-    sample::{Sample, growth},
+    sample::{ReplicaUse, Sample, growth},
+    survivor::SURVIVOR,
 };
 use crate::report;
 
@@ -49,27 +50,41 @@ pub(crate) fn page(hour: &Hour) -> String {
     let conversation = folder_of("".as_ref(), CONVERSATION).join("conversation.html");
     page.paragraph(&format!("The conversations have a separate page: {}.", conversation.display()));
     page.heading("Resource use");
-    page.paragraph(
-        "Each point is the largest value of a sixtieth of the run, of the number of replicas the smallest.",
-    );
-    for (what, y, of, worst) in [
+    page.paragraph(&format!(
+        "Each point is the largest value of a sixtieth of the run, of the number of replicas the smallest. Replica {SURVIVOR} of the conversations is the only one that no fault ends."
+    ));
+    for (what, y, of, of_one, worst) in [
         (
             "Resident memory of the largest replica.",
             "MiB",
-            (|s| s.resident_mib) as fn(&Sample) -> f64,
+            (|s| s.resident_mib) as Of<Sample>,
+            Some((|one| one.resident_mib) as Of<ReplicaUse>),
             f64::max as Worst,
         ),
-        ("Open files of the replica with most.", "files", |s| s.fds as f64, f64::max),
-        ("Cache directory of the replica with the largest one.", "MiB", |s| s.cache_mib, f64::max),
+        (
+            "Open files of the replica with most.",
+            "files",
+            |s| s.fds as f64,
+            Some(|one| one.fds as f64),
+            f64::max,
+        ),
+        (
+            "Cache directory of the replica with the largest one.",
+            "MiB",
+            |s| s.cache_mib,
+            Some(|one| one.cache_mib),
+            f64::max,
+        ),
         (
             "The disks of all replicas, including those that were replaced, and the store if it uses files: histories leave their data there.",
             "MiB",
             |s| s.folder_mib,
+            None,
             f64::max,
         ),
-        ("Replicas that ran.", "replicas", |s| s.replicas as f64, f64::min),
+        ("Replicas that ran.", "replicas", |s| s.replicas as f64, None, f64::min),
     ] {
-        page.drawing(&plot(hour, what, y, of, worst).to_svg(), what);
+        page.drawing(&plot(hour, what, y, (of, of_one), worst).to_svg(), what);
     }
     let busy = hour.busy.iter().map(|(at, share)| (*at, share * 100.0));
     let plot = Plot {
@@ -88,39 +103,71 @@ pub(crate) fn page(hour: &Hour) -> String {
     });
     page.heading("Growth");
     page.table(&report::table(&["median of the last quarter over that of the second", ""], rows));
+    let rows = hour.survivor.iter().map(|one| {
+        let what = format!("{CONVERSATION}, replica {SURVIVOR}: {}", one.what);
+        vec![what, number(one.before), number(one.after), number(one.max)]
+    });
+    page.paragraph(&format!("Replica {SURVIVOR} of the conversations, whose process lives all the time."));
+    page.table(&report::table(&["median of a quarter", "second", "last", "last, at most"], rows));
     page.finish(report::FOOTER)
 }
 
+type Of<T> = fn(&T) -> f64;
 type Worst = fn(f64, f64) -> f64;
 
-fn plot(hour: &Hour, what: &str, y: &str, of: fn(&Sample) -> f64, worst: Worst) -> Plot {
+/// One figure of every run, and of the replica that no fault ends in the run that has one.
+fn plot(
+    hour: &Hour,
+    what: &str,
+    y: &str,
+    (of, of_one): (Of<Sample>, Option<Of<ReplicaUse>>),
+    worst: Worst,
+) -> Plot {
     let step = (hour.hour_seconds / POINTS_MAX).max(1.0);
-    let series = hour.runs.iter().map(|run| {
-        let mut points: Vec<(f64, f64)> = Vec::new();
-        for sample in &run.samples {
-            let (at, value) = ((sample.at_s / step).floor() * step, of(sample));
-            match points.last_mut() {
-                Some((last, so_far)) if *last == at => *so_far = worst(*so_far, value),
-                _ => points.push((at, value)),
-            }
+    let mut series = Vec::new();
+    for run in &hour.runs {
+        let values = run.samples.iter().map(|sample| (sample.at_s, of(sample)));
+        series.push(report::line(&run.name, Mark::Line, coarser(values, step, worst).into_iter()));
+    }
+    for (run, of_one) in hour.runs.iter().filter_map(|run| Some((run, of_one?))) {
+        let values = run.samples.iter().filter_map(|sample| Some((sample.at_s, of_one(&sample.survivor?))));
+        let points = coarser(values, step, worst);
+        if !points.is_empty() {
+            let name = format!("{}, replica {SURVIVOR}", run.name);
+            series.push(report::line(&name, Mark::Line, points.into_iter()));
         }
-        report::line(&run.name, Mark::Line, points.into_iter())
-    });
+    }
     Plot {
         description: what.to_owned(),
         x: Axis::from_zero("seconds"),
         left: Axis::from_zero(y),
         right: None,
-        series: series.collect(),
+        series,
         guides: Vec::new(),
     }
+}
+
+/// The worst value of each `step` seconds.
+fn coarser(values: impl Iterator<Item = (f64, f64)>, step: f64, worst: Worst) -> Vec<(f64, f64)> {
+    let mut points: Vec<(f64, f64)> = Vec::new();
+    for (at_s, value) in values {
+        let at = (at_s / step).floor() * step;
+        match points.last_mut() {
+            Some((last, so_far)) if *last == at => *so_far = worst(*so_far, value),
+            _ => points.push((at, value)),
+        }
+    }
+    points
 }
 
 #[cfg(test)]
 mod tests {
     use kvasir_plot::markup::check_markup;
 
-    use super::{super::HourRun, *};
+    use super::{
+        super::{HourRun, survivor},
+        *,
+    };
     use crate::process::usage;
 
     #[test]
@@ -133,6 +180,7 @@ mod tests {
             fds: 30,
             cache_mib: 1.0,
             folder_mib: 2.0,
+            survivor: Some(ReplicaUse { id: 7, resident_mib: 40.0, fds: 30, cache_mib: 1.0 }),
         };
         let run = HourRun {
             name: "files".to_owned(),
@@ -144,6 +192,7 @@ mod tests {
             hour_seconds: 80.0,
             seed: 7,
             machine: usage::machine(),
+            survivor: survivor::growth(&run.samples).unwrap(),
             runs: vec![run],
             busy: vec![(2.0, 0.5)],
             wrong: vec!["files: <memory> grew".to_owned()],
@@ -158,6 +207,8 @@ mod tests {
                 && !page.contains("NaN")
         );
         assert!(page.contains("&lt;memory&gt; grew"));
+        assert_eq!(page.matches("files, replica 0").count(), 3, "a line of its own in three drawings");
+        assert!(page.contains("conversation, replica 0: resident MiB"));
         let log = "running\nthread 'x' panicked at quota.rs:207:9:\nno room: 1 bytes are there\nstack\n";
         assert_eq!(said(log, false), log.lines().skip(1).take(2).collect::<Vec<_>>());
     }

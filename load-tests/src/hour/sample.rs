@@ -9,6 +9,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use super::survivor;
 use crate::{
     process::usage::{self, Usage},
     speed::stats::median,
@@ -29,31 +30,42 @@ pub(crate) struct Sample {
     pub(crate) cache_mib: f64,
     /// In the run's folder: a store of files, and the disks of all replicas, also of those that ended.
     pub(crate) folder_mib: f64,
+    /// The replica that no fault ends, in the run that has one.
+    pub(crate) survivor: Option<ReplicaUse>,
+}
+
+/// One process of a replica.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(crate) struct ReplicaUse {
+    pub(crate) id: u32,
+    pub(crate) resident_mib: f64,
+    pub(crate) fds: u64,
+    /// In its cache directory.
+    pub(crate) cache_mib: f64,
 }
 
 impl Sample {
     /// Samples the process `id` and its descendants, which keep their files in `folder`.
     pub(crate) fn take(id: u32, folder: &Path, at_s: f64) -> Self {
-        let replicas: Vec<(u32, PathBuf)> = usage::family(id)
+        let replicas: Vec<(PathBuf, ReplicaUse)> = usage::family(id)
             .into_iter()
             .filter_map(|id| {
                 let words = fs::read(format!("/proc/{id}/cmdline")).ok()?;
-                Some((id, cache_of_replica(&words)?))
+                let cache = cache_of_replica(&words)?;
+                let Usage { resident_mib, fds, .. } = usage::usage_of(&[id]);
+                let cache_mib = folder_mib(&cache);
+                Some((cache, ReplicaUse { id, resident_mib, fds, cache_mib }))
             })
             .collect();
-        let all = replicas.iter().map(|(id, _)| usage::usage_of(&[*id]));
-        let most = all.fold(Usage::default(), |most, one| Usage {
-            resident_mib: most.resident_mib.max(one.resident_mib),
-            fds: most.fds.max(one.fds),
-            ..most
-        });
+        let most = |of: fn(&ReplicaUse) -> f64| replicas.iter().map(|(_, one)| of(one)).fold(0.0, f64::max);
         Self {
             at_s,
             replicas: replicas.len(),
-            resident_mib: most.resident_mib,
-            fds: most.fds,
-            cache_mib: replicas.iter().map(|(_, cache)| folder_mib(cache)).fold(0.0, f64::max),
+            resident_mib: most(|one| one.resident_mib),
+            fds: replicas.iter().map(|(_, one)| one.fds).max().unwrap_or(0),
+            cache_mib: most(|one| one.cache_mib),
             folder_mib: folder_mib(folder),
+            survivor: replicas.iter().find(|(cache, _)| survivor::is_cache(cache)).map(|(_, one)| *one),
         }
     }
 }
@@ -119,6 +131,7 @@ mod tests {
             fds: 50,
             cache_mib: if n < 20 { 2.0 } else { 10.0 },
             folder_mib: 0.0,
+            survivor: None,
         };
         let samples: Vec<Sample> = (0..41).map(sample).collect();
         assert_eq!(growth(&samples), [("memory", 2.1), ("descriptors", 1.0), ("disk", 2.5)]);
@@ -131,6 +144,9 @@ mod tests {
         let line =
             "/target/debug/kvasir serve --listen 127.0.0.1:0 --cache.directory /tmp/a/1 --gc.grace=0s ";
         assert_eq!(cache_of_replica(&words(line)), Some("/tmp/a/1".into()));
+        assert!(
+            !survivor::is_cache(Path::new("/tmp/a/1")) && survivor::is_cache(Path::new("/tmp/a/replica-0"))
+        );
         assert_eq!(cache_of_replica(&words(&line.replace("/kvasir", "/kvasir-load"))), None);
         assert_eq!(
             cache_of_replica(&words("/target/debug/kvasir selftest --cache.directory /tmp/a/1")),

@@ -81,6 +81,7 @@ impl<'a> Client<'a> {
         let answer = api.try_send(Method::PUT, &path, chunk.bytes.clone()).await;
         let stored: Option<StoredChunk> = self.expect(life, answer).await;
         let object = stored.map(|stored| stored.object_digest);
+        history.stored.borrow_mut().extend(object.map(|object| (chunk.seq_hash, object)));
         let outcome = object.map_or(Outcome::Unknown, |_| Outcome::Acknowledged);
         judge(history.model.borrow_mut().put_ends(put, history.now(), outcome, object));
     }

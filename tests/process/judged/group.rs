@@ -27,11 +27,10 @@ use crate::SERVER;
 pub(super) const REPLICAS: usize = 3;
 /// Listings of the store before the judge gives up; each waits for 30 s.
 const LISTINGS_MAX: usize = 10;
-const FLAGS: [&str; 5] = [
+const FLAGS: [&str; 4] = [
     // URLs must not outlive what they name.
     "--direct.enabled=false",
     "--journal.interval=200ms",
-    "--journal.retention=1s",
     "--lookup.negative_ttl=1s",
     "--s3.listen=127.0.0.1:0",
 ];
@@ -57,6 +56,8 @@ pub(super) struct Group<'a> {
     settings: Cell<Settings>,
     /// Keys of encryption at rest, if tenants are sealed.
     pub(super) keys: Option<PathBuf>,
+    /// How many wrapping keys the file has had.
+    pub(super) keys_made: Cell<usize>,
     directory: &'a Path,
     members: RefCell<[Option<Member>; REPLICAS]>,
     /// Unused disks, and the time since when they are unused.
@@ -90,6 +91,7 @@ impl<'a> Group<'a> {
             way,
             settings: Cell::new(Settings::FIRST),
             keys,
+            keys_made: Cell::new(1),
             directory,
             members: RefCell::default(),
             away: RefCell::default(),
@@ -209,6 +211,29 @@ impl<'a> Group<'a> {
             Some(keys) => open.sealed(Arc::new(FileKeys::parse(&keys).expect("keys"))),
             None => open,
         }
+    }
+
+    /// Whether each tenant key is in the bucket under the `n`th wrapping key, so that the others may go.
+    pub(super) async fn is_wrapped_by(&self, n: usize) -> bool {
+        let (store, wrapping) = (self.open(), format!("k{n}"));
+        let mut tenant_keys = BTreeMap::new();
+        for meta in self.listed(&store).await {
+            if let Some(Key::TenantKey { tenant, id, wrapped_by }) = store.layout().parse(&meta.location) {
+                *tenant_keys.entry((tenant, id)).or_insert(false) |= wrapped_by.as_str() == wrapping;
+            }
+        }
+        !tenant_keys.is_empty() && tenant_keys.into_values().all(|is_wrapped| is_wrapped)
+    }
+
+    /// The chunk objects in the store, whether or not they have a tombstone.
+    pub(super) async fn chunk_objects(&self) -> BTreeSet<(SeqHash, ObjectDigest)> {
+        let store = self.open();
+        let listed = self.listed(&store).await;
+        let objects = listed.iter().filter_map(|meta| match store.layout().parse(&meta.location) {
+            Some(Key::Chunk(key)) => Some((key.seq_hash, key.object_digest)),
+            _ => None,
+        });
+        objects.collect()
     }
 
     /// All objects. A real server on a busy machine may need longer than one listing waits.

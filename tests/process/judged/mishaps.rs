@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -60,11 +60,7 @@ impl Group<'_> {
 
     async fn mishap(&self, dice: &mut Dice) -> &'static str {
         if let Some(file) = self.keys.as_ref().filter(|_| dice.chance(200)) {
-            // Replicas take it in within seconds, and one after the other: some still wrap under the key before.
-            let text = std::fs::read_to_string(file).expect("reads");
-            let next = key(text.matches("[[key]]").count());
-            std::fs::write(file, text + &next).expect("writes");
-            return "wrapping key rotated";
+            return self.change_keys(file, dice).await;
         }
         if let Some(proxy) = self.proxy().filter(|_| dice.chance(150)) {
             return self.trouble(proxy, dice).await;
@@ -103,7 +99,25 @@ impl Group<'_> {
         }
     }
 
-    fn kill(&self, place: usize) -> PathBuf {
+    /// Adds a wrapping key, or takes out the old ones once no tenant key needs them. Replicas take it in within seconds, and one
+    /// after the other: some still wrap under the key before, and some start without it.
+    async fn change_keys(&self, file: &Path, dice: &mut Dice) -> &'static str {
+        let (text, made) = (std::fs::read_to_string(file).expect("reads"), self.keys_made.get());
+        let has_old = text.matches("[[key]]").count() > 1;
+        let (text, what) = if has_old && dice.below(2) == 0 && self.is_wrapped_by(made - 1).await {
+            (key(made - 1), "old wrapping keys removed")
+        } else {
+            self.keys_made.set(made + 1);
+            (text + &key(made), "wrapping key rotated")
+        };
+        // Replaced as a whole: whoever read a part of it would have fewer keys.
+        let new = file.with_extension("new");
+        std::fs::write(&new, text).expect("writes");
+        std::fs::rename(&new, file).expect("renames");
+        what
+    }
+
+    pub(super) fn kill(&self, place: usize) -> PathBuf {
         let Member { process, disk, .. } = self.end(place);
         process.kill();
         self.kills.set(self.kills.get() + 1);

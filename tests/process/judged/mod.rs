@@ -15,7 +15,7 @@ mod uploads;
 
 use std::{
     cell::{Cell, RefCell},
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     time::{Duration, Instant},
 };
 
@@ -30,14 +30,14 @@ use kvasir_tests::{
     servers::RealServer,
     service::lookup_request,
 };
-use kvasir_types::{ModelId, RootHash};
+use kvasir_types::{ModelId, ObjectDigest, RootHash, SeqHash};
 use tempfile::TempDir;
 
 use self::{
     client::Client,
     group::Group,
     keys::KeyClient,
-    settings::{NEGATIVE_TTL, REMOVAL_BOUND_IN_TROUBLE, Settings},
+    settings::{DRY_RUN, NEGATIVE_TTL, REMOVAL_BOUND_IN_TROUBLE, Settings},
     uploads::{UploadClient, Uploads},
 };
 use crate::{file_store, wanted};
@@ -62,6 +62,10 @@ const CONTEXTS: u64 = 8;
 struct History {
     begun: Instant,
     model: RefCell<Model>,
+    /// Chunk objects that were acknowledged.
+    stored: RefCell<BTreeSet<(SeqHash, ObjectDigest)>>,
+    /// The collector must leave all of them.
+    is_dry_run: bool,
     /// Of objects by key.
     keys: RefCell<Keys>,
     /// PUTs by key, by their result and whether they came over S3.
@@ -93,6 +97,8 @@ impl History {
         Self {
             begun,
             model: RefCell::new(model),
+            stored: RefCell::default(),
+            is_dry_run: settings.dry_run,
             keys: RefCell::new(keys),
             puts_by_key: RefCell::default(),
             uploads: Uploads::default(),
@@ -160,9 +166,25 @@ impl History {
             self.is_over.set(true);
         };
         tokio::join!(join_all(clients), join_all(of_keys), join_all(of_uploads), mishaps);
-        // What one acknowledged, all find.
         group.recover().await;
         tokio::time::sleep(NEGATIVE_TTL).await;
+        self.find_stored(group).await;
+        KeyClient::new(self, group, 0).find_owed().await;
+        let begun = self.now();
+        let held = group.sound_objects().await;
+        judge(self.model.borrow_mut().held(self.since(begun), &held));
+        if self.is_dry_run {
+            let there = group.chunk_objects().await;
+            let collected = self.stored.borrow().difference(&there).next().copied();
+            judge(match collected {
+                Some((seq_hash, object)) => Err(format!("a dry run collected {object} of {seq_hash}")),
+                None => Ok(()),
+            });
+        }
+    }
+
+    /// What one acknowledged, all find.
+    async fn find_stored(&self, group: &Group<'_>) {
         for (life, api) in group.live() {
             let reader = Client::new(self, group, life);
             for (tokens, chunks) in &self.contexts {
@@ -177,10 +199,6 @@ impl History {
                 }
             }
         }
-        KeyClient::new(self, group, 0).find_owed().await;
-        let begun = self.now();
-        let held = group.sound_objects().await;
-        judge(self.model.borrow_mut().held(self.since(begun), &held));
     }
 }
 
@@ -213,7 +231,8 @@ async fn three_replicas(name: &str, store: &StoreConfig, is_sealed: bool) {
         let namespace = format!("history-{histories}");
         let registered = group.live()[0].1.prepare(&namespace).await;
         let history = History::new(histories, &settings, namespace, registered);
-        history.run(&group, &mut dice, left.clamp(3 * LEFT_OVER, HISTORY)).await;
+        let longest = if settings.dry_run { DRY_RUN } else { HISTORY };
+        history.run(&group, &mut dice, left.clamp(3 * LEFT_OVER, longest)).await;
         if histories > 0 {
             rotation::rotate(&history, &group, settings.may_evict()).await;
         }
@@ -274,8 +293,11 @@ async fn over_s3() {
 
 #[tokio::test]
 async fn over_real_servers() {
+    // A seed decides, so that they have both kinds of tenants.
+    let is_sealed = wanted("KVASIR_TEST_PROCESS_SEED", SECONDS) % 2 == 1;
     for server in RealServer::all() {
         let store = server.config(&format!("judged-{}", std::process::id()));
-        three_replicas(&server.name, &store, false).await;
+        let name = format!("{}{}", server.name, if is_sealed { ", sealed" } else { "" });
+        three_replicas(&name, &store, is_sealed).await;
     }
 }

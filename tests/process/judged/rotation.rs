@@ -1,5 +1,6 @@
-//! At the end of a history its salt is rotated without keeping old data: every replica switches to the new
-//! root, finds nothing under the old root, and finds the data stored under the new one.
+//! At the end of a history its salt is rotated twice. The first time what is stored is kept: a replica is killed, and
+//! then all have the new root and find what they found before. The second time nothing is kept: every replica switches
+//! to the new root, finds nothing under the old ones, and finds the data stored under the new one.
 
 use std::time::{Duration, Instant};
 
@@ -13,22 +14,28 @@ use super::{ASKED_AGAIN, History, SERVED_AGAIN, group::Group};
 
 /// The replicas read salts every 5 s; the rest is for busy machines, whose store is slow at times.
 const KNOWN_TO_ALL: Duration = Duration::from_secs(60);
+/// For how many seconds the first rotation keeps what is stored: longer than anybody looks for it.
+const KEEP_S: u64 = 3_600;
 /// Chunks of a context that is stored under the new root.
 const CHUNK_TOKENS: usize = 256;
 
 /// If the collector `may_evict` at any time, new data need not be found.
 pub(super) async fn rotate(history: &History, group: &Group<'_>, may_evict: bool) {
-    let (first, second) = (&group.live()[0].1, &group.live()[1].1);
-    let rotation = NamespaceRotation {
-        namespace: history.namespace.parse().expect("a name"),
-        model_id: history.model_id,
-        keep_s: Some(0),
-    };
-    let body = serde_json::to_vec(&rotation).expect("serialises");
-    let answer = served(first, Method::POST, routes::NAMESPACE_ROTATION, body).await;
-    assert_eq!(answer.status(), StatusCode::OK, "{}", group.log(group.live()[0].0));
-    let NamespaceResponse { root } = answer.json().await.expect("its JSON");
-    assert_ne!(root, history.root);
+    let kept = new_salt(history, group, KEEP_S).await;
+    assert_ne!(kept, history.root);
+    let disk = group.kill(0);
+    group.begin(0, disk).await;
+    let begun = Instant::now();
+    for (life, api) in group.live() {
+        while root_of(history, &api).await != kept {
+            assert!(begun.elapsed() < KNOWN_TO_ALL, "{}", group.log(life));
+            sleep(Duration::from_millis(100)).await;
+        }
+    }
+    history.find_stored(group).await;
+
+    let root = new_salt(history, group, 0).await;
+    assert!(root != kept && root != history.root);
     let begun = Instant::now();
     for (life, api) in group.live() {
         while root_of(history, &api).await != root || matched(history, &api).await > 0 {
@@ -42,6 +49,7 @@ pub(super) async fn rotate(history: &History, group: &Group<'_>, may_evict: bool
     let (tokens, _) = &history.contexts[0];
     for chunk in chunks::context(root, tokens, CHUNK_TOKENS, 40) {
         let path = routes::chunk(&history.model_id, &chunk.seq_hash);
+        let second = &group.live()[1].1;
         let stored = served(second, Method::PUT, &path, chunk.bytes).await;
         assert!(stored.status().is_success(), "{}", stored.status());
     }
@@ -52,6 +60,21 @@ pub(super) async fn rotate(history: &History, group: &Group<'_>, may_evict: bool
             sleep(Duration::from_millis(100)).await;
         }
     }
+}
+
+/// Rotates the salt, and gives the new root.
+async fn new_salt(history: &History, group: &Group<'_>, keep_s: u64) -> RootHash {
+    let (life, first) = &group.live()[0];
+    let rotation = NamespaceRotation {
+        namespace: history.namespace.parse().expect("a name"),
+        model_id: history.model_id,
+        keep_s: Some(keep_s),
+    };
+    let body = serde_json::to_vec(&rotation).expect("serialises");
+    let answer = served(first, Method::POST, routes::NAMESPACE_ROTATION, body).await;
+    assert_eq!(answer.status(), StatusCode::OK, "{}", group.log(*life));
+    let NamespaceResponse { root } = answer.json().await.expect("its JSON");
+    root
 }
 
 async fn root_of(history: &History, api: &Api) -> RootHash {
