@@ -96,7 +96,7 @@ mod tests {
 
     /// Two transfers with rates that alternate on the link for 100 ms; then only the second continues.
     fn shared(first: f64, second: f64) -> (ChunkRates, Meter) {
-        let (mut rates, mut meter) = (ChunkRates::new(3), Meter::new(EstimatorKind::Harmonic));
+        let (mut rates, mut meter) = (ChunkRates::new(3), Meter::new(EstimatorKind::Harmonic, None));
         for t in 1..=100u32 {
             let (chunk, rate) = [(0, first), (1, second)][t as usize % 2];
             meter.on_bytes(MS * t, (rate / 1e3) as u64);

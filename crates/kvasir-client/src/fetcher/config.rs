@@ -29,4 +29,6 @@ pub struct FetcherConfig {
     pub decode: DecodeModel,
     /// When text chunks are computed.
     pub text_mode: TextMode,
+    /// Whether the GPU that computes also decodes.
+    pub decodes_on_gpu: bool,
 }

@@ -198,6 +198,13 @@ impl DecodeModel {
         Self { per_token, per_byte, scale: 1.0, error: CostError::UNMEASURED }
     }
 
+    /// These times multiplied by `factor`, which nobody has measured: how far the first decode is from them is no
+    /// variation.
+    #[must_use]
+    pub(crate) fn assumed(self, factor: f64) -> Self {
+        Self { scale: self.scale * factor, error: CostError::UNMEASURED, ..self }
+    }
+
     /// Predicted time for `tokens` tokens out of `bytes` bytes.
     pub fn predict(&self, tokens: u64, bytes: u64) -> Duration {
         let seconds = self.scale * (self.per_token * tokens as f64 + self.per_byte * bytes as f64);
@@ -319,6 +326,9 @@ mod tests {
         let even = model.predict(tokens, 0);
         (0..20).for_each(|_| model.observe(tokens, 0, even));
         assert!((1.0..1.1).contains(&model.caution()), "{}", model.caution());
+        let mut assumed = model.clone().assumed(0.1);
+        assumed.observe(tokens, 0, even);
+        assert!(assumed.caution() < 6.0, "ten times what was only assumed: {}", assumed.caution());
         for i in 0..20 {
             model.observe(tokens, 0, if i % 2 == 0 { even * 3 } else { even });
         }

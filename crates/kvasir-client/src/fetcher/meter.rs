@@ -18,7 +18,7 @@ const SILENCE_MIN: Duration = Duration::from_millis(50);
 const RECENT: Duration = Duration::from_millis(50);
 /// Samples kept for the report.
 const SAMPLES_MAX: usize = 4096;
-/// Time to first byte before the first measurement: a warm connection within a region.
+/// Time to first byte before the first measurement, if the plan names none: a warm connection within a region.
 const FIRST_BYTE_PRIOR: Duration = Duration::from_millis(5);
 /// Longest plausible time to first byte.
 const FIRST_BYTE_MAX: Duration = Duration::from_secs(60);
@@ -45,6 +45,8 @@ pub(super) struct Meter {
     open: Option<(Duration, u64)>,
     last_arrival: Duration,
     first_byte: Option<Duration>,
+    /// What counts before the first measurement.
+    first_byte_prior: Duration,
     /// A lower bound of the rate, from responses too short to measure; used until there is a better one.
     floor: Option<ByteRate>,
     samples: Vec<(Duration, ByteRate)>,
@@ -53,12 +55,13 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    pub(super) fn new(kind: EstimatorKind) -> Self {
+    pub(super) fn new(kind: EstimatorKind, first_byte: Option<Duration>) -> Self {
         Self {
             estimator: Estimator::new(kind),
             open: None,
             last_arrival: Duration::ZERO,
             first_byte: None,
+            first_byte_prior: first_byte.unwrap_or(FIRST_BYTE_PRIOR).min(FIRST_BYTE_MAX),
             floor: None,
             samples: Vec::new(),
             recent: VecDeque::with_capacity(WINDOW_SAMPLES),
@@ -175,7 +178,12 @@ impl Meter {
     }
 
     pub(super) fn first_byte(&self) -> Duration {
-        self.first_byte.unwrap_or(FIRST_BYTE_PRIOR)
+        self.first_byte.unwrap_or(self.first_byte_prior)
+    }
+
+    /// Whether a time to first byte was measured.
+    pub(super) const fn has_first_byte(&self) -> bool {
+        self.first_byte.is_some()
     }
 
     pub(super) fn samples(&self) -> &[(Duration, ByteRate)] {

@@ -33,12 +33,20 @@ fn deliver(
 
 #[test]
 fn silence_lowers_the_estimate() {
-    let mut meter = Meter::new(EstimatorKind::Harmonic);
+    let mut meter = Meter::new(EstimatorKind::Harmonic, None);
     deliver(&mut meter, Duration::ZERO, 10_000_000, 100_000, ms(80), 1e8);
     let rate = meter.rate(Duration::ZERO, None).unwrap().bytes_per_second();
     assert!((rate / 1e8 - 1.0).abs() < 0.01, "{rate}");
     let silent = meter.rate(Duration::from_secs(1), None).unwrap().bytes_per_second();
     assert!((silent / 5e6 - 1.0).abs() < 0.02, "a second of silence must show: {silent}");
+}
+
+#[test]
+fn a_known_time_to_first_byte_counts_until_one_is_measured() {
+    let mut meter = Meter::new(EstimatorKind::Harmonic, Some(ms(150)));
+    assert_eq!(meter.first_byte(), ms(150));
+    meter.on_first_byte(ms(30), 1, true);
+    assert_eq!(meter.first_byte(), ms(30));
 }
 
 proptest! {
@@ -48,7 +56,7 @@ proptest! {
         last: bool, rate in 1e6f64..1e9, latency in 1u64..200, batch in 1_000u64..300_000,
     ) {
         let kind = if last { EstimatorKind::LastChunk } else { EstimatorKind::Harmonic };
-        let mut meter = Meter::new(kind);
+        let mut meter = Meter::new(kind, None);
         let (mut now, bytes) = (Duration::ZERO, (rate * 0.2) as u64 + 10 * batch);
         for _ in 0..30 {
             now = deliver(&mut meter, now, bytes, batch, ms(latency), rate) + ms(5);
@@ -64,7 +72,7 @@ proptest! {
     /// estimate.
     #[test]
     fn small_reads_do_not_move_the_rate(rate in 1e7f64..1e9, latency in 5u64..300, small in 1u64..16_000) {
-        let mut meter = Meter::new(EstimatorKind::Harmonic);
+        let mut meter = Meter::new(EstimatorKind::Harmonic, None);
         let prior = ByteRate::new(rate);
         let mut now = Duration::ZERO;
         for _ in 0..20 {
@@ -86,7 +94,7 @@ proptest! {
 #[test]
 fn rates_follow_a_link_that_recovers() {
     let ms = Duration::from_millis;
-    let mut meter = Meter::new(EstimatorKind::Harmonic);
+    let mut meter = Meter::new(EstimatorKind::Harmonic, None);
     let rate = ByteRate::new(5e5).unwrap();
     assert_eq!(meter.since(rate, ms(3)), rate, "nothing is known of the link");
     // 1 MB/s for 200 ms, then 8 MB/s.

@@ -14,12 +14,14 @@
 //!     slo: Duration::from_millis(500),
 //!     suffix_time: Duration::ZERO,
 //!     prior_rate: ByteRate::from_mbps(1000.0),
+//!     first_byte: None,
 //! };
 //! let config = FetcherConfig {
 //!     estimator: EstimatorKind::Harmonic,
 //!     recompute: RecomputeModel::from_seconds(0.0, 1e-3, 0.0), // 1.5 s for this chunk: worse than fetching
 //!     decode: DecodeModel::from_seconds(1e-6, 0.0),
 //!     text_mode: TextMode::Overlapped,
+//!     decodes_on_gpu: false,
 //! };
 //! let mut fetcher = Fetcher::new(plan, Box::new(CacheGen::default()), config)?;
 //! let actions = fetcher.on(FetcherEvent::Start, Duration::ZERO);
@@ -54,5 +56,7 @@ pub use event::{FetcherAction, FetcherEvent, Neighbours, RequestId};
 pub use plan::{FetchPlan, PlannedChunk};
 pub use policy::{CacheGen, Fixed, Policy, PolicyStep, PolicyView, Progressive};
 
+#[cfg(test)]
+mod deferred_tests;
 #[cfg(test)]
 mod tests;

@@ -71,6 +71,8 @@ pub struct FetchPlan {
     pub suffix_time: Duration,
     /// Throughput known from earlier loads, if any.
     pub prior_rate: Option<ByteRate>,
+    /// Time to first byte of a request, known from earlier ones, if any.
+    pub first_byte: Option<Duration>,
 }
 
 impl FetchPlan {

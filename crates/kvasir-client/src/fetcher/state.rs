@@ -45,7 +45,7 @@ impl LoadState {
         Self {
             chunks: vec![ChunkFetchState::default(); count],
             rates: ChunkRates::new(count),
-            meter: Meter::new(config.estimator),
+            meter: Meter::new(config.estimator, plan.first_byte),
             requests: BTreeMap::new(),
             next_request: 0,
             text_started: Duration::ZERO,
@@ -186,16 +186,27 @@ impl LoadState {
             caution: expected.caution,
             own_rates: self.rates.expected(),
             first_byte: self.meter.first_byte(),
+            first_due: self.first_due(now),
             in_flight: self.requests.len(),
             in_flight_bytes: pending,
             text_backlog: self.text_backlog(now),
             overdue: self.overdue(now),
             jitter: self.jitter,
             text_mode: self.config.text_mode,
+            decodes_on_gpu: self.config.decodes_on_gpu,
             neighbours: self.neighbours,
             recompute: &self.config.recompute,
             decode: &self.config.decode,
         }
+    }
+
+    fn first_due(&self, now: Duration) -> Duration {
+        let mut requests = self.requests.values();
+        if requests.clone().any(InFlightRequest::flowing) {
+            return Duration::ZERO;
+        }
+        let sent = requests.next().map(|request| request.transfer.sent);
+        sent.map_or(Duration::ZERO, |sent| (sent + self.meter.first_byte()).saturating_sub(now))
     }
 
     fn text_backlog(&self, now: Duration) -> Duration {

@@ -7,11 +7,11 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn ms(t: u64) -> Duration {
+pub(super) fn ms(t: u64) -> Duration {
     Duration::from_millis(t)
 }
 
-fn plan(sizes: &[Vec<u64>], slo: Duration, prior: Option<f64>) -> FetchPlan {
+pub(super) fn plan(sizes: &[Vec<u64>], slo: Duration, prior: Option<f64>) -> FetchPlan {
     let chunk = |(i, deltas): (usize, &Vec<u64>)| {
         let start = i as u64 * 1536;
         let level_bytes = deltas.iter().scan(0, |sum, d| Some(*sum + d).inspect(|s| *sum = *s)).collect();
@@ -22,19 +22,21 @@ fn plan(sizes: &[Vec<u64>], slo: Duration, prior: Option<f64>) -> FetchPlan {
         slo,
         suffix_time: Duration::ZERO,
         prior_rate: prior.and_then(ByteRate::from_mbps),
+        first_byte: None,
     }
 }
 
-fn config(per_token: f64) -> FetcherConfig {
+pub(super) fn config(per_token: f64) -> FetcherConfig {
     FetcherConfig {
         estimator: EstimatorKind::Harmonic,
         recompute: RecomputeModel::from_seconds(0.0, per_token, 0.0),
         decode: DecodeModel::from_seconds(1e-7, 0.0),
         text_mode: TextMode::Overlapped,
+        decodes_on_gpu: false,
     }
 }
 
-fn policy(index: usize) -> Box<dyn Policy> {
+pub(super) fn policy(index: usize) -> Box<dyn Policy> {
     match index {
         0 => Box::new(Fixed::new(Level(1))),
         1 => Box::new(CacheGen::default()),
@@ -110,7 +112,8 @@ impl SimulatedLoad {
                 }
                 FetcherAction::Recompute { chunk } => {
                     self.texts[chunk] += 1;
-                    self.work.push(FetcherEvent::Recomputed { chunk, took: Some(ms(100)) });
+                    let took = Some(ms(100)).filter(|_| self.fetcher.text_mode() == TextMode::Overlapped);
+                    self.work.push(FetcherEvent::Recomputed { chunk, took });
                 }
                 FetcherAction::Withdraw { chunk } => {
                     self.withdrawn[chunk] += 1;
@@ -203,10 +206,14 @@ proptest! {
     #[test]
     fn every_chunk_is_resolved_exactly_once_whatever_happens(
         sizes in sizes(), which in 0usize..4, seed: u64, slo in 0u64..2000, prior in prop::option::of(1.0f64..10_000.0),
-        per_token in 1e-6f64..1e-2, choices in prop::collection::vec(any::<u32>(), 1..200),
+        per_token in 1e-6f64..1e-2, first_byte in prop::option::of(0u64..90_000), deferred: bool, decodes_on_gpu: bool,
+        choices in prop::collection::vec(any::<u32>(), 1..200),
     ) {
         let policy = if which == 3 { Box::new(RandomPolicy(seed)) } else { policy(which) };
-        let load = SimulatedLoad::new(plan(&sizes, ms(slo), prior), policy, config(per_token)).run(&choices);
+        let plan = FetchPlan { first_byte: first_byte.map(ms), ..plan(&sizes, ms(slo), prior) };
+        let text_mode = if deferred { TextMode::Deferred } else { TextMode::Overlapped };
+        let config = FetcherConfig { text_mode, decodes_on_gpu, ..config(per_token) };
+        let load = SimulatedLoad::new(plan, policy, config).run(&choices);
         let mut text_tokens = 0;
         for (i, line) in load.fetcher.chunks().iter().enumerate() {
             prop_assert!(line.resolved.is_some());
@@ -277,12 +284,11 @@ fn without_a_measurement_cachegen_starts_at_the_medium_level() {
 
 #[test]
 fn a_dead_link_is_given_up_after_the_time_that_computing_takes() {
-    for (which, text_mode) in
-        [0, 1, 2].into_iter().flat_map(|w| [(w, TextMode::Overlapped), (w, TextMode::Deferred)])
-    {
+    let modes = || [0, 1, 2].into_iter().flat_map(|w| [(w, TextMode::Overlapped), (w, TextMode::Deferred)]);
+    for ((which, text_mode), first_byte) in modes().flat_map(|mode| [(mode, None), (mode, Some(ms(150)))]) {
         let sizes = [vec![1 << 20, 1 << 20], vec![1 << 20, 1 << 20]];
         // 2 x 1536 tokens at 0.1 ms = 307 ms of prefill; the SLO is below that, so text does not simply win.
-        let plan = plan(&sizes, ms(200), Some(1000.0));
+        let plan = FetchPlan { first_byte, ..plan(&sizes, ms(200), Some(1000.0)) };
         let mut load = SimulatedLoad::new(plan, policy(which), FetcherConfig { text_mode, ..config(1e-4) });
         load.send(FetcherEvent::Start);
         while !load.finished {
@@ -295,7 +301,9 @@ fn a_dead_link_is_given_up_after_the_time_that_computing_takes() {
                 load.send(FetcherEvent::Tick);
             }
         }
-        assert!(load.now < ms(1500), "policy {which} gave up only at {:?}", load.now);
+        // A known time to first byte is waited for twice.
+        let latest = ms(1500) + 2 * first_byte.unwrap_or_default();
+        assert!(load.now < latest, "policy {which}, {text_mode:?} gave up only at {:?}", load.now);
         assert!(load.texts.iter().all(|&t| t == 1));
     }
 }

@@ -163,8 +163,10 @@ impl LoadState {
 
     /// For how long due bytes have been missing.
     pub(super) fn silent(&self, now: Duration) -> Duration {
-        // Bytes are due at once on an active request, and after a grace period on one that was just sent.
-        let patience = 4 * self.meter.first_byte() + Duration::from_millis(50);
+        // Bytes are due at once on an active request, and after a grace period on one that was just sent: less where nothing
+        // has come yet and the plan knows when it should.
+        let is_known = self.plan.first_byte.is_some() && !self.meter.has_first_byte();
+        let patience = self.meter.first_byte() * if is_known { 2 } else { 4 } + Duration::from_millis(50);
         let due = |r: &InFlightRequest| match r.transfer.first {
             Some(_) => self.meter.last_arrival(),
             None => self.meter.last_arrival().max(r.transfer.sent + patience),

@@ -9,7 +9,8 @@ use tokio::{runtime::Handle, sync::mpsc, time::Instant};
 
 use super::{
     Beneath, LearnedCosts, LoadOptions, Running, assembly::ExpectedTokens, decode::DecodeContext,
-    decode_queue::DecodeQueue, driver::LoadDriver, network::Network, progress::LoadProgress,
+    decode_queue::DecodeQueue, driver::LoadDriver, learned_costs::unmeasured_decode, network::Network,
+    progress::LoadProgress,
 };
 use crate::{
     Error, QualityFloor,
@@ -165,21 +166,28 @@ impl LoadTask<'_> {
         let first = objects.first().map_or(tail.start, |chunk| chunk.first_token);
         let vias: Vec<_> = objects.iter().map(|chunk| (chunk.object_digest, chunk.via.clone())).collect();
         let (decoders, levels): (Vec<_>, Vec<_>) = levels.into_iter().unzip();
-        let plan = FetchPlan {
+        let mut plan = FetchPlan {
             chunks: levels.iter().zip(&objects).map(|(levels, chunk)| levels.plan(chunk)).collect(),
             slo: options.deadline.left(),
             suffix_time,
             prior_rate: options.rate.or(learned.rate),
+            first_byte: self.client.expected_first_byte(),
         };
         let gate = Arc::<WriteGate>::default();
         let context = DecodeContext::new(Arc::clone(&codec.spec), tables, Arc::clone(&gate));
-        let decode = if context.is_on_device() { learned.device_decode } else { learned.decode };
-        let config = FetcherConfig {
+        let on_device = context.is_on_device();
+        // What the caller gives stays as it is.
+        let is_given = options.decode.is_some() || options.rate.is_some();
+        let decode = options.decode.or(if on_device { learned.device_decode } else { learned.decode });
+        let mut config = FetcherConfig {
             estimator: options.estimator,
             recompute,
-            decode: options.decode.unwrap_or(decode),
+            decode: decode.unwrap_or_else(|| unmeasured_decode(&context, &decoders, &plan.chunks)),
             text_mode,
+            decodes_on_gpu: on_device,
         };
+        let trial =
+            if is_given { None } else { self.learned.put_to_the_test(&mut plan, &mut config, on_device) };
         let (sender, arrivals) = mpsc::channel(ARRIVALS_QUEUE);
         let (events, received) = mpsc::unbounded_channel();
         let (chain, direct) = (Arc::clone(self.lookup.chain()), self.lookup.is_direct());
@@ -205,7 +213,7 @@ impl LoadTask<'_> {
             decodes,
             progress,
             events,
-            Arc::clone(self.learned),
+            (Arc::clone(self.learned), trial),
         );
         let task = self.runtime.spawn(driver.run(arrivals, tail));
         let running = Running::miss(options.present, tail.end, self.beneath);

@@ -133,19 +133,8 @@ impl DecodeUnit {
     /// What a device is given; `None` if none decodes it.
     fn part<'a>(&'a self, table: &'a BlockTable) -> Option<DevicePart<'a>> {
         let (group, profile) = (self.group.as_ref()?, self.decoder.shared_profile()?);
-        let first = self.first_token as usize;
-        let (pages, first_slot) = table.pages_of(&(first + self.tokens.start..first + self.tokens.end))?;
-        Some(DevicePart {
-            table,
-            profile,
-            head: &self.head,
-            object_prefix: &self.bytes,
-            scopes: group.scopes.iter().map(|reach| reach.scope).collect(),
-            level: self.level,
-            tokens: self.tokens.clone(),
-            pages,
-            first_slot,
-        })
+        let (object, first) = ((&*self.head, &self.bytes[..]), self.first_token as usize);
+        DevicePart::new(table, profile, object, group, self.level, first, self.tokens.clone())
     }
 
     fn decode_on_cpu(&self, context: &DecodeContext) -> Result<usize, LoadError> {

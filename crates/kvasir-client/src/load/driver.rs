@@ -11,6 +11,7 @@ use super::{
     clock::LoadClock,
     decode::{DecodeOutcome, UnitScope},
     decode_queue::{ChunkDecode, DecodeQueue},
+    learned_costs::Trial,
     network::{ChunkBytes, Network, ReadEnd, ReceivedBytes},
     progress::LoadProgress,
     recorder::LoadRecorder,
@@ -30,6 +31,8 @@ pub(super) struct LoadDriver {
     clock: LoadClock,
     events: mpsc::UnboundedSender<DriverEvent>,
     learned: Arc<LearnedCosts>,
+    /// Held if this load tries what seems slow.
+    trial: Option<Trial>,
     /// Registers this load: uploads yield to it, and other loads share the link with it.
     active: ActiveLoadGuard,
 }
@@ -42,12 +45,12 @@ impl LoadDriver {
         decodes: DecodeQueue,
         progress: LoadProgress,
         events: mpsc::UnboundedSender<DriverEvent>,
-        learned: Arc<LearnedCosts>,
+        (learned, trial): (Arc<LearnedCosts>, Option<Trial>),
     ) -> Self {
         let active = network.client().active_loads.begin(started + fetcher.plan().deadline());
         let recorder = LoadRecorder::new(fetcher.chunks().len());
         let clock = LoadClock::new(started);
-        Self { fetcher, network, decodes, progress, recorder, clock, events, learned, active }
+        Self { fetcher, network, decodes, progress, recorder, clock, events, learned, trial, active }
     }
 
     /// Runs the load and reports; `tail` is the part that the plan does not cover.
@@ -80,7 +83,8 @@ impl LoadDriver {
         let (client, slo) = (self.network.client().clone(), self.fetcher.plan().slo);
         let reads = self.network.finish();
         let report = self.recorder.report(&self.fetcher, self.progress, reads, self.clock.now());
-        self.learned.learn(&report, self.decodes.is_on_device());
+        let (on_device, is_trial) = (self.decodes.is_on_device(), self.trial.is_some());
+        self.learned.learn(&self.fetcher, &report, on_device, is_trial);
         // Operators' SLO figures come from this report. It is best effort: nothing waits for it.
         let record = report.record(slo);
         tokio::spawn(async move { client.report_load(&record).await });

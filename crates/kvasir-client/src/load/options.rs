@@ -28,7 +28,8 @@ pub struct LoadOptions {
     pub suffix_time: Option<Duration>,
     /// Cost of computing from text on this engine. Default: as fitted.
     pub recompute: Option<RecomputeModel>,
-    /// Cost of decoding on this node. Default: as fitted.
+    /// Cost of decoding on this node. Default: as fitted; before the first load that decodes, as assumed from the model
+    /// and the profiles of the load's chunks. A load that is given this or a rate never assumes less.
     pub decode: Option<DecodeModel>,
     /// Throughput of the link. Default: as fitted.
     pub rate: Option<ByteRate>,

@@ -178,12 +178,14 @@ mod tests {
             slo: 1000 * MS,
             suffix_time: Duration::ZERO,
             prior_rate: None,
+            first_byte: None,
         };
         let config = FetcherConfig {
             estimator: EstimatorKind::Harmonic,
             recompute: RecomputeModel::from_seconds(0.0, 1e-2, 0.0),
             decode: DecodeModel::from_seconds(1e-6, 0.0),
             text_mode: TextMode::Overlapped,
+            decodes_on_gpu: false,
         };
         let mut fetcher = Fetcher::new(plan, Box::new(Fixed::new(Level(0))), config).unwrap();
         let [first, second] = [0, 1].map(RequestId);

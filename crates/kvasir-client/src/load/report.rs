@@ -97,7 +97,7 @@ pub struct LoadReport {
     pub device: DeviceUse,
     /// Prefill times as fitted so far, for the next load.
     pub recompute_model: RecomputeModel,
-    /// Decode times as fitted so far, for the next load.
+    /// Decode times as this load fitted them, or assumed them if it decoded nothing.
     pub decode_model: DecodeModel,
 }
 

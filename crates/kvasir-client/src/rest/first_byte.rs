@@ -53,6 +53,11 @@ impl FirstByteLatencies {
         })
     }
 
+    /// The shortest of the last times. A connection's first one includes its handshakes.
+    pub(crate) fn fastest(&self) -> Option<Duration> {
+        self.with(|state| state.samples.iter().min().copied())
+    }
+
     /// How long to wait before a read is sent once more; `None` while there is too little data.
     pub(crate) fn hedge_after(&self) -> Option<Duration> {
         self.quantile(HEDGE_QUANTILE).map(|wait| wait.max(HEDGE_AFTER_MIN))
@@ -71,16 +76,30 @@ impl FirstByteLatencies {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rest::{Client, ClientConfig};
 
     #[test]
     fn the_quantile_is_of_the_last_reads() {
         let times = FirstByteLatencies::default();
-        assert_eq!(times.hedge_after(), None);
+        assert_eq!((times.hedge_after(), times.fastest()), (None, None));
         (0..1000).for_each(|_| times.observe(Duration::from_secs(9)));
         (1..=100).for_each(|ms| times.observe(Duration::from_millis(ms)));
         // The ring holds the last 64: 37 ms to 100 ms.
         assert_eq!(times.quantile(0.5), Some(Duration::from_millis(68)));
+        assert_eq!(times.fastest(), Some(Duration::from_millis(37)));
         assert_eq!(times.hedge_after(), Some(Duration::from_millis(97)));
+    }
+
+    /// Loads that expect that much may read nothing, and so measure nothing.
+    #[tokio::test]
+    async fn reads_that_were_slow_are_outlived_by_lookups() {
+        let client = Client::new("http://127.0.0.1:9".parse().unwrap(), ClientConfig::default()).unwrap();
+        assert_eq!(client.expected_first_byte(), None);
+        (0..FIRST_BYTE_SAMPLES_MIN)
+            .for_each(|_| client.first_byte_latencies.observe(Duration::from_millis(1200)));
+        assert_eq!(client.expected_first_byte(), Some(Duration::from_millis(1200)));
+        client.lookup_latencies.observe(Duration::from_millis(20));
+        assert_eq!(client.expected_first_byte(), Some(Duration::from_millis(20)));
     }
 
     #[test]

@@ -171,7 +171,7 @@ impl Client {
 
     /// Sends a control request that is not idempotent: again only after an error that says that it had no effect.
     pub(super) async fn send_not_idempotent(&self, request: RequestBuilder) -> Result<Response, Error> {
-        let request = request.timeout(self.config.control_timeout);
+        let request = request.timeout(limits::CONTROL_TIMEOUT);
         self.send_again_from(0, &had_no_effect, copies(request)?).await
     }
 
@@ -185,7 +185,7 @@ impl Client {
             }
             true
         };
-        let request = request.timeout(self.config.control_timeout);
+        let request = request.timeout(limits::CONTROL_TIMEOUT);
         match self.send_again_from(0, &repeats, copies(request)?).await {
             Err(error) if may_be_removed.load(Ordering::Relaxed) && finds_nothing(&error) => Ok(()),
             sent => sent.map(drop),
@@ -332,7 +332,10 @@ impl Client {
         let second = tokio::select! {
             biased;
             answer = &mut first => {
-                latencies.observe(sent.elapsed());
+                // A refusal comes sooner than what was asked for.
+                if answer.is_ok() {
+                    latencies.observe(sent.elapsed());
+                }
                 return answer;
             }
             Some(second) = hedge => second,

@@ -150,6 +150,7 @@ impl Engine {
                 .recompute
                 .predict(TokenRange { start: tokens, end: tokens + self.suffix_tokens }),
             prior_rate: None::<ByteRate>,
+            first_byte: None,
         }
     }
 }

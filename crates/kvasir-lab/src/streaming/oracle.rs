@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvasir_client::tuning::FetchPlan;
+use kvasir_client::tuning::{FetchPlan, TextMode};
 use kvasir_types::Level;
 
 use super::spec::{Outcome, SimulationConfig, quality};
@@ -50,6 +50,7 @@ fn finish(
 ) -> Duration {
     let mut link = arrival + simulation.first_byte;
     let (mut decoder, mut gpu, mut resolved) = (arrival, arrival, arrival);
+    let mut after = Duration::ZERO;
     for (i, (chunk, level)) in plan.chunks.iter().zip(levels).enumerate() {
         match *level {
             Some(level) => {
@@ -58,13 +59,16 @@ fn finish(
                     decoder.max(link) + simulation.decode.predict(chunk.tokens.len(), chunk.bytes_at(level));
                 resolved = resolved.max(decoder);
             }
+            None if simulation.text_mode == TextMode::Deferred => {
+                after += simulation.recompute.predict(chunk.tokens);
+            }
             None => {
                 gpu = gpu.max(resolved) + simulation.recompute.predict(chunk.tokens);
                 resolved = resolved.max(gpu);
             }
         }
     }
-    resolved - arrival
+    resolved + after - arrival
 }
 
 fn refine(

@@ -8,7 +8,7 @@ use std::{
 
 use kvasir_client::limits::NEIGHBOUR_STEP_BYTES;
 use kvasir_client::tuning::{
-    ChunkFetchState, Fetcher, FetcherAction, FetcherEvent, InvalidPlan, Neighbours, RequestId,
+    ChunkFetchState, Fetcher, FetcherAction, FetcherEvent, InvalidPlan, Neighbours, RequestId, TextMode,
 };
 use kvasir_types::Level;
 use rand::{RngExt, SeedableRng};
@@ -21,12 +21,36 @@ const EVENTS_MAX: usize = 5_000_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum SimEvent {
-    Arrival { load: usize },
-    Available { load: usize, request: RequestId },
-    PieceDone { load: usize, request: RequestId, bytes: u64 },
-    Decoded { load: usize, chunk: usize, took: Duration },
-    Computed { load: usize, chunk: usize, took: Duration },
-    Wake { load: usize },
+    Arrival {
+        load: usize,
+    },
+    Available {
+        load: usize,
+        request: RequestId,
+    },
+    PieceDone {
+        load: usize,
+        request: RequestId,
+        bytes: u64,
+    },
+    Decoded {
+        load: usize,
+        chunk: usize,
+        took: Duration,
+    },
+    Computed {
+        load: usize,
+        chunk: usize,
+        took: Duration,
+    },
+    /// An engine that computes after the load has taken a chunk over.
+    TakenOver {
+        load: usize,
+        chunk: usize,
+    },
+    Wake {
+        load: usize,
+    },
 }
 
 #[derive(Debug)]
@@ -152,8 +176,12 @@ impl Simulation {
                     self.gpu = None;
                     self.loads[load].resolved[chunk] = true;
                     self.feed(load, FetcherEvent::Recomputed { chunk, took: Some(took) });
+                    self.end_if_computed(load);
                     self.start_gpu();
                 }
+            }
+            SimEvent::TakenOver { load, chunk } => {
+                self.feed(load, FetcherEvent::Recomputed { chunk, took: None });
             }
             SimEvent::Wake { load } => {
                 if self.loads[load].wake.is_some_and(|at| at <= self.now)
@@ -219,7 +247,10 @@ impl Simulation {
                 FetcherAction::Decode { chunk, level } => self.decode(load, chunk, level),
                 FetcherAction::Recompute { chunk } => {
                     self.loads[load].texts.push_back(chunk);
-                    self.start_gpu();
+                    match self.config.text_mode {
+                        TextMode::Overlapped => self.start_gpu(),
+                        TextMode::Deferred => self.at(self.now, SimEvent::TakenOver { load, chunk }),
+                    }
                 }
                 FetcherAction::Withdraw { chunk } => {
                     self.loads[load].texts.retain(|&c| c != chunk);
@@ -231,8 +262,19 @@ impl Simulation {
                     self.loads[load].wake = Some(at);
                     self.at(at, SimEvent::Wake { load });
                 }
-                FetcherAction::Done => self.loads[load].finished = Some(since),
+                FetcherAction::Done => {
+                    self.end_if_computed(load);
+                    self.start_gpu();
+                }
             }
+        }
+    }
+
+    /// A load ends with its last chunk; what its engine computes afterwards is part of it.
+    fn end_if_computed(&mut self, load: usize) {
+        let running = &mut self.loads[load];
+        if running.fetcher.is_done() && running.texts.is_empty() && running.finished.is_none() {
+            running.finished = Some(self.now.saturating_sub(running.arrival));
         }
     }
 
@@ -255,6 +297,9 @@ impl Simulation {
         order.sort_by_key(|&i| (self.slack_key(i), i));
         for load in order {
             let running = &mut self.loads[load];
+            if self.config.text_mode == TextMode::Deferred && !running.fetcher.is_done() {
+                continue;
+            }
             let Some(&chunk) = running.texts.iter().min() else { continue };
             if running.resolved.iter().take(chunk).all(|&done| done) {
                 running.texts.retain(|&c| c != chunk);
@@ -296,7 +341,7 @@ impl ActiveLoad {
     }
 
     fn is_running(&self) -> bool {
-        self.started && self.finished.is_none()
+        self.started && !self.fetcher.is_done()
     }
 
     fn outcome(&self) -> Outcome {

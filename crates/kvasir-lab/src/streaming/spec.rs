@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use kvasir_client::tuning::{DecodeModel, FetchPlan, FetcherConfig, Policy, RecomputeModel};
+use kvasir_client::tuning::{
+    ByteRate, DecodeModel, FetchPlan, FetcherConfig, Policy, RecomputeModel, TextMode,
+};
 use kvasir_types::Level;
 
 use kvasir_replay::link::BandwidthSeries;
@@ -13,6 +15,11 @@ use rand_chacha::ChaCha8Rng;
 const PIECE: Duration = Duration::from_millis(2);
 /// Smallest and largest piece.
 const PIECE_BYTES: (u64, u64) = (4 << 10, 8 << 20);
+
+/// How long a client has measured the link that knows it before a load.
+const BEFORE: Duration = Duration::from_secs(1);
+/// The same where each chunk has a rate: this many chunks' rates.
+const OTHERS: usize = 8;
 
 /// How fast the link is.
 #[derive(Debug, Clone, PartialEq)]
@@ -32,6 +39,25 @@ impl LinkRate {
             Self::PerChunk(rates) => {
                 let mbps = rates.get(chunk % rates.len().max(1)).copied().unwrap_or(1.0).max(1e-3);
                 now + Duration::from_secs_f64(bytes as f64 * 8.0 / (mbps * 1e6))
+            }
+        }
+    }
+
+    /// What a client measured that used the link in the second before `now`: of a series the mean, else the mean of rates
+    /// that were drawn for other chunks.
+    pub fn rate_before(&self, now: Duration) -> Option<ByteRate> {
+        match self {
+            Self::Series(series) => {
+                // A series repeats, so the time before it is as that before any repetition.
+                let period = Duration::from_secs_f64(series.period());
+                let now = now + period.mul_f64((BEFORE.as_secs_f64() / series.period()).ceil());
+                ByteRate::of(series.bytes_between(now.saturating_sub(BEFORE), now), BEFORE)
+            }
+            Self::PerChunk(rates) => {
+                let others = rates.iter().rev().take(OTHERS);
+                let (count, inverse) =
+                    others.fold((0.0, 0.0), |(n, sum), mbps| (n + 1.0, sum + mbps.recip()));
+                ByteRate::from_mbps(count / inverse)
             }
         }
     }
@@ -66,6 +92,8 @@ pub struct SimulationConfig {
     pub decode: DecodeModel,
     /// How loads share the link.
     pub sharing: Sharing,
+    /// When text chunks are computed.
+    pub text_mode: TextMode,
     /// How far the machine deviates from the assumed one.
     pub noise: Noise,
 }

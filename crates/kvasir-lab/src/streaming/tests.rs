@@ -1,7 +1,8 @@
 use std::time::Duration;
 
 use kvasir_client::tuning::{
-    DecodeModel, EstimatorKind, FetchPlan, FetcherConfig, Fixed, PlannedChunk, Progressive, TextMode,
+    DecodeModel, EstimatorKind, FetchPlan, FetcherAction, FetcherConfig, Fixed, PlannedChunk, Progressive,
+    TextMode,
 };
 use kvasir_types::Level;
 use proptest::prelude::*;
@@ -15,6 +16,7 @@ fn config(engine: &Engine) -> FetcherConfig {
         recompute: engine.recompute.clone(),
         decode: DecodeModel::from_seconds(engine.decode_per_token, 0.0),
         text_mode: TextMode::Overlapped,
+        decodes_on_gpu: false,
     }
 }
 
@@ -26,6 +28,7 @@ fn simulation(engine: &Engine, link: LinkRate) -> SimulationConfig {
         decode: DecodeModel::from_seconds(engine.decode_per_token, 0.0),
         noise: Noise::default(),
         sharing: Sharing::RoundRobin,
+        text_mode: TextMode::Overlapped,
     }
 }
 
@@ -99,11 +102,7 @@ fn with_eight_requests_none_starves() {
             let served = trace.iter().any(|(at, l, action)| {
                 *l == load
                     && *at < Duration::from_millis(700)
-                    && matches!(
-                        action,
-                        kvasir_client::tuning::FetcherAction::Decode { .. }
-                            | kvasir_client::tuning::FetcherAction::Recompute { .. }
-                    )
+                    && matches!(action, FetcherAction::Decode { .. } | FetcherAction::Recompute { .. })
             });
             assert!(served, "{mbps} {sharing:?}: load {load} waits");
         }
@@ -125,6 +124,7 @@ fn a_link_is_shared_in_equal_parts_or_by_slack() {
             slo: Duration::from_millis(slo),
             suffix_time: Duration::ZERO,
             prior_rate: None,
+            first_byte: None,
         };
         let policy = Box::new(Fixed::new(Level(0)).without_giving_up());
         LoadSpec { arrival: Duration::ZERO, plan, policy, config: config(&engine) }
@@ -202,6 +202,43 @@ fn a_slower_gpu_is_noticed() {
     assert!(avoidable("cachegen") > 0.2, "it matters: {}", avoidable("cachegen"));
     assert!(avoidable("progressive") < 0.05, "{}", avoidable("progressive"));
     assert!(mean("progressive", |row| row.quality) > mean("cachegen", |row| row.quality));
+}
+
+/// An engine that computes after the load: what is left to it comes on top, and the oracle reckons so as well.
+#[test]
+fn what_is_computed_after_the_load_adds_to_it() {
+    let slo = Duration::from_secs(1);
+    let mut mixed = 0;
+    for context in 0..8 {
+        // Fast enough for some chunks, then hardly for any.
+        let series = BandwidthSeries::steps("falls", "n", 0.5, &[1_000.0, 20.0]).unwrap();
+        let study = StreamStudy {
+            text_mode: TextMode::Deferred,
+            tokens: (9_400, 9_400),
+            ..StreamStudy::paper(Bandwidth::Series(vec![series], None), 1, vec![slo])
+        };
+        let case = study.case((0, "falls"), context);
+        let plan = study.plan(&Ladder::paper(), 9_400, slo);
+        let (outcomes, trace) = study.simulate(StudyPolicy::Progressive, &case, &Ladder::paper(), slo);
+        let is_done = |action: &FetcherAction| *action == FetcherAction::Done;
+        let loaded = trace.iter().find(|(_, _, action)| is_done(action)).unwrap().0;
+        let texts = plan.chunks.iter().zip(&outcomes[0].levels).filter(|(_, level)| level.is_none());
+        let computed: Vec<_> =
+            texts.map(|(chunk, _)| case.simulation.recompute.predict(chunk.tokens)).collect();
+        assert_eq!(outcomes[0].ttft, loaded + computed.iter().sum::<Duration>() + plan.suffix_time);
+        mixed += usize::from(!computed.is_empty() && computed.len() < plan.chunks.len());
+        let best = study.possible(&case, &Ladder::paper(), slo);
+        assert!(best[0].met || !outcomes[0].met, "{context}");
+    }
+    assert!(mixed > 0, "some are read and some are computed");
+    // All of it, with nothing to read.
+    let text = |text_mode| {
+        let links = Bandwidth::Series(vec![BandwidthSeries::constant(1.0).unwrap()], None);
+        let study = StreamStudy { text_mode, ..StreamStudy::paper(links, 1, vec![slo]) };
+        let case = study.case((0, "constant"), 0);
+        study.simulate(StudyPolicy::Text, &case, &Ladder::paper(), slo).0[0].ttft
+    };
+    assert_eq!(text(TextMode::Deferred), text(TextMode::Overlapped));
 }
 
 /// Requests wait for their batch under CacheGen's policies, which counts for their TTFT, and under no other.

@@ -11,6 +11,8 @@ const LOOKAHEAD: f64 = 0.02;
 /// Among chunks whose base has begun, the one with most of it continues first; shares are compared in this
 /// many steps.
 const HERE_STEPS: u64 = 16;
+/// Bases whose remaining times are within this factor end at about the same time.
+const ABOUT: f64 = 1.5;
 /// Maximum number of times that a chunk is stopped for another.
 const PAUSES_MAX: u8 = 2;
 
@@ -45,8 +47,17 @@ impl BaseReads {
         if others && let Some(chunk) = flowing().find(|&i| split.is_hopeless(plan, i)) {
             return Some(PolicyStep::Pause { chunk });
         }
-        // The chunk that will finish last waits while those before it keep the pipe full.
-        let last = flowing().max_by_key(|&i| (plan.own_time(i), i)).filter(|_| flowing().count() > 1)?;
+        let reading = || plan.missing.iter().copied().filter(|&i| !plan.is_idle(i));
+        // Of those that will finish about last, one waits while the others keep the pipe full: first one that the GPU computes,
+        // then the frontmost, which the GPU reaches first; last one that the GPU waits for.
+        if flowing().next().is_none() || reading().count() < 2 {
+            return None;
+        }
+        let slowest = reading().map(|i| plan.base_time(i, 1.0)).max()?;
+        let about_last = reading().filter(|&i| plan.base_time(i, 1.0).mul_f64(ABOUT) >= slowest);
+        let is_text = |i: usize| split.texts.contains(&i);
+        let gates = |i: usize| !is_text(i) && split.texts.last().is_some_and(|&text| i < text);
+        let last = about_last.min_by_key(|&i| (!is_text(i), gates(i), i))?;
         if plan.bases_in_flight().saturating_sub(plan.base_time(last, 1.0)) <= Self::lookahead(plan) {
             return None;
         }
@@ -55,6 +66,13 @@ impl BaseReads {
         }
         self.pauses[last] += 1;
         Some(PolicyStep::Pause { chunk: last })
+    }
+
+    /// Whether a base that the GPU computes fits on the link beside all that the link has to bring, by the cautious forecast.
+    fn fits_beside(plan: &Forecast<'_>, split: &Split, chunk: usize) -> bool {
+        let own = plan.missing.iter().filter(|i| !split.texts.contains(i));
+        let own: Duration = own.map(|&i| plan.base_time(i, plan.view.caution)).sum();
+        own + plan.base_time(chunk, 1.0) <= plan.left_time()
     }
 
     /// How much transfer time to keep in flight: enough to hide round trips.
@@ -80,7 +98,10 @@ impl BaseReads {
             || plan.missing.iter().copied().filter(|&i| plan.is_idle(i) && !split.is_hopeless(plan, i));
         let own = || fresh().filter(|i| !texts(i));
         let gating = own().find(|&i| i < last_text);
-        gating.or_else(|| Self::from_back(plan, own())).or_else(|| Self::from_back(plan, fresh()))
+        gating.or_else(|| Self::from_back(plan, own())).or_else(|| {
+            let fits = |i: &usize| Self::fits_beside(plan, split, *i);
+            Self::from_back(plan, fresh().filter(fits))
+        })
     }
 
     /// The last of the given chunks, since the GPU computes from the front. A base that has begun precedes
@@ -93,3 +114,7 @@ impl BaseReads {
         chunks.max_by_key(|&i| (2 * bytes(i) >= whole, here(i), i))
     }
 }
+
+#[cfg(test)]
+#[path = "base_reads_tests.rs"]
+mod tests;

@@ -7,6 +7,19 @@ use kvasir_types::Level;
 use super::{ChunkStatus, PolicyView};
 use crate::fetcher::byte_rate::ByteRate;
 
+/// Shares of the caution that plans are tried with, one after the other, until one is in time.
+pub(super) const CAUTION_SHARES: [f64; 3] = [1.0, 0.5, 0.0];
+
+/// A factor by which a time may be exceeded, of which a `share` is heeded.
+pub(super) fn heeded(factor: f64, share: f64) -> f64 {
+    factor * share + (1.0 - share)
+}
+
+/// Least time kept free between the end of a prefill and the deadline, for the hand-over.
+const GPU_MARGIN_MIN: Duration = Duration::from_millis(2);
+/// Time kept free, in multiples of the measured timer delay.
+pub(super) const MARGIN_JITTERS: u32 = 2;
+
 /// Predictions over one view. The link is one resource: transfers take their time one after another, in any
 /// order.
 pub(super) struct Forecast<'a> {
@@ -15,14 +28,19 @@ pub(super) struct Forecast<'a> {
     pub(super) missing: Vec<usize>,
     /// When everything must be handed to the decoder, from the start of the load.
     pub(super) stop: Duration,
+    /// When the GPU must have computed the last text chunk. Decoding others takes none of its time, unless a device decodes.
+    pub(super) gpu_stop: Duration,
 }
 
 impl<'a> Forecast<'a> {
     pub(super) fn of(view: &'a PolicyView<'a>, margin: Duration) -> Self {
-        let mut plan = Self { view, missing: Vec::new(), stop: Duration::ZERO };
+        let mut plan = Self { view, missing: Vec::new(), stop: Duration::ZERO, gpu_stop: Duration::ZERO };
         plan.missing = view.open().map(|(i, ..)| i).filter(|&i| plan.held(i).is_none()).collect();
         let decode: Duration = view.open().map(|(i, ..)| plan.decode_bound(i)).sum();
         plan.stop = view.deadline().saturating_sub(decode + margin);
+        let handover = GPU_MARGIN_MIN.max(view.jitter * MARGIN_JITTERS).min(margin);
+        plan.gpu_stop =
+            if view.decodes_on_gpu { plan.stop } else { view.deadline().saturating_sub(handover) };
         plan
     }
 
@@ -33,6 +51,11 @@ impl<'a> Forecast<'a> {
 
     pub(super) fn is_idle(&self, chunk: usize) -> bool {
         self.view.chunks[chunk].status == ChunkStatus::Idle
+    }
+
+    /// Time until the GPU must have computed the last text chunk.
+    pub(super) fn left_gpu_time(&self) -> Duration {
+        self.gpu_stop.saturating_sub(self.view.now)
     }
 
     /// Time until the stop.
@@ -96,7 +119,7 @@ impl<'a> Forecast<'a> {
 
     /// Whether a chunk's base would arrive in time if it had the link to itself.
     pub(super) fn arrives(&self, chunk: usize) -> bool {
-        let latency = if self.is_idle(chunk) { self.view.first_byte } else { Duration::ZERO };
+        let latency = if self.is_idle(chunk) { self.view.first_byte } else { self.view.first_due };
         latency + self.base_time(chunk, 1.0) <= self.left_time()
     }
 
@@ -111,11 +134,11 @@ impl<'a> Forecast<'a> {
 
     /// Time until the bases of the missing chunks, except the first `skip`, have arrived and the last is
     /// decoded.
-    fn bases_time(&self, skip: usize) -> Duration {
+    fn bases_time(&self, skip: usize, caution: f64) -> Duration {
         let rest = self.missing.get(skip..).unwrap_or_default();
         let Some(&last) = rest.last() else { return Duration::ZERO };
-        let link: Duration = rest.iter().map(|&i| self.base_time(i, 1.0)).sum();
-        self.wait() + link + self.decode_time(last)
+        let link: Duration = rest.iter().map(|&i| self.base_time(i, caution)).sum();
+        self.wait_for(rest.iter().copied()) + link + self.decode_time(last)
     }
 
     /// Latency before the next new request's bytes that the bases in transfer do not hide.
@@ -123,24 +146,34 @@ impl<'a> Forecast<'a> {
         if self.view.in_flight == 0 {
             return self.view.first_byte;
         }
-        self.view.first_byte.saturating_sub(self.bases_in_flight())
+        self.view.first_byte.saturating_sub(self.bases_in_flight()).max(self.view.first_due)
+    }
+
+    /// Latency on the way to these missing bases: those that are requested wait for no further request.
+    pub(super) fn wait_for(&self, mut missing: impl Iterator<Item = usize>) -> Duration {
+        if missing.any(|i| self.is_idle(i)) { self.wait() } else { self.view.first_due }
     }
 
     /// For an engine that computes after the load: the number of missing chunks, from the front, to leave to
-    /// it, so that fetching and then computing meets the deadline with the least computing, or comes closest.
+    /// it, so that fetching and then computing meets the deadline with the least computing by the cautious forecast.
+    /// If no number does, less caution is tried; then the number that comes closest.
     pub(super) fn deferred_texts(&self) -> usize {
         let remaining = self.view.remaining();
         if self.view.chunk_rate.is_none() {
             return 0;
         }
-        let text = |k: usize| -> Duration {
-            let chunks = self.missing.iter().take(k).filter_map(|&i| self.view.plan.chunks.get(i));
-            self.view.text_backlog + chunks.map(|c| self.view.recompute.predict(c.tokens)).sum::<Duration>()
+        let finish = |k: usize, share: f64| {
+            let bound = |&i: &usize| {
+                let mean = self.view.recompute.predict(self.view.plan.chunks[i].tokens);
+                mean.mul_f64(heeded(self.compute_caution(i), share))
+            };
+            let texts: Duration = self.missing.iter().take(k).map(bound).sum();
+            self.bases_time(k, heeded(self.view.caution, share)) + self.view.text_backlog + texts
         };
-        let finish = |k: usize| self.bases_time(k) + text(k);
-        (0..=self.missing.len())
-            .find(|&k| finish(k) <= remaining)
-            .unwrap_or_else(|| (0..=self.missing.len()).min_by_key(|&k| finish(k)).unwrap_or(0))
+        let counts = || 0..=self.missing.len();
+        let in_time = |share: f64| counts().find(|&k| finish(k, share) <= remaining);
+        let closest = || counts().min_by_key(|&k| finish(k, 0.0)).unwrap_or(0);
+        CAUTION_SHARES.into_iter().find_map(in_time).unwrap_or_else(closest)
     }
 
     /// Remaining time of the bases in flight.

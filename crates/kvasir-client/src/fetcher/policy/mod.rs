@@ -45,6 +45,8 @@ pub struct PolicyView<'a> {
     pub own_rates: &'a [Option<ByteRate>],
     /// Expected time to first byte of a request.
     pub first_byte: Duration,
+    /// Time until the first byte of those in flight is due; zero once one of them flows, and if there is none.
+    pub first_due: Duration,
     /// Requests in flight.
     pub in_flight: usize,
     /// Bytes still to arrive from them.
@@ -57,6 +59,8 @@ pub struct PolicyView<'a> {
     pub jitter: Duration,
     /// Whether computing happens during the fetching or after it.
     pub text_mode: TextMode,
+    /// Whether the GPU that computes also decodes.
+    pub decodes_on_gpu: bool,
     /// Loads that share the link and the GPU.
     pub neighbours: Neighbours,
     /// Prefill times.
@@ -143,6 +147,9 @@ pub trait Policy: Send + fmt::Debug {
         true
     }
 }
+
+#[cfg(test)]
+mod split_tests;
 
 /// The first open chunk with a decodable prefix and no request: policies that fetch a chunk in one request
 /// finish it.

@@ -6,8 +6,10 @@ use std::time::Duration;
 use kvasir_types::Level;
 
 use super::{
-    ChunkFetchState, ChunkStatus, PlannedChunk, Policy, PolicyStep, PolicyView, base_reads::BaseReads,
-    forecast::Forecast, split::Split,
+    ChunkFetchState, ChunkStatus, PlannedChunk, Policy, PolicyStep, PolicyView,
+    base_reads::BaseReads,
+    forecast::{Forecast, MARGIN_JITTERS},
+    split::Split,
 };
 use crate::fetcher::TextMode;
 
@@ -16,8 +18,6 @@ const DEPTH: (usize, usize) = (3, 16);
 /// Least share of the SLO kept free before the deadline for timer and hand-over jitter, and the largest,
 /// whatever was measured.
 const MARGIN: (f64, f64) = (0.02, 0.25);
-/// Time kept free, in multiples of the measured timer delay.
-const MARGIN_JITTERS: u32 = 2;
 /// If the GPU serves others, the link has this share of the SLO to deliver before the first chunk is
 /// computed.
 const PATIENCE_SPARING: f64 = 0.05;
@@ -38,8 +38,8 @@ const GPU_PRICE_SPARING: f64 = 1e3;
 ///    back. If the rate falls later, the front is already computed, and nothing is assigned to the GPU before
 ///    it is free.
 /// 2. Refinements by predicted loss removed per second of the link, as long as they are predicted to arrive.
-/// 3. Bases are requested in sequence once the pipe is full. A chunk whose transfer is slow while others are
-///    missing is requested last: it is given to the GPU if it cannot arrive in time, as late as that allows.
+/// 3. Bases are requested in sequence once the pipe is full. One that the GPU computes as well is read only while it
+///    delays none that the link has to bring.
 ///    The last chunks of the GPU are also read while the link is otherwise idle, because an idle link would
 ///    not show that it has recovered. A chunk that even the GPU would finish too late is computed *and* read,
 ///    and so is a chunk for which the GPU is late: the read data is decoded at the last moment that is in
@@ -88,7 +88,10 @@ impl Progressive {
     fn text(plan: &Forecast<'_>, split: &Split) -> Result<PolicyStep, Option<Duration>> {
         let view = plan.view;
         if view.text_mode == TextMode::Deferred {
-            let texts = if plan.deferred_texts() > 0 { plan.missing.first() } else { None };
+            // What is left to the engine takes as long whenever that is decided, so the others are read first.
+            let count = plan.deferred_texts();
+            let due = count > 0 && count == plan.missing.len();
+            let texts = plan.missing.first().filter(|_| due);
             return texts.map(|&chunk| PolicyStep::Text { chunk }).ok_or(None);
         }
         if !view.text_backlog.is_zero() {
@@ -102,7 +105,7 @@ impl Progressive {
         // The chunks before it would be decoded as they are: that can wait as long as the deadline allows.
         let decodes: Duration = before().map(|i| plan.decode_bound(i)).sum();
         let computes: Duration = split.texts.iter().map(|&i| plan.compute_time(i)).sum();
-        let latest = plan.stop.saturating_sub(computes + decodes);
+        let latest = plan.gpu_stop.saturating_sub(computes + decodes);
         if before().next().is_some() && view.now < latest {
             return Err(Some(latest));
         }
@@ -152,12 +155,13 @@ impl Progressive {
         let view = plan.view;
         let bound = |chunk: usize| plan.compute_time(chunk).mul_f64(plan.compute_caution(chunk));
         let compute_all: Duration = view.open().map(|(i, ..)| bound(i)).sum();
-        if compute_all <= plan.left_time() && view.text_backlog.is_zero() {
+        if compute_all <= plan.left_gpu_time() && view.text_backlog.is_zero() {
             // Text loses nothing and fits.
             return Split::given(view.open().map(|(i, ..)| i).collect());
         }
         if view.text_mode == TextMode::Deferred {
-            return Split::default();
+            let count = plan.deferred_texts();
+            return Split::given(plan.missing.iter().copied().take(count).collect());
         }
         if view.chunk_rate.is_none() {
             let patience = view.plan.slo.mul_f64(self.patience);
@@ -236,9 +240,8 @@ impl Policy for Progressive {
                 }
                 return PolicyStep::Fetch { chunk, level: Level::BASE };
             }
-            let in_time = split.time <= plan.left_time();
             if bases_done
-                && in_time
+                && split.is_in_time(&plan)
                 && let Some((chunk, level)) = plan.best_refinement(None, view.neighbours.missing_bytes)
             {
                 return PolicyStep::Fetch { chunk, level };

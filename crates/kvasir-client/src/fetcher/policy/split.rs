@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kvasir_types::Level;
 
-use super::forecast::Forecast;
+use super::forecast::{CAUTION_SHARES, Forecast, heeded};
 
 /// Up to this many open chunks, every split is tried; above it, those that compute a stretch from the front
 /// and the chunks that the link cannot bring.
@@ -16,22 +16,22 @@ const GATE_PRICE: f64 = 0.05;
 
 /// Factors by which link and GPU are assumed to exceed the expected time.
 #[derive(Debug)]
-struct Caution {
-    link: f64,
+pub(super) struct Caution {
+    pub(super) link: f64,
     /// One for each open chunk.
-    gpu: Vec<f64>,
+    pub(super) gpu: Vec<f64>,
 }
 
 impl Caution {
-    fn of(plan: &Forecast<'_>, open: &[usize]) -> Self {
+    pub(super) fn of(plan: &Forecast<'_>, open: &[usize]) -> Self {
         let gpu = open.iter().map(|&i| plan.compute_caution(i)).collect();
         Self { link: plan.view.caution, gpu }
     }
 
     /// A `share` of it.
     fn heeded(&self, share: f64) -> Self {
-        let part = |factor: f64| factor * share + (1.0 - share);
-        Self { link: part(self.link), gpu: self.gpu.iter().map(|&factor| part(factor)).collect() }
+        let gpu = self.gpu.iter().map(|&factor| heeded(factor, share)).collect();
+        Self { link: heeded(self.link, share), gpu }
     }
 }
 
@@ -40,8 +40,10 @@ impl Caution {
 pub(super) struct Split {
     /// Chunks to compute, in context order.
     pub(super) texts: Vec<usize>,
-    /// Predicted time until everything is in place.
-    pub(super) time: Duration,
+    /// Predicted time until the link's chunks are in place.
+    pub(super) link: Duration,
+    /// Predicted time until the GPU has computed the others.
+    pub(super) gpu: Duration,
     /// Predicted loss, as a share of the loss at level 0, plus the price of the GPU's time.
     cost: f64,
 }
@@ -49,27 +51,31 @@ pub(super) struct Split {
 impl Split {
     /// A split taken without comparison: exactly these chunks.
     pub(super) const fn given(texts: Vec<usize>) -> Self {
-        Self { texts, time: Duration::ZERO, cost: 0.0 }
+        Self { texts, link: Duration::ZERO, gpu: Duration::ZERO, cost: 0.0 }
     }
 
     /// The cheapest split that meets the stop by the cautious forecast. If none does, less caution is tried
     /// before the stop is given up; then the fastest.
     pub(super) fn best(plan: &Forecast<'_>, gpu_price: f64) -> Self {
         let open: Vec<usize> = plan.view.open().map(|(i, ..)| i).collect();
-        let left = plan.left_time();
         let candidates = candidates(plan, &open);
         let split = |caution: Caution| {
             let open = &open;
             candidates.iter().map(move |texts| Self::of(plan, open, texts, &caution, gpu_price))
         };
         let full = Caution::of(plan, &open);
-        for share in [1.0, 0.5, 0.0] {
-            let in_time = split(full.heeded(share)).filter(|s| s.time <= left);
+        for share in CAUTION_SHARES {
+            let in_time = split(full.heeded(share)).filter(|s| s.is_in_time(plan));
             if let Some(best) = in_time.min_by(|a, b| a.cost.total_cmp(&b.cost)) {
                 return best;
             }
         }
-        split(full.heeded(0.0)).min_by_key(|s| s.time).unwrap_or_default()
+        split(full.heeded(0.0)).min_by_key(|s| s.link.max(s.gpu)).unwrap_or_default()
+    }
+
+    /// Whether the link ends in time for the decoder, and the GPU for the deadline.
+    pub(super) fn is_in_time(&self, plan: &Forecast<'_>) -> bool {
+        self.link <= plan.left_time() && self.gpu <= plan.left_gpu_time()
     }
 
     /// Whether the GPU computes a chunk whose base would be late even with the link to itself.
@@ -79,9 +85,15 @@ impl Split {
 
     /// GPU and link in parallel: a text chunk waits for every chunk before it, and those come first on the
     /// link.
-    fn of(plan: &Forecast<'_>, open: &[usize], texts: &[usize], caution: &Caution, gpu_price: f64) -> Self {
+    pub(super) fn of(
+        plan: &Forecast<'_>,
+        open: &[usize],
+        texts: &[usize],
+        caution: &Caution,
+        gpu_price: f64,
+    ) -> Self {
         let last_text = texts.last().copied();
-        let (mut link, mut gpu, mut computing) = (plan.wait(), plan.view.text_backlog, Duration::ZERO);
+        let (mut link, mut gpu, mut computing) = (Duration::ZERO, plan.view.text_backlog, Duration::ZERO);
         let mut last_link = None;
         let mut gates = 0;
         let (mut base_loss, mut frozen_loss, mut base_only, mut refined) = (0.0, 0.0, 0.0, 0.0);
@@ -94,12 +106,17 @@ impl Split {
             if next_text.peek() == Some(&i) {
                 next_text.next();
                 let compute = plan.compute_time(i);
-                gpu = gpu.max(link) + compute.mul_f64(gpu_caution);
+                let ready = last_link.map_or(link, |i| link + plan.decode_time(i));
+                gpu = gpu.max(ready) + compute.mul_f64(gpu_caution);
                 computing += compute;
                 continue;
             }
             let held = plan.held(i);
             if held.is_none() {
+                if last_link.is_none() {
+                    let read = |i: &usize| plan.held(*i).is_none() && !texts.contains(i);
+                    link = plan.wait_for(open.iter().copied().filter(read));
+                }
                 link += plan.base_time(i, caution.link);
                 last_link = Some(i);
                 gates += usize::from(last_text.is_some_and(|text| i < text));
@@ -113,15 +130,18 @@ impl Split {
                 refine_time += plan.refine_time(i);
             }
         }
-        let link_done = last_link.map_or(link, |i| link + plan.decode_time(i));
-        let spare = plan.left_time().saturating_sub(link).as_secs_f64();
+        let link_done = last_link.map_or(Duration::ZERO, |i| link + plan.decode_time(i));
+        // Refinements are new requests.
+        let busy = if last_link.is_none() { plan.wait() } else { link };
+        let spare = plan.left_time().saturating_sub(busy).as_secs_f64();
         let share = if refine_time.is_zero() { 1.0 } else { (spare / refine_time.as_secs_f64()).min(1.0) };
         let loss = frozen_loss + base_only * (1.0 - share) + refined * share;
         let whole: Duration = open.iter().map(|&i| plan.compute_time(i)).sum();
         let gpu_share = computing.as_secs_f64() / whole.as_secs_f64().max(1e-9);
         Self {
             texts: texts.to_vec(),
-            time: if last_link.is_none() { gpu } else { link_done.max(gpu) },
+            link: link_done,
+            gpu,
             cost: loss / base_loss.max(1e-12) + gpu_price * gpu_share + GATE_PRICE * gates as f64,
         }
     }

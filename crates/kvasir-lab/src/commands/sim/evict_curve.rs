@@ -6,7 +6,6 @@ use kvasir_cli::{
     output::{columns, print},
 };
 use kvasir_eviction::PolicyKind;
-use kvasir_replay::trace::BadLine;
 
 use super::{
     RecordedTrace,
@@ -30,7 +29,7 @@ pub(crate) struct CurveArguments {
 /// Runs the command.
 pub(crate) fn run(arguments: &CurveArguments) -> CliResult {
     let CurveArguments { recorded, policy, capacity } = arguments;
-    let rows = compare_curve(&recorded.source(BadLine::Fail), *policy, capacity);
+    let rows = compare_curve(&recorded.source(), *policy, capacity);
     let rows = rows.map_err(|error| trace_error(&recorded.trace, error))?;
     let head = ["capacity", "times", "found %", "estimated %", "error"].map(str::to_owned).to_vec();
     let rows = rows.iter().map(|row| {

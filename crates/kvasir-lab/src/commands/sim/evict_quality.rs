@@ -6,7 +6,6 @@ use kvasir_cli::{
     output::{columns, print},
 };
 use kvasir_eviction::PolicyKind;
-use kvasir_replay::trace::BadLine;
 
 use super::{
     RecordedTrace,
@@ -27,7 +26,7 @@ pub(crate) struct QualityArguments {
 /// Runs the command.
 pub(crate) fn run(arguments: &QualityArguments) -> CliResult {
     let QualityArguments { recorded, capacity } = arguments;
-    let source = recorded.source(BadLine::Fail);
+    let source = recorded.source();
     let levels = LevelQualities::shipped();
     let head = ["policy", "evicts"].map(str::to_owned).into_iter().chain(capacity.iter().copied().map(share));
     let mut table = vec![head.collect::<Vec<String>>()];

@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use kvasir_cli::error::CliResult;
-use kvasir_replay::trace::{BadLine, TraceFormat};
+use kvasir_replay::trace::TraceFormat;
 
 use crate::eviction::TraceSource;
 
@@ -27,8 +27,8 @@ struct RecordedTrace {
 }
 
 impl RecordedTrace {
-    fn source(&self, bad_line: BadLine) -> TraceSource {
-        TraceSource::File { path: self.trace.clone(), format: self.format, bad_line }
+    fn source(&self) -> TraceSource {
+        TraceSource::File { path: self.trace.clone(), format: self.format }
     }
 }
 

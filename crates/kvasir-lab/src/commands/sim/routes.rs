@@ -8,7 +8,7 @@ use kvasir_cli::{
     output::{columns, print},
 };
 use kvasir_eviction::PolicyKind;
-use kvasir_replay::trace::{BadLine, TraceFormat};
+use kvasir_replay::trace::TraceFormat;
 
 use super::evict::{capacity, percent, share, trace_error};
 use crate::eviction::{DAY_SECONDS, SharedTemplate, Spreading, TraceSource, conversations, spread};
@@ -48,7 +48,7 @@ pub(crate) fn run(arguments: &RoutesArguments) -> CliResult {
     let (source, named) = match (trace, format) {
         (Some(path), Some(format)) => {
             let (path, format) = (path.clone(), *format);
-            (TraceSource::File { path: path.clone(), format, bad_line: BadLine::Fail }, path)
+            (TraceSource::File { path: path.clone(), format }, path)
         }
         _ => (TraceSource::Requests(conversations(SEED, DAY_SECONDS)), "the generated day".into()),
     };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvasir_client::tuning::{DecodeModel, FetchPlan, FetcherConfig, RecomputeModel, TextMode};
+use kvasir_client::tuning::{DecodeModel, FetchPlan, FetcherConfig, RecomputeModel};
 use kvasir_types::{CHUNK_TOKENS_DEFAULT, TokenRange};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -41,6 +41,7 @@ impl StreamStudy {
             recompute: self.engine.recompute.clone().with_gpu_speed(self.gpu_truth),
             decode: DecodeModel::from_seconds(self.engine.decode_per_token / self.decode_truth, 0.0),
             sharing: self.sharing,
+            text_mode: self.text_mode,
             noise: Noise { gpu: self.gpu_jitter, late: self.late, seed: seed ^ NOISE_SEED },
         };
         let mut length = || rng.random_range(self.tokens.0..=self.tokens.1);
@@ -53,9 +54,10 @@ impl StreamStudy {
         Case { simulation, lengths, arrivals }
     }
 
-    /// The load of a context.
+    /// The load of a context. Its client has just waited for the answer to a lookup, so it knows the time to a first byte.
     pub fn plan(&self, ladder: &Ladder, tokens: u64, slo: Duration) -> FetchPlan {
-        self.engine.plan(ladder, tokens, CHUNK_TOKENS_DEFAULT as u64, slo)
+        let plan = self.engine.plan(ladder, tokens, CHUNK_TOKENS_DEFAULT as u64, slo);
+        FetchPlan { first_byte: Some(self.first_byte), ..plan }
     }
 
     /// The oracle's result for each context. With several contexts, each is treated as if it had its fair
@@ -92,6 +94,7 @@ impl StreamStudy {
                 let (built, estimator) = policy.build(ladder, start.sharing.clone(), &case.simulation.link);
                 let mut plan = self.plan(ladder, tokens, slo);
                 plan.slo = slo.saturating_sub(start.at - arrival);
+                plan.prior_rate = case.simulation.link.rate_before(start.at).filter(|_| self.known_link);
                 LoadSpec {
                     arrival: start.at,
                     plan,
@@ -100,7 +103,8 @@ impl StreamStudy {
                         estimator,
                         recompute: recompute.clone(),
                         decode: decode.clone(),
-                        text_mode: TextMode::Overlapped,
+                        text_mode: self.text_mode,
+                        decodes_on_gpu: false,
                     },
                 }
             });

@@ -14,6 +14,8 @@ pub use figures::{Cost, Curve, Figures, HeatCell, SweepRow};
 pub use policy::StudyPolicy;
 pub use rows::{StreamReport, StreamRow, Summary};
 
+use kvasir_client::tuning::TextMode;
+
 use super::{Engine, Ladder, Outcome, Sharing};
 
 /// LongChat's context lengths in the paper (9.2–9.6 K tokens).
@@ -59,8 +61,12 @@ pub struct StreamStudy {
     /// Prefills and decodes of a chunk that the client observed before, as it observes those of its engine; 0 for
     /// its first load.
     pub prefills: usize,
+    /// Whether the client has measured the link in the second before each load.
+    pub known_link: bool,
     /// See [`Noise::late`](super::Noise::late).
     pub late: Duration,
+    /// When text chunks are computed.
+    pub text_mode: TextMode,
     /// How they share the link; loads by `progressive` also leave it to each other.
     pub sharing: Sharing,
     /// Seed; the same seed gives the same result.
@@ -86,7 +92,9 @@ impl StreamStudy {
             decode_truth: 1.0,
             gpu_jitter: 0.0,
             prefills: 0,
+            known_link: false,
             late: Duration::ZERO,
+            text_mode: TextMode::Overlapped,
             sharing: Sharing::RoundRobin,
             seed: 1,
         }

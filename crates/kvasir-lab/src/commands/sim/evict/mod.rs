@@ -9,7 +9,7 @@ use crate::eviction::{
     ComparedPolicy, EvictReport, ParseComparedPolicyError, RecomputeModel, ReplayOptions, replay,
 };
 use clap::Args;
-use kvasir_replay::trace::{BadLine, TraceError};
+use kvasir_replay::trace::TraceError;
 
 use kvasir_cli::{
     error::{CliError, CliResult, Exit, write_file},
@@ -30,9 +30,6 @@ pub(crate) struct EvictArguments {
     /// Share of the requests that only warms the caches (0.5 = count the second half).
     #[arg(long, default_value_t = 0.0, value_parser = warm_share)]
     warm: f64,
-    /// Skip malformed lines and report their numbers, instead of stopping at the first.
-    #[arg(long)]
-    skip_bad_lines: bool,
     /// Threads to replay with.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=64))]
     threads: u8,
@@ -83,10 +80,9 @@ fn warm_share(text: &str) -> Result<f64, String> {
 /// Runs the command.
 pub(crate) fn run(arguments: &EvictArguments) -> CliResult {
     let (policies, belady) = policies(&arguments.policy);
-    let bad_line = if arguments.skip_bad_lines { BadLine::Skip } else { BadLine::Fail };
     let trace = &arguments.recorded.trace;
     let options = ReplayOptions {
-        trace: arguments.recorded.source(bad_line),
+        trace: arguments.recorded.source(),
         policies,
         belady,
         capacities: arguments.capacity.clone(),
@@ -117,7 +113,7 @@ pub(super) fn trace_error(path: &Path, error: TraceError) -> CliError {
         TraceError::Line { .. } => CliError::new(
             Exit::Data,
             format!("{}: {error}", path.display()),
-            "Check --format, or pass --skip-bad-lines.",
+            "Check --format, or remove the line.",
         ),
         TraceError::Empty | TraceError::Changed | TraceError::Format { .. } => CliError::data(path, error),
     }
@@ -207,12 +203,8 @@ fn text(report: &EvictReport) -> String {
     let (head, lines) = hit_table(report);
     let mut rows = vec![head];
     rows.extend(lines);
-    let skipped = match trace.skipped_lines {
-        0 => String::new(),
-        count => format!("skipped {count} malformed lines: {:?}\n", trace.skipped_line_numbers),
-    };
     format!(
-        "{} requests, {} block accesses, {} unique blocks of {} tokens, ideal hit ratio {} %\n{skipped}\
+        "{} requests, {} block accesses, {} unique blocks of {} tokens, ideal hit ratio {} %\n\
          hit ratio in % by capacity; the default policy is {}\n\n{}",
         trace.requests,
         trace.block_accesses,
@@ -257,8 +249,7 @@ mod tests {
             std::io::Write::write_all(&mut file, row.as_bytes()).unwrap();
         }
         let options = ReplayOptions {
-            trace: RecordedTrace { trace: file.path().to_owned(), format: TraceFormat::Mooncake }
-                .source(BadLine::Fail),
+            trace: RecordedTrace { trace: file.path().to_owned(), format: TraceFormat::Mooncake }.source(),
             policies: ComparedPolicy::ALL.to_vec(),
             belady: true,
             capacities: vec![0.1, 0.5],

@@ -10,6 +10,7 @@ use crate::streaming::{
     study::{BATCH, Bandwidth, Figures, SERIES_MEAN_GBPS, StreamReport, StreamRow, StreamStudy, StudyPolicy},
 };
 use clap::Args;
+use kvasir_client::tuning::TextMode;
 use kvasir_replay::link::{BandwidthSeries, SeriesError};
 use serde::Serialize;
 
@@ -61,6 +62,13 @@ pub(crate) struct StreamArguments {
     /// assumed speeds.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1_000))]
     prefills: u32,
+    /// Engines compute text chunks after the load, as the Python package's and the connector's do, and not beside it.
+    #[arg(long)]
+    deferred: bool,
+    /// The client has measured the link in the second before each load. Without this it knows only the round trip, from the
+    /// lookup before the load.
+    #[arg(long)]
+    known_link: bool,
     /// Round trip: from a request to its first byte, in milliseconds.
     #[arg(long, value_name = "MS", default_value_t = 2, value_parser = clap::value_parser!(u64).range(..=10_000))]
     rtt_ms: u64,
@@ -193,6 +201,10 @@ pub(crate) fn run(arguments: &StreamArguments) -> CliResult {
     (study.gpu_truth, study.gpu_jitter) = (arguments.gpu_truth, arguments.gpu_jitter);
     study.decode_truth = arguments.decode_truth;
     study.prefills = arguments.prefills as usize;
+    if arguments.deferred {
+        study.text_mode = TextMode::Deferred;
+    }
+    study.known_link = arguments.known_link;
     study.late = Duration::from_millis(arguments.jitter_ms);
     study.engine = arguments.engine.clone();
     study.seed = arguments.seed;

@@ -1,11 +1,11 @@
 //! The HTML report of a stream study.
 
+use std::iter;
+
 use crate::streaming::study::{Cost, Curve, Figures, StreamReport, StreamRow};
 
 use super::{head, line, percent, summary};
-use kvasir_plot::{
-    Axis, Bar, Bars, Cell, Figure, Guide, HeatMap, Mark, Page, Place, Plot, Series, Side, Table,
-};
+use kvasir_plot::{Axis, Bar, Bars, Figure, Guide, Mark, Page, Place, Plot, Series, Side, Table};
 
 /// The page. `shipped` is the same study on the project's own series.
 pub(super) fn render(
@@ -54,7 +54,7 @@ pub(super) fn render(
         "Longest TTFT over concurrent requests",
     );
     page.drawing(&longest.to_svg(), "The same, of the request that waits longest.");
-    heat(&mut page, figures);
+    gains(&mut page, figures);
     cost(&mut page, &figures.cost);
     page.finish(&format!("Made by kvasir-lab sim stream {settings}."))
 }
@@ -140,8 +140,12 @@ fn against_quality(curves: &[Curve]) -> Plot {
     }
 }
 
-fn heat(page: &mut Page, figures: &Figures) {
+fn gains(page: &mut Page, figures: &Figures) {
     page.heading("Where loading pays");
+    page.paragraph(
+        "TTFT of the better of text and 8 bits over that of the published size, by the share of the GPU that the \
+         request gets and by bandwidth (Fig. 19).",
+    );
     let mut gbps: Vec<f64> = figures.heat.iter().map(|c| c.gbps).collect();
     gbps.dedup();
     let mut shares: Vec<f64> = figures.heat.iter().map(|c| c.gpu_share).collect();
@@ -149,21 +153,12 @@ fn heat(page: &mut Page, figures: &Figures) {
     shares.dedup();
     let rows = shares.iter().map(|share| {
         let own = figures.heat.iter().filter(|c| c.gpu_share == *share);
-        own.map(|c| Cell { value: c.gain, text: format!("{:.1}×", c.gain) }).collect()
+        let gains = own.map(|c| format!("{:.1}×", c.gain));
+        iter::once(format!("{:.0} %", share * 100.0)).chain(gains).collect()
     });
-    let map = HeatMap {
-        description: "Gain over bandwidth and GPU share".to_owned(),
-        x: "bandwidth, Gb/s".to_owned(),
-        y: "share of the GPU".to_owned(),
-        columns: gbps.iter().map(|g| format!("{g}")).collect(),
-        row_labels: shares.iter().map(|s| format!("{:.0} %", s * 100.0)).collect(),
-        rows: rows.collect(),
-    };
-    page.drawing(
-        &map.to_svg(),
-        "TTFT of the better of text and 8 bits over that of the published size, by bandwidth and by the share \
-         of the GPU that the request gets (Fig. 19).",
-    );
+    let columns = gbps.iter().map(|g| format!("{g} Gb/s"));
+    let head = iter::once("share of the GPU".to_owned()).chain(columns);
+    page.table(&Table { head: head.collect(), rows: rows.collect() });
 }
 
 fn cost(page: &mut Page, cost: &Cost) {
