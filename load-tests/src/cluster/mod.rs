@@ -56,7 +56,7 @@ pub(crate) struct Cluster {
 
 /// The tests' S3 server as a separate process, at `address`.
 pub(crate) async fn s3_server(address: SocketAddr) -> Result<ChildProcess> {
-    tokio::task::spawn_blocking(move || ChildProcess::s3_server(&["s3-server"], address)).await?
+    tokio::task::spawn_blocking(move || ChildProcess::s3_server(address)).await?
 }
 
 impl Cluster {

@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Result, ensure};
 use clap::Args;
 use futures::future::try_join_all;
-use kvasir_client::{Deadline, Kvasir, report::ChunkReport, tuning::RecomputeModel};
+use kvasir_client::{Deadline, Kvasir, QualityFloor, report::ChunkReport, tuning::RecomputeModel};
 use kvasir_codec::Profile;
 use kvasir_tests::faulty::Dice;
 use kvasir_types::{Level, ModelSpec};
@@ -109,7 +109,8 @@ impl Side {
             let builder = Kvasir::builder(&*url).model(Arc::clone(spec)).profile(Arc::clone(profile));
             let slow = RecomputeModel::from_seconds(0.0, PREFILL_SECONDS_PER_TOKEN, 0.0);
             let builder = builder.namespace("deadlines").chunk_tokens(CHUNK_TOKENS).recompute_model(slow);
-            let kvasir = builder.connect().await?;
+            // The deadline decides, from the coarsest level on.
+            let kvasir = builder.quality(QualityFloor::Adaptive).connect().await?;
             let tokens = n * CONTEXT_TOKENS..(n + 1) * CONTEXT_TOKENS;
             let tokens: Vec<u32> = tokens.map(|token| token as u32).collect();
             let session = kvasir.session(&tokens).without_lookup().await;

@@ -12,7 +12,7 @@ use std::{cell::Cell, collections::BTreeMap, path::PathBuf, sync::Arc, time::Dur
 use anyhow::{Context as _, Result, ensure};
 use clap::Args;
 use kvasir_client::{
-    Kvasir,
+    Kvasir, QualityFloor,
     pages::{BlockTable, PageRef, PageRows, PageStore},
     tuning::LoadOptions,
 };
@@ -173,6 +173,7 @@ async fn ours(arguments: &LinkArguments, spec: &Arc<ModelSpec>) -> Result<Vec<En
         let builder = Kvasir::builder(format!("http://{address}"))
             .model(Arc::clone(spec))
             .profile(Arc::clone(&profile))
+            .quality(QualityFloor::Adaptive)
             .namespace("link");
         anyhow::Ok(builder.connect().await?)
     };

@@ -8,7 +8,7 @@ use super::servers::HOT_BYTES;
 use crate::arguments::CommonArguments;
 
 /// Compares the service with nginx, MinIO, Redis and LMCache's server: throughput, latency, CPU and memory
-/// for values of 4 to 32 MB.
+/// for values of 4 to 32 MB, from memory, from disk and over TLS.
 #[derive(Debug, Args)]
 pub(crate) struct PeersArguments {
     #[command(flatten)]

@@ -2,8 +2,7 @@
 //! requests, and a comparison of every answer with its expected bytes.
 
 use std::{
-    io::{Read as _, Write as _},
-    net::TcpStream,
+    io::{Read, Write},
     time::{Duration, Instant},
 };
 
@@ -14,6 +13,7 @@ use super::{
     protocol::Protocol,
     table::PeerMeasurement,
     target::{PeerServer, WriteRequest},
+    tls,
 };
 use crate::{
     http,
@@ -24,8 +24,13 @@ use crate::{
 /// Longest distinguishable latency: a minute.
 const MICROS_MAX: u64 = 60_000_000;
 
+/// A socket, or TLS over one.
+trait Duplex: Read + Write {}
+
+impl<T: Read + Write> Duplex for T {}
+
 struct VerifyingConnection {
-    socket: TcpStream,
+    socket: Box<dyn Duplex>,
     buffer: Vec<u8>,
     protocol: Protocol,
 }
@@ -34,6 +39,8 @@ impl VerifyingConnection {
     fn open(server: PeerServer) -> Result<Self> {
         let socket = http::connect(server.address)?;
         socket.set_read_timeout(Some(Duration::from_secs(30)))?;
+        let is_tls = server.protocol == Protocol::Https;
+        let socket: Box<dyn Duplex> = if is_tls { Box::new(tls::connect(socket)?) } else { Box::new(socket) };
         Ok(Self { socket, buffer: vec![0; http::BUFFER_BYTES], protocol: server.protocol })
     }
 

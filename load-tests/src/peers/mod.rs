@@ -11,6 +11,7 @@ mod redis;
 mod servers;
 mod table;
 mod target;
+mod tls;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 

@@ -9,6 +9,8 @@ use crate::http::ResponseHead;
 pub(crate) enum Protocol {
     /// HTTP/1.1 with a Content-Length.
     Http,
+    /// The same over TLS.
+    Https,
     /// Redis: `$length\r\n`, the bytes, `\r\n`.
     Redis,
     /// LMCache's `lm://`: nine 32-bit numbers, then the bytes.
@@ -58,7 +60,7 @@ impl Protocol {
     /// The end of the head of an answer with a value, and the bytes of the value.
     pub(super) fn head(self, bytes: &[u8]) -> Result<Option<(usize, usize)>> {
         match self {
-            Self::Http => http_head(bytes),
+            Self::Http | Self::Https => http_head(bytes),
             Self::Redis => {
                 let Some(at) = bytes.windows(2).position(|w| w == b"\r\n") else { return Ok(None) };
                 let text = String::from_utf8_lossy(&bytes[..at]);
@@ -77,7 +79,9 @@ impl Protocol {
     /// Whether the answer to a write is whole.
     pub(super) fn is_acknowledged(self, bytes: &[u8]) -> Result<bool> {
         match self {
-            Self::Http => Ok(http_head(bytes)?.is_some_and(|(head, length)| bytes.len() >= head + length)),
+            Self::Http | Self::Https => {
+                Ok(http_head(bytes)?.is_some_and(|(head, length)| bytes.len() >= head + length))
+            }
             Self::Redis => {
                 let text = String::from_utf8_lossy(bytes);
                 ensure!("+OK\r\n".starts_with(&*text), "SET: {text}");

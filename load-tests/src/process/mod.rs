@@ -43,10 +43,10 @@ impl ChildProcess {
         tokio::task::spawn_blocking(move || Self::start_blocking(command, address)).await?
     }
 
-    /// The tests' S3 server as a separate process. `arguments` name the hidden subcommand that serves it.
-    pub(crate) fn s3_server(arguments: &[&str], address: SocketAddr) -> Result<Self> {
+    /// The tests' S3 server as a separate process, by the hidden subcommand that serves it.
+    pub(crate) fn s3_server(address: SocketAddr) -> Result<Self> {
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(arguments).arg(address.to_string());
+        command.arg("s3-server").arg(address.to_string());
         Self::start_blocking(command, address).context("starting the S3 server")
     }
 

@@ -1,11 +1,12 @@
 //! nginx over a directory, with `sendfile`.
 
-use std::{fmt::Write as _, net::SocketAddr, path::Path, process::Command};
+use std::{fmt::Write as _, path::Path, process::Command};
 
 use anyhow::Result;
 
-/// The command that serves the files in `root` at `address`. `workers` is nginx's `worker_processes`.
-pub(crate) fn command(binary: &Path, root: &Path, address: SocketAddr, workers: &str) -> Result<Command> {
+/// The command that serves the files in `root`. `listen` is an address, with what nginx takes behind it; `workers` is its
+/// `worker_processes`.
+pub(crate) fn command(binary: &Path, root: &Path, listen: &str, workers: &str) -> Result<Command> {
     let folder = root.display();
     let mut text = format!(
         "daemon off; worker_processes {workers}; pid {folder}/nginx.pid; error_log stderr error; events {{}}\n\
@@ -14,7 +15,7 @@ pub(crate) fn command(binary: &Path, root: &Path, address: SocketAddr, workers: 
     for kind in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"] {
         writeln!(text, "{kind}_temp_path {folder}/{kind};")?;
     }
-    writeln!(text, "server {{ listen {address}; root {folder}; }} }}")?;
+    writeln!(text, "server {{ listen {listen}; root {folder}; }} }}")?;
     let config = root.join("nginx.conf");
     std::fs::write(&config, text)?;
     let mut command = Command::new(binary);

@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result};
-use kvasir_replay::trace::{BadLine, Request, SyntheticTrace, TraceFormat, TraceReader};
+use kvasir_replay::trace::{Request, SyntheticTrace, TraceFormat, TraceReader};
 use serde::{Deserialize, Serialize};
 
 /// Which trace, and which part of it.
@@ -73,7 +73,7 @@ pub(crate) fn prompts(
     };
     let format: TraceFormat = spec.format.parse()?;
     let format = if file.is_none() { TraceFormat::Bailian } else { format };
-    let mut reader = TraceReader::new(reader, format, BadLine::Fail);
+    let mut reader = TraceReader::new(reader, format);
     let (mut request, mut prompts) = (Request::default(), Vec::new());
     while reader.read(&mut request)? {
         let at = request.at.as_micros() as f64 * 1e-6;

@@ -16,7 +16,10 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 use super::{arguments::SpeedArguments, servers, stats};
-use crate::http::{self, DiscardingConnection};
+use crate::{
+    http::{self, DiscardingConnection},
+    process::usage,
+};
 
 /// Bytes of a read.
 const READ_BYTES: u64 = 16 << 20;
@@ -69,7 +72,7 @@ pub(crate) fn measure(runtime: &Runtime, common: &SpeedArguments) -> Result<Valu
     }
     Ok(json!({
         "what": "hot ranged GET of 16 MiB, one connection",
-        "machine": stats::machine(),
+        "machine": usage::machine(),
         "store": common.store,
         "s3_server": common.s3.as_deref().unwrap_or("in-process S3 of the tests, as a process"),
         "kvasir_nginx": stats::pairs(["kvasir", "nginx"], &beside_nginx, "MB/s"),

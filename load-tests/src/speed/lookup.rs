@@ -111,7 +111,7 @@ pub(crate) fn measure(
     }
     Ok(json!({
         "what": "lookups of 64 chunks = 98,304 tokens, warm index",
-        "machine": stats::machine(),
+        "machine": usage::machine(),
         "connections": connections,
         "results": results,
     }))

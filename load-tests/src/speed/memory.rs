@@ -14,12 +14,12 @@ use futures::{StreamExt as _, stream};
 use kvasir_api::routes;
 use kvasir_container::ChunkHeader;
 use kvasir_tests::{chunks, service::Api};
-use kvasir_types::ModelId;
-use reqwest::{Body, Method};
+use kvasir_types::{ModelId, ObjectDigest};
+use reqwest::Body;
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
-use super::{arguments::SpeedArguments, servers, stats};
+use super::{arguments::SpeedArguments, put::put, servers};
 use crate::process::{pause, usage};
 
 /// Spans of a chunk of 1,536 tokens, times two levels.
@@ -57,6 +57,7 @@ struct Upload {
     path: String,
     object: String,
     size: usize,
+    digest: ObjectDigest,
     parts: Box<dyn Iterator<Item = Bytes> + Send>,
 }
 
@@ -75,20 +76,22 @@ impl Upload {
             path: routes::chunk(model_id, &chunk.seq_hash),
             object: routes::chunk_object(model_id, &chunk.seq_hash, &chunk.object_digest),
             size,
+            digest: chunk.object_digest,
             parts: Box::new(std::iter::once(head).chain(slices)),
         }
     }
 }
 
-/// Bytes that the service's settings allow with this many connections.
-fn configured(common: &SpeedArguments, connections: usize) -> Result<u64> {
+/// Bytes that the service's settings allow with this many connections, and those of the hot tier among them.
+fn configured(common: &SpeedArguments, connections: usize) -> Result<(u64, u64)> {
     let settings = common.settings.iter().filter_map(|setting| setting.split_once('='));
     let flags = std::iter::once(("store.url", "memory://")).chain(settings);
     let config = kvasir_tests::process_layers().with_flags(flags).load();
     let config = config.map_err(|error| anyhow::anyhow!("{error}"))?;
     let of_connections = config.server.connection_memory_bytes * connections as u64;
     let uploads = config.storage.spool_memory_bytes as u64;
-    Ok(config.hot.memory_bytes + config.cache.index_memory_bytes + uploads + of_connections)
+    let hot_tier = config.hot.memory_bytes;
+    Ok((hot_tier + config.cache.index_memory_bytes + uploads + of_connections, hot_tier))
 }
 
 pub(crate) fn measure(
@@ -118,10 +121,10 @@ pub(crate) fn measure(
         let uploads = stream::iter(made).map(|upload| {
             let remote = &remote;
             async move {
-                let Upload { path, object, size, .. } = upload;
-                let parts = stream::iter(upload.parts.map(Ok::<_, std::io::Error>));
-                let put = remote.send(Method::PUT, &path, Body::wrap_stream(parts)).await;
-                (put.status().as_u16(), object, size)
+                let Upload { path, object, size, digest, parts } = upload;
+                let parts = Body::wrap_stream(stream::iter(parts.map(Ok::<_, std::io::Error>)));
+                let status = put(remote, &path, (size, digest), parts).await.expect("an answer");
+                (status.as_u16(), object, size)
             }
         });
         let stored: Vec<_> = uploads.buffer_unordered(at_once).collect().await;
@@ -146,10 +149,16 @@ pub(crate) fn measure(
         let downloading = watch.end();
         anyhow::ensure!(statuses.keys().all(|status| *status < 300), "uploads were refused: {statuses:?}");
         let mebibytes = |bytes: u64| bytes >> 20;
+        let (allowed, hot_tier) = configured(common, at_once)?;
+        let what = format!(
+            "resident memory with that of the hot tier, {at_once} concurrent uploads, digest first, then downloads, of {} MiB",
+            bytes >> 20
+        );
         Ok(json!({
-            "what": format!("resident memory, {at_once} concurrent uploads, then downloads, of {} MiB", bytes >> 20),
-            "mib_configured": mebibytes(configured(common, at_once)?),
-            "machine": stats::machine(),
+            "what": what,
+            "mib_configured": mebibytes(allowed),
+            "mib_configured_hot_tier": mebibytes(hot_tier),
+            "machine": usage::machine(),
             "store": common.store,
             "settings": common.settings,
             "mib_idle": mebibytes(idle),

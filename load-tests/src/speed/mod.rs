@@ -24,7 +24,7 @@ use self::arguments::SpeedArguments;
 pub(crate) enum SpeedCommand {
     /// Hot ranged GET of 16 MB, compared with nginx for the same file and the S3 server for the same object.
     Get(SpeedArguments),
-    /// PUT of 16 MB, compared with direct writes of the same bytes to the store.
+    /// PUT of 16 MB, compared with direct writes of the same bytes to the store; over S3 also with a link of 1 Gb/s before both.
     Put(SpeedArguments),
     /// Warm lookups by 64 chunk ids and by 98,304 raw tokens, with small and large indexes.
     Lookup(LookupArguments),
@@ -34,12 +34,6 @@ pub(crate) enum SpeedCommand {
     Rebuild(RebuildArguments),
     /// How soon three replicas see a removal, and how many requests idle replicas send to the store.
     Replicas(ReplicasArguments),
-    /// Runs a separate S3 server until it is killed.
-    #[command(hide = true)]
-    S3Server {
-        /// Address to listen on.
-        listen: std::net::SocketAddr,
-    },
 }
 
 #[derive(Debug, Args)]
@@ -103,7 +97,6 @@ pub(crate) fn run(command: SpeedCommand) -> Result<()> {
         SpeedCommand::Replicas(arguments) => {
             replicas::measure(&runtime, &arguments.common, arguments.removals, arguments.quiet_seconds)?
         }
-        SpeedCommand::S3Server { listen } => return servers::serve_s3(&runtime, listen),
     };
     writeln!(std::io::stdout(), "{}", serde_json::to_string_pretty(&result)?)?;
     Ok(())

@@ -7,10 +7,11 @@ use serde_json::{Map, Value};
 use crate::report;
 
 /// Pairs of measurements by the field that holds them: the server compared with the service.
-const PAIRS: [(&str, &str); 4] = [
+const PAIRS: [(&str, &str); 5] = [
     ("kvasir_nginx", "nginx"),
     ("kvasir_s3", "s3"),
     ("kvasir_direct", "direct"),
+    ("kvasir_direct_over_link", super::put::DIRECT_OVER_LINK),
     // `load-tests/python-load`: the Python package compared with the Rust client.
     ("kvasir_rust", "rust"),
 ];

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 use super::{arguments::SpeedArguments, servers, stats};
-use crate::index_rows::CHUNK_TOKENS;
+use crate::{index_rows::CHUNK_TOKENS, process::usage};
 
 /// Bytes per piece: objects are small, because a rebuild reads only heads.
 const PIECE_BYTES: usize = 100;
@@ -90,7 +90,7 @@ pub(crate) fn measure(runtime: &Runtime, common: &SpeedArguments, count: usize) 
     }
     Ok(json!({
         "what": format!("kvasir admin rebuild-index of {count} chunks of {CHUNK_TOKENS} tokens, process start to end"),
-        "machine": stats::machine(),
+        "machine": usage::machine(),
         "store": common.store,
         "s3_server": common.s3.as_deref().unwrap_or("in-process S3 of the tests, as a process"),
         "from_listing_chunks_per_second": stats::median(&rates[0]),

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use tokio::{runtime::Runtime, time::sleep};
 
 use super::{arguments::SpeedArguments, servers, stats};
+use crate::process::usage;
 
 const REPLICAS: usize = 3;
 const TOKENS: usize = 1_024;
@@ -102,7 +103,7 @@ pub(crate) fn measure(
         let quiet: Vec<f64> = before.iter().zip(&after).map(|(b, a)| (a - b) / elapsed).collect();
         Ok(json!({
             "what": "three replicas over one store: seconds from a removal's 204 until no replica offers the chunk; store requests of an idle replica",
-            "machine": stats::machine(),
+            "machine": usage::machine(),
             "store": common.store,
             "removal_seen_s": { "median": stats::median(&seen), "max": stats::quantile(&seen, 1.0) },
             "quiet_seconds": elapsed,

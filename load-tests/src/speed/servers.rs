@@ -1,12 +1,11 @@
 //! The processes that are measured.
 
-use std::{net::SocketAddr, path::Path, process::Command};
+use std::{path::Path, process::Command};
 
 use anyhow::{Context as _, Result};
 use kvasir_store::StoreConfig;
-use kvasir_tests::s3::{Lacks, S3Server};
+use kvasir_tests::s3::S3Server;
 use object_store::aws::{AmazonS3, AmazonS3Builder};
-use tokio::runtime::Runtime;
 
 use super::arguments::SpeedArguments;
 use crate::process::{ChildProcess, free_port, nginx};
@@ -14,7 +13,7 @@ use crate::process::{ChildProcess, free_port, nginx};
 /// nginx over a directory, with two workers.
 pub(crate) fn nginx(binary: &Path, directory: &Path) -> Result<ChildProcess> {
     let address = free_port()?;
-    ChildProcess::start_blocking(nginx::command(binary, directory, address, "2")?, address)
+    ChildProcess::start_blocking(nginx::command(binary, directory, &address.to_string(), "2")?, address)
 }
 
 /// The store that the service and the direct writer use.
@@ -31,17 +30,8 @@ pub(crate) fn s3_store(common: &SpeedArguments) -> Result<StoreUnderTest> {
         return Ok(StoreUnderTest { config: config.store, _server: None });
     }
     let address = free_port()?;
-    let server = ChildProcess::s3_server(&["speed", "s3-server"], address)?;
+    let server = ChildProcess::s3_server(address)?;
     Ok(StoreUnderTest { config: S3Server::config_at(address, "speed"), _server: Some(server) })
-}
-
-/// The body of the hidden command.
-pub(crate) fn serve_s3(runtime: &Runtime, address: SocketAddr) -> Result<()> {
-    runtime.block_on(async {
-        let _server = S3Server::start_at(address, Lacks::default()).await;
-        std::future::pending::<()>().await;
-    });
-    Ok(())
 }
 
 /// A directory as a store.

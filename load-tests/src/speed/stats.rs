@@ -1,4 +1,4 @@
-//! Medians of pairs, and the machine they were measured on.
+//! Medians of pairs.
 
 use serde_json::{Value, json};
 
@@ -31,21 +31,5 @@ pub(crate) fn pairs(names: [&str; 2], values: &[[f64; 2]], unit: &str) -> Value 
         names[1]: median(&of(1)),
         "quotient": median(&quotients),
         "raw": values,
-    })
-}
-
-/// The machine of the figures: processor, cores, commit. All inputs are made from fixed seeds.
-pub(crate) fn machine() -> Value {
-    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model =
-        cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ")).map(|(_, m)| m);
-    let git = std::process::Command::new("git").args(["describe", "--always", "--dirty"]).output();
-    let commit = git.ok().filter(|git| git.status.success());
-    let commit = commit.map(|git| String::from_utf8_lossy(&git.stdout).trim().to_owned());
-    json!({
-        "cpu": model,
-        "cores": std::thread::available_parallelism().map_or(0, usize::from),
-        "commit": commit,
-        "seed": "fixed",
     })
 }

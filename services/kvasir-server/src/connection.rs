@@ -68,8 +68,8 @@ pub(crate) async fn serve_connection<S>(
             until_ended(connection.into_owned(), &timer, draining, pending()).await
         }
         Some(tls) => {
-            let (acceptor, reloads) = tls.acceptor();
-            match tokio::time::timeout(limits::TLS_HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
+            let (handshake, reloads) = tls.accept(stream);
+            match tokio::time::timeout(limits::TLS_HANDSHAKE_TIMEOUT, handshake).await {
                 Ok(Ok(stream)) => {
                     let client =
                         stream.get_ref().1.peer_certificates().map(<[_]>::to_vec).unwrap_or_default();

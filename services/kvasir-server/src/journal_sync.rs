@@ -4,13 +4,16 @@
 //! often, so that an idle replica sends almost no requests to the store. A lookup that finds the last read
 //! too old reads first, so that removed chunks are not offered: the bound on removals holds however idle a
 //! replica was.
+//!
+//! In a large cluster every second turn is for removals alone: nothing waits for what was stored but quotas and events.
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
     time::Duration,
 };
 
 use kvasir_storage::{JournalReading, Storage};
+use kvasir_store::StoreError;
 use kvasir_types::Name;
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -22,6 +25,7 @@ use crate::{limits, state::AppState};
 pub(crate) struct JournalSync {
     /// Zero: there is no journal.
     interval: Duration,
+    turns: AtomicU32,
     /// Whether a request came since the last read.
     is_in_use: AtomicBool,
     last_read: Mutex<Option<Instant>>,
@@ -33,6 +37,7 @@ impl JournalSync {
     pub(crate) fn new(interval: Duration) -> Self {
         Self {
             interval,
+            turns: AtomicU32::new(0),
             is_in_use: AtomicBool::new(false),
             last_read: Mutex::default(),
             counts_read: Mutex::default(),
@@ -47,9 +52,21 @@ impl JournalSync {
         self.interval.max(shared.min(limits::JOURNAL_SHARED_INTERVAL_MAX))
     }
 
-    /// The longest time until another replica has an event of this one: it is written and read, each at most an interval later.
+    /// Begins a turn. Returns whether it is one to write what was stored and read it: each, unless the cluster is large.
+    pub(crate) fn begin_turn(&self, is_large: bool) -> bool {
+        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
+        !is_large || turn.is_multiple_of(limits::JOURNAL_STORED_TURNS)
+    }
+
+    /// Makes the next turn one to write what was stored and read it: this one was, and could not.
+    pub(crate) fn repeat_turn(&self) {
+        self.turns.store(0, Ordering::Relaxed);
+    }
+
+    /// The longest time until another replica has an event of this one: it is written and read, each at most as many turns later
+    /// as a large cluster takes for it. Another replica may take its cluster for large where this one does not.
     pub(crate) fn lag_max(&self, members: usize) -> Duration {
-        self.interval(members).saturating_mul(9) / 4
+        self.interval(members).saturating_mul(9 * limits::JOURNAL_STORED_TURNS) / 4
     }
 
     /// Age of the last read at which a lookup reads first: more than the interval with its jitter and a read.
@@ -79,10 +96,37 @@ impl JournalSync {
         self.last_read.lock().map(|read| read.elapsed())
     }
 
-    /// Reads other replicas' new entries.
-    pub(crate) async fn read(&self, state: &AppState, storage: &Storage, reading: JournalReading) {
+    /// Reads other replicas' new entries. `is_stored_due`: also what was stored, where the index has no rows of it. If that fails,
+    /// it is due in the next turn.
+    pub(crate) async fn read(
+        &self,
+        state: &AppState,
+        storage: &Storage,
+        reading: JournalReading,
+        is_stored_due: bool,
+    ) {
         let _one_at_a_time = self.reading.lock().await;
-        self.read_now(state, storage, reading).await;
+        let mut is_read = self.read_removals(state, storage, reading).await;
+        let changes = storage.changes();
+        // Readers of events wait for no turn.
+        let reads_stored = is_stored_due || changes.events().has_readers();
+        if reading != JournalReading::Stored || !reads_stored {
+            return;
+        }
+        if is_read {
+            // To list and read what a hundred replicas stored takes seconds. Lookups wait for removals alone, and for this once the
+            // last read is too old for them.
+            let (begun, read) = (Instant::now(), changes.journal_tail(reading).await);
+            is_read = self.note_read(state, storage, reading, begun, read);
+        }
+        if !is_stored_due {
+            return;
+        }
+        if !is_read {
+            self.repeat_turn();
+        } else if state.cluster().keeps_accounts() {
+            changes.publish_usage(|tenant| has_quota(state, tenant));
+        }
     }
 
     /// Reads other replicas' new entries if the last read is too old for lookups. If the store does not
@@ -96,7 +140,7 @@ impl JournalSync {
         let catch_up = async {
             let _one_at_a_time = self.reading.lock().await;
             if !is_recent() {
-                self.read_now(state, storage, reading(state, storage)).await;
+                self.read_removals(state, storage, reading(state, storage)).await;
             }
         };
         if tokio::time::timeout(limits::JOURNAL_CATCH_UP_TIME_MAX, catch_up).await.is_err() {
@@ -110,31 +154,43 @@ impl JournalSync {
         if storage.changes().events().is_complete() || !self.is_on() {
             return;
         }
-        let read = self.read(state, storage, reading(state, storage));
+        let read = self.read(state, storage, reading(state, storage), false);
         let _ = tokio::time::timeout(limits::JOURNAL_CATCH_UP_TIME_MAX, read).await;
     }
 
-    async fn read_now(&self, state: &AppState, storage: &Storage, mut reading: JournalReading) {
+    /// Reads all but what was stored, where the index has no rows of it. Returns whether it could.
+    async fn read_removals(&self, state: &AppState, storage: &Storage, mut reading: JournalReading) -> bool {
         let are_counts_recent =
             self.counts_read.lock().is_some_and(|read| read.elapsed() < limits::JOURNAL_COUNTS_EVERY);
         if reading == JournalReading::Counts && are_counts_recent {
             reading = JournalReading::Removals;
         }
-        let (begun, metrics) = (Instant::now(), state.metrics());
-        match storage.changes().journal_tail(reading).await {
+        let (begun, read) = (Instant::now(), storage.changes().journal_tail_leaving_stored(reading).await);
+        self.note_read(state, storage, reading, begun, read)
+    }
+
+    /// Takes note of a read that began then. Returns whether it succeeded.
+    fn note_read(
+        &self,
+        state: &AppState,
+        storage: &Storage,
+        reading: JournalReading,
+        begun: Instant,
+        read: Result<usize, StoreError>,
+    ) -> bool {
+        match read {
             Ok(entries) => {
-                metrics.journal("applied", entries);
-                metrics.journal_skipped(storage.changes().journal_skipped());
+                state.metrics().journal("applied", entries);
+                state.metrics().journal_skipped(storage.changes().journal_skipped());
                 *self.last_read.lock() = Some(begun);
                 if reading != JournalReading::Removals {
                     *self.counts_read.lock() = Some(begun);
                 }
-                if reading == JournalReading::Stored && state.cluster().keeps_accounts() {
-                    storage.changes().publish_usage(|tenant| has_quota(state, tenant));
-                }
+                true
             }
             Err(error) => {
-                tracing::warn!(%error, "reading other replicas' journals failed; it will be retried")
+                tracing::warn!(%error, "reading other replicas' journals failed; it will be retried");
+                false
             }
         }
     }
@@ -281,6 +337,20 @@ mod tests {
         let request = Request::get(asked).header(header::HOST, "localhost").body(Body::empty());
         let answer = router(idle).oneshot(request.expect("a request")).await.expect("routers do not fail");
         assert_eq!(answer.status(), StatusCode::NOT_FOUND);
+    }
+
+    #[test]
+    fn what_was_stored_is_due_every_second_turn_and_at_once_where_a_cluster_becomes_small() {
+        let journal = JournalSync::new(Duration::from_secs(1));
+        let due = [true, true, true, false, false, true].map(|is_large| journal.begin_turn(is_large));
+        assert_eq!(due, [true, false, true, true, true, false]);
+        journal.repeat_turn();
+        assert_eq!([true; 4].map(|is_large| journal.begin_turn(is_large)), [true, false, true, false]);
+        journal.repeat_turn();
+        assert!(journal.begin_turn(true));
+        // Written and read.
+        let lags = [8, 100].map(|members| journal.lag_max(members).as_secs_f64());
+        assert_eq!(lags, [4.5, 56.25]);
     }
 
     #[test]

@@ -58,6 +58,9 @@ pub(crate) const CONNECTION_MEMORY_BYTES_MAX: u64 = 16 << 20;
 pub(crate) const CONNECTION_MEMORY_OVERHEAD_BYTES: u64 = 32 << 10;
 /// Longest read and write buffer of an HTTP/1 connection: longer ones are no faster.
 pub(crate) const H1_BUFFER_BYTES_MAX: u64 = 256 << 10;
+/// Bytes of a TLS connection that are encrypted ahead of its socket, and written to it with one call: 16 records of 16 KiB, where
+/// rustls alone takes four. A client that reads slowly leaves them in memory, with 22 bytes a record: 256 MiB for 1,024 connections.
+pub(crate) const TLS_AHEAD_BYTES_MAX: usize = 16 * (16 << 10);
 /// Least bytes of a response, as far as they are ready, that one write passes to the socket: a frame of the
 /// hot tier.
 pub(crate) const GATHERED_BYTES_MIN: usize = 1 << 20;
@@ -103,6 +106,11 @@ pub(crate) const JOURNAL_AGE_MAX: Duration = Duration::from_secs(10);
 pub const JOURNAL_READS_PER_SECOND: f64 = 8.0;
 /// Longest interval that results, for a hundred members.
 pub const JOURNAL_SHARED_INTERVAL_MAX: Duration = Duration::from_millis(12_500);
+/// Turns of the journal in a large cluster for each in which what was stored is written and read. Removals are in every one.
+pub const JOURNAL_STORED_TURNS: u32 = 2;
+/// How often a replica of a large cluster collects the tails that it knows in the units of others, at most: every replica reads
+/// the batch that announces them.
+pub const KNOWN_TAILS_EVERY: Duration = Duration::from_secs(3600);
 /// How often a replica of a large cluster reads how much tenants have stored.
 pub const JOURNAL_COUNTS_EVERY: Duration = Duration::from_secs(30);
 /// Members up to which each replica has rows of everything in its index: beyond that, its own part and what it was asked for.

@@ -2,9 +2,12 @@
 
 use std::{path::Path, sync::Arc};
 
-use tokio::sync::watch;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::watch,
+};
 use tokio_rustls::{
-    TlsAcceptor,
+    Accept, TlsAcceptor,
     rustls::{
         RootCertStore, ServerConfig,
         crypto::{CryptoProvider, aws_lc_rs},
@@ -14,7 +17,7 @@ use tokio_rustls::{
     },
 };
 
-use crate::{config::TlsConfig, reload::ReloadableFiles};
+use crate::{config::TlsConfig, limits, reload::ReloadableFiles};
 
 /// The TLS configuration of the listener.
 #[derive(Debug)]
@@ -56,11 +59,18 @@ impl Tls {
         self.files.is_rejected()
     }
 
-    /// For the next connection, with the certificates now in force, and a receiver that is told of later ones.
-    pub(crate) fn acceptor(&self) -> (TlsAcceptor, watch::Receiver<()>) {
+    /// The handshake of a connection, with the certificates now in force, and a receiver that is told of later ones.
+    pub(crate) fn accept<S>(&self, stream: S) -> (Accept<S>, watch::Receiver<()>)
+    where
+        S: AsyncRead + AsyncWrite + Unpin,
+    {
         // First: a reload in between is one of the later ones.
         let reloads = self.reloads.subscribe();
-        (TlsAcceptor::from(Arc::clone(&self.files.get().server)), reloads)
+        let acceptor = TlsAcceptor::from(Arc::clone(&self.files.get().server));
+        let handshake = acceptor.accept_with(stream, |connection| {
+            connection.set_buffer_limit(Some(limits::TLS_AHEAD_BYTES_MAX));
+        });
+        (handshake, reloads)
     }
 
     /// Resolves once reloaded certificates do not accept a client that connected before: its CA was removed, or its own
@@ -129,4 +139,41 @@ fn certificates(pem: &[u8], setting: &str) -> Result<Vec<CertificateDer<'static>
     let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     let chain = chain.map_err(|e| format!("{setting} is not valid PEM: {e}"))?;
     if chain.is_empty() { Err(format!("{setting} contains no certificate")) } else { Ok(chain) }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt;
+    use tokio_rustls::{
+        TlsConnector,
+        rustls::{ClientConfig, pki_types::ServerName},
+    };
+
+    use super::*;
+
+    #[tokio::test]
+    async fn sixteen_records_are_encrypted_ahead_of_a_reader_that_takes_none() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (certificate_file, key_file) = (directory.path().join("crt"), directory.path().join("key"));
+        let rcgen::CertifiedKey { cert, signing_key } =
+            rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
+        std::fs::write(&certificate_file, cert.pem()).expect("writes");
+        std::fs::write(&key_file, signing_key.serialize_pem()).expect("writes");
+        let tls = Tls::open(&TlsConfig { certificate_file, key_file, client_ca_file: None }).expect("opens");
+        let mut roots = RootCertStore::empty();
+        roots.add(cert.der().clone()).expect("a certificate");
+        let client = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let connector = TlsConnector::from(Arc::new(client));
+        let (near, far) = tokio::io::duplex(32 << 10);
+        let (handshake, _reloads) = tls.accept(far);
+        let name = ServerName::try_from("localhost").expect("a name");
+        let (server, client) = tokio::join!(handshake, connector.connect(name, near));
+        let (mut server, _unread) = (server.expect("accepts"), client.expect("connects"));
+        let taken = server.write(&vec![7; 1 << 20]).await.expect("writes");
+        assert_eq!(taken, limits::TLS_AHEAD_BYTES_MAX);
+    }
 }

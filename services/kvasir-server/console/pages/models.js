@@ -20,7 +20,7 @@ import { html } from "../view.js";
 /** Profiles whose levels are read for the history: one request each. */
 const HISTORY_MAX = 16;
 /** @type {Record<string, string>} */
-const MADE = { first_save: "made at the first save", retrain: "retrained", by_hand: "made by hand" };
+const MADE = { first_save: "made at the first save", trained: "trained", by_hand: "made by hand" };
 
 /** @param {{parts: string[], query: URLSearchParams}} props */
 export default function Models({ parts, query: asked }) {

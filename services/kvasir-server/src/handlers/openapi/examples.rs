@@ -174,7 +174,7 @@ fn chunks() -> Value {
         "get_object_status": {"status": 200, "response": {
             "stored_at_ms": 1_763_740_800_000_u64, "expires_at_ms": 1_764_345_600_000_u64, "use_here": {"uses": 3, "last_ago_ms": 42_000},
         }},
-        "sample_chunks": {"status": 200, "response": {"chunks": [SEQ_HASH]}},
+        "sample_chunks": {"status": 200, "response": {"chunks": [SEQ_HASH], "stored_at_ms": [1_763_740_800_000_u64]}},
         "lookup": {
             "request": {"model_id": MODEL_ID, "namespace": "team-a", "tokens": tokens(), "fresh": false},
             "status": 200,
