@@ -43,7 +43,7 @@ impl Matrix {
 
     /// Distance between the elements of consecutive tokens for a fast analysis: rows at multiples of a KiB
     /// would share few sets of the caches.
-    pub(crate) fn stride(&self, elements: usize) -> usize {
+    pub fn stride(&self, elements: usize) -> usize {
         const SETS: usize = 1024 / size_of::<f32>();
         const PADDING: usize = 16;
         match self {

@@ -65,6 +65,18 @@ fn direct_profiles_are_bit_exact() {
     }
 }
 
+#[test]
+fn a_profile_knows_of_how_many_coefficients_its_elements_are() {
+    for setup in setups() {
+        let scopes = setup.profile.summary().scopes;
+        let with_basis = scopes.iter().filter(|scope| scope.basis != "identity");
+        let products: usize = with_basis.map(|scope| scope.rank * scope.elements).sum();
+        let rank = setup.profile.basis_rank();
+        assert_eq!(rank, products as f64 / setup.spec.elements_per_token() as f64);
+        assert_eq!(rank == 0.0, setup.profile.is_direct());
+    }
+}
+
 /// Recomputes a direct scope from the cache itself.
 fn check_scope(
     setup: &Setup,

@@ -7,7 +7,7 @@
 
 use std::{collections::HashSet, io::Write as _, path::Path, sync::Arc};
 
-use kvasir_replay::trace::{BadLine, Request, SyntheticTrace, TraceReader};
+use kvasir_replay::trace::{Request, SyntheticTrace, TraceReader};
 use kvasir_storage::{
     index::{Index, IndexEntry, IndexRow, Scope, Search},
     limits::INDEX_CACHE_BYTES,
@@ -143,7 +143,7 @@ fn main() -> Result<(), Failure> {
             }
         }
         [path, format, block_tokens] => {
-            let mut reader = TraceReader::open(Path::new(path), format.parse()?, BadLine::Fail)?;
+            let mut reader = TraceReader::open(Path::new(path), format.parse()?)?;
             let (mut request, block_tokens) = (Request::default(), block_tokens.parse()?);
             while reader.read(&mut request)? {
                 comparison.serve(&blocks_of(&request, block_tokens))?;

@@ -1,7 +1,7 @@
 //! The input of a codec, and the trait of all compared codecs.
 
 use kvasir_codec::KvBuffer;
-use kvasir_types::ModelSpec;
+use kvasir_types::{LevelError, ModelSpec};
 
 use crate::BenchError;
 
@@ -25,6 +25,8 @@ pub struct Chunk<'a> {
 pub struct Coded {
     /// Everything that has to be stored and fetched for this chunk, container included; profiles are not.
     pub bytes: u64,
+    /// The largest error that the encoder measured; [`LevelError::UNKNOWN`] where it measures none.
+    pub error: LevelError,
     /// The decoded bytes.
     pub kv: KvBuffer,
 }

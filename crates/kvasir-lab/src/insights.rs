@@ -1,7 +1,7 @@
 //! CacheGen's three observations (§5.1, Figs. 3, 4, 5), re-measured on a cache of this engine.
 //!
 //! They are what the paper's codec rests on. Whether they hold is a property of the model, so they are measured
-//! rather than believed; `examples/insights.rs` prints them for kvasir-tiny.
+//! rather than believed.
 
 use std::collections::HashMap;
 

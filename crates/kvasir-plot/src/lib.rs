@@ -7,14 +7,12 @@
 #![forbid(unsafe_code)]
 
 mod bars;
-mod heat;
 pub mod markup;
 mod page;
 mod plot;
 mod scale;
 
 pub use bars::{Bar, Bars};
-pub use heat::{Cell, HeatMap};
 pub use page::{Figure, Page, Table};
 pub use plot::{Axis, Guide, Mark, Place, Plot, Point, Series, Side};
 pub use scale::number;

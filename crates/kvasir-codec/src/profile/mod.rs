@@ -224,6 +224,15 @@ impl Profile {
         self.scopes.iter().all(|scope| matches!(scope.basis, Basis::Identity))
     }
 
+    /// Coefficients of a trained basis that an element of the cache is a sum of, on average over its elements; 0 if the
+    /// profile [is direct](Self::is_direct). A decode's time grows with it.
+    pub fn basis_rank(&self) -> f64 {
+        let with_basis = self.scopes.iter().filter(|scope| !matches!(scope.basis, Basis::Identity));
+        let products: usize = with_basis.map(|scope| scope.rank() * scope.elements()).sum();
+        let elements: usize = self.scopes.iter().map(Scope::elements).sum();
+        products as f64 / elements.max(1) as f64
+    }
+
     /// Checks that the profile belongs to a model and covers its KV exactly.
     ///
     /// # Errors

@@ -20,7 +20,9 @@
 
 use std::{ops::Range, sync::Arc};
 
-use kvasir_client::{Error, Kvasir, Session, pages::HostPages, rest::ObjectRange, tuning::LoadOptions};
+use kvasir_client::{
+    Error, Kvasir, QualityFloor, Session, pages::HostPages, rest::ObjectRange, tuning::LoadOptions,
+};
 use kvasir_codec::{KvBuffer, KvSink, KvSource, Profile, container::Head};
 use kvasir_types::{
     BLOCK_TOKENS, CHUNK_TOKENS_MAX, KvLayout, LayerKv, Level, ModelSpec, Name, Plane, Reuse, Thinning,
@@ -198,7 +200,9 @@ impl ThinnedStore {
         for (class, profile) in classes.into_iter().zip(profiles) {
             let spec = Arc::new(class.spec(spec, thinning));
             let builder = Kvasir::builder(url).model(spec).profile(profile).namespace(namespace.as_str());
-            connected.push((class, builder.chunk_tokens(CHUNK_TOKENS_MAX).connect().await?));
+            // Every level is loaded.
+            let builder = builder.quality(QualityFloor::Adaptive).chunk_tokens(CHUNK_TOKENS_MAX);
+            connected.push((class, builder.connect().await?));
         }
         Ok(Self { classes: connected })
     }

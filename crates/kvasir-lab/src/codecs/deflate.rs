@@ -113,7 +113,7 @@ impl KvCodec for SymbolsThroughDeflate<'_> {
         let level = |level: usize| {
             let level = Level(level as u8);
             let coded = self.0.decode(chunk.spec, &object, level)?;
-            Ok(Coded { bytes: self.level_bytes(&head, &object, level)?, kv: coded.kv })
+            Ok(Coded { bytes: self.level_bytes(&head, &object, level)?, ..coded })
         };
         (0..self.levels()).map(level).collect()
     }

@@ -7,7 +7,7 @@
 
 use half::f16;
 use kvasir_codec::KvBuffer;
-use kvasir_types::Plane;
+use kvasir_types::{LevelError, Plane};
 
 use super::{Chunk, Coded, KvCodec, arithmetic, channels, planes, set_channels};
 use crate::BenchError;
@@ -104,7 +104,7 @@ impl KvCodec for Lmcache {
                 }
                 set_channels(chunk.spec, &mut kv, layer, plane, &rows);
             }
-            Coded { bytes, kv }
+            Coded { bytes, error: LevelError::UNKNOWN, kv }
         };
         Ok((0..RUNGS.len()).map(rung).collect())
     }

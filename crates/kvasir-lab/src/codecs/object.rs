@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvasir_codec::{ChunkDecoder, ChunkEncoder, ChunkInput, CpuDecoder, CpuEncoder, KvBuffer, Profile};
 use kvasir_container::Head;
-use kvasir_types::{ChainLink, Level, Loss, ModelSpec};
+use kvasir_types::{ChainLink, Level, LevelError, Loss, ModelSpec};
 
 use super::{Chunk, Coded, KvCodec};
 use crate::BenchError;
@@ -63,8 +63,13 @@ impl ProfileCodec {
         let bytes = head.level_bytes(level).unwrap_or(object.len() as u64);
         let mut kv = KvBuffer::new(spec, tokens);
         self.decoder.decode(&head, &object[..bytes as usize], level, 0..tokens, &mut kv)?;
-        Ok(Coded { bytes, kv })
+        Ok(Coded { bytes, error: error_of(&head, level), kv })
     }
+}
+
+/// The error of a level of an object, as its encoder measured it.
+pub(super) fn error_of(head: &Head, level: Level) -> LevelError {
+    head.measured().map_or(LevelError::UNKNOWN, |measured| measured.error(level))
 }
 
 impl KvCodec for ProfileCodec {

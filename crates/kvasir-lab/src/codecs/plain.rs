@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use kvasir_codec::KvBuffer;
-use kvasir_types::KvDtype;
+use kvasir_types::{KvDtype, LevelError};
 
 use super::{Chunk, Coded, KvCodec};
 use crate::BenchError;
@@ -75,7 +75,7 @@ impl KvCodec for Plain {
             };
             *value = from_bits(dtype, u16::from_le_bytes(bytes));
         }
-        Ok(vec![Coded { bytes: stored.len() as u64, kv }])
+        Ok(vec![Coded { bytes: stored.len() as u64, error: LevelError::UNKNOWN, kv }])
     }
 }
 
@@ -93,6 +93,7 @@ impl KvCodec for Zeros {
     }
 
     fn code(&self, chunk: &Chunk<'_>) -> Result<Vec<Coded>, BenchError> {
-        Ok(vec![Coded { bytes: 0, kv: KvBuffer::new(chunk.spec, chunk.tokens.len()) }])
+        let kv = KvBuffer::new(chunk.spec, chunk.tokens.len());
+        Ok(vec![Coded { bytes: 0, error: LevelError::UNKNOWN, kv }])
     }
 }

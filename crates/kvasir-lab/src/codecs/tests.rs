@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use kvasir_codec::KvBuffer;
+use half::f16;
+use kvasir_codec::{KvBuffer, starter};
 use kvasir_train::{Recipe, TrainingContext, train};
-use kvasir_types::{KvDtype, KvLayout, LayerKv, ModelSpec, Pairing, Rope};
+use kvasir_types::{KvDtype, KvLayout, LayerKv, ModelSpec, Pairing, Quality, Rope};
 
 use super::*;
 
@@ -89,6 +90,39 @@ fn every_codec_decodes_what_it_counts() {
     let exact = plain[0].code(&chunk).unwrap();
     assert!(plain[1..].iter().all(|codec| codec.code(&chunk).unwrap()[0].kv == exact[0].kv));
     assert_eq!(exact[0].bytes, 2 * held_out.kv.as_slice().len() as u64);
+}
+
+#[test]
+fn a_name_takes_the_coarsest_level_that_has_it() {
+    let spec = Arc::new(spec());
+    let contexts: Vec<_> = (0..5).map(|seed| context(&spec, seed)).collect();
+    let tokens: Vec<u32> = (0..300).collect();
+    let first = starter(&spec, &tokens, 0, &contexts[0].kv).unwrap();
+    let coarse = train(&spec, &contexts, &Recipe::Direct, 0.01, &mut |_, _| ()).unwrap();
+    let [first, coarse] = [("first", first), ("coarse", coarse)]
+        .map(|(variant, profile)| ProfileCodec::new("kvasir", variant, &spec, Arc::new(profile)).unwrap());
+    let mut held_out = context(&spec, 9);
+    held_out.kv.as_mut_slice().iter_mut().for_each(|x| *x = f16::from_f32(*x).to_f32());
+    let chunk = Chunk {
+        spec: &spec,
+        tokens: &held_out.tokens,
+        preceding_token: None,
+        first_position: 0,
+        kv: &held_out.kv,
+    };
+    // What is not transparent with a profile is stored with the first one.
+    assert!(coarse.code(&chunk).unwrap().last().unwrap().error > Quality::Transparent.error_max());
+    let levels = first.code(&chunk).unwrap();
+    for profile in [&first, &coarse] {
+        let named = ByName { profile, first: &first };
+        assert_eq!((named.variant(), named.levels()), (profile.variant(), 3));
+        let coded = named.code(&chunk).unwrap();
+        for (coded, quality) in coded.iter().zip([Quality::Small, Quality::Balanced, Quality::Transparent]) {
+            let level = levels.iter().find(|level| level.error <= quality.error_max()).unwrap();
+            assert_eq!((coded.bytes, coded.error), (level.bytes, level.error), "{quality}");
+            assert!(coded.kv == level.kv, "{quality}");
+        }
+    }
 }
 
 #[test]

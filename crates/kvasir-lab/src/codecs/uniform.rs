@@ -2,6 +2,7 @@
 
 use half::f16;
 use kvasir_codec::KvBuffer;
+use kvasir_types::LevelError;
 
 use super::{Chunk, Coded, KvCodec, bits, channels, planes, set_channels};
 use crate::BenchError;
@@ -71,6 +72,6 @@ impl KvCodec for Uniform {
             set_channels(chunk.spec, &mut kv, layer, plane, &rows);
             total += bytes.len();
         }
-        Ok(vec![Coded { bytes: total as u64, kv }])
+        Ok(vec![Coded { bytes: total as u64, error: LevelError::UNKNOWN, kv }])
     }
 }

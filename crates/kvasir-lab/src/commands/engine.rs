@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use clap::{Args, Subcommand};
-use kvasir_client::Kvasir;
+use kvasir_client::{Kvasir, QualityFloor};
 use kvasir_engine::{
     Model, calibrate, openai,
     serving::{Engine, EngineConfig, LoadPolicy, RemoteUse, SchedulerLimits},
@@ -135,6 +135,8 @@ async fn connect(
         .rest(client_config(&arguments.credential)?)
         .model(Arc::clone(model.spec()))
         .profile(profile)
+        // Of any level: the shipped profile is not `transparent`.
+        .quality(QualityFloor::Adaptive)
         .namespace(arguments.namespace.as_str())
         .chunk_tokens(chunk_tokens)
         .recompute_model(recompute);

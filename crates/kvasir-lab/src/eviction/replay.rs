@@ -10,7 +10,7 @@ use super::{
     lane::{Lane, block_costs},
     profile::TraceProfile,
 };
-use kvasir_replay::trace::{BadLine, Request, TraceError, TraceFormat, TraceReader};
+use kvasir_replay::trace::{Request, TraceError, TraceFormat, TraceReader};
 
 /// Options of a replay.
 #[derive(Debug, Clone)]
@@ -59,8 +59,6 @@ pub struct Replay {
     pub classes: Vec<String>,
     /// Rows in the order of policies (Belady last), then capacities.
     pub rows: Vec<ReplayRow>,
-    /// Numbers of the first skipped lines, and how many were skipped.
-    pub skipped: Skipped,
 }
 
 /// Source of a trace. The replay reads it twice.
@@ -72,33 +70,24 @@ pub enum TraceSource {
         path: PathBuf,
         /// Its format.
         format: TraceFormat,
-        /// How to treat malformed lines.
-        bad_line: BadLine,
     },
     /// Requests in the order of time.
     Requests(Vec<Request>),
 }
 
-/// Numbers of the first skipped lines, and how many were skipped.
-type Skipped = (Vec<u64>, u64);
-
 impl TraceSource {
-    pub(super) fn for_each(&self, mut visit: impl FnMut(&Request)) -> Result<Skipped, TraceError> {
+    pub(super) fn for_each(&self, mut visit: impl FnMut(&Request)) -> Result<(), TraceError> {
         match self {
-            Self::Requests(requests) => {
-                requests.iter().for_each(visit);
-                Ok(Skipped::default())
-            }
-            Self::File { path, format, bad_line } => {
-                let mut reader = TraceReader::open(path, *format, *bad_line)?;
+            Self::Requests(requests) => requests.iter().for_each(visit),
+            Self::File { path, format } => {
+                let mut reader = TraceReader::open(path, *format)?;
                 let mut request = Request::default();
                 while reader.read(&mut request)? {
                     visit(&request);
                 }
-                let (lines, count) = reader.skipped();
-                Ok((lines.to_vec(), count))
             }
         }
+        Ok(())
     }
 
     /// Visits the requests again, as many as `profile` counted.
@@ -135,9 +124,9 @@ pub(super) fn class_of(request: &Request, classes: &mut ClassTable) -> ClassId {
 /// Replays a trace.
 ///
 /// # Errors
-/// [`TraceError`] when the file cannot be read, has no blocks, or a malformed line is fatal.
+/// [`TraceError`] when the file cannot be read, has no blocks, or has a malformed line.
 pub fn replay(options: &ReplayOptions) -> Result<Replay, TraceError> {
-    let (profile, next_uses, classes, skipped) = scan(options)?;
+    let (profile, next_uses, classes) = scan(options)?;
     let mut lanes: Vec<(Option<ComparedPolicy>, f64, Lane)> = Vec::new();
     let belady = options.belady.then_some(None);
     for policy in options.policies.iter().copied().map(Some).chain(belady) {
@@ -174,17 +163,17 @@ pub fn replay(options: &ReplayOptions) -> Result<Replay, TraceError> {
             by_class: lane.by_class,
         })
         .collect();
-    Ok(Replay { profile, classes, rows, skipped })
+    Ok(Replay { profile, classes, rows })
 }
 
-type Scan = (TraceProfile, Vec<u32>, Vec<String>, Skipped);
+type Scan = (TraceProfile, Vec<u32>, Vec<String>);
 
 fn scan(options: &ReplayOptions) -> Result<Scan, TraceError> {
     let mut classes = ClassTable::default();
     let mut next_uses = NextUses::default();
     let mut profile = TraceProfile::default();
     let mut number = 0;
-    let skipped = options.trace.for_each(|request| {
+    options.trace.for_each(|request| {
         let class = class_of(request, &mut classes);
         profile.note(request, class);
         if options.belady {
@@ -194,7 +183,7 @@ fn scan(options: &ReplayOptions) -> Result<Scan, TraceError> {
     })?;
     let profile = profile.finished()?;
     let names = (0..classes.len()).map(|index| class_name(&classes, index)).collect();
-    Ok((profile, next_uses.finish(), names, skipped))
+    Ok((profile, next_uses.finish(), names))
 }
 
 fn class_name(classes: &ClassTable, index: usize) -> String {

@@ -103,17 +103,12 @@ pub struct TraceFacts {
     pub lifespan_median_seconds: Option<f64>,
     /// Share of lifespans at or below each of [`EvictReport::edges_seconds`].
     pub lifespan_cumulative: Vec<f64>,
-    /// Malformed lines that were skipped.
-    pub skipped_lines: u64,
-    /// Numbers of the first of them.
-    pub skipped_line_numbers: Vec<u64>,
 }
 
 /// Everything about a replay.
 #[derive(Debug, Clone, Serialize)]
 pub struct EvictReport {
-    /// [`PolicyKind::DEFAULT`]: the default of the garbage collector and, except for the cost that it weighs
-    /// by, of the hot tier.
+    /// [`PolicyKind::DEFAULT`]: the default of the garbage collector and of the hot tier.
     pub default: String,
     /// One per policy and capacity.
     pub rows: Vec<Row>,
@@ -161,8 +156,6 @@ impl EvictReport {
                 reuse_skew: profile.skew.clone(),
                 lifespan_median_seconds: profile.lifespans.quantile_seconds(0.5),
                 lifespan_cumulative: profile.lifespans.cumulative(),
-                skipped_lines: replay.skipped.1,
-                skipped_line_numbers: replay.skipped.0.clone(),
             },
             edges_seconds: (0..super::profile::HISTOGRAM_BINS).map(TimeHistogram::edge_seconds).collect(),
             reuse: reuse

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use kvasir_eviction::TurnInference;
-use kvasir_replay::trace::{BadLine, Callers, Request, SyntheticTrace, TraceError, TraceFormat, TraceReader};
+use kvasir_replay::trace::{Callers, Request, SyntheticTrace, TraceError, TraceFormat, TraceReader};
 
 /// A trace with a name; the same name with other seeds is the same kind.
 #[derive(Debug, Clone)]
@@ -59,7 +59,7 @@ pub fn study_traces(
 }
 
 fn read(path: &Path, format: TraceFormat) -> Result<Vec<Request>, TraceError> {
-    let mut reader = TraceReader::open(path, format, BadLine::Fail)?;
+    let mut reader = TraceReader::open(path, format)?;
     let (mut request, mut requests) = (Request::default(), Vec::new());
     while reader.read(&mut request)? {
         requests.push(request.clone());

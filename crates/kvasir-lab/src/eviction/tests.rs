@@ -5,7 +5,7 @@ use std::io::Write;
 use kvasir_eviction::PolicyKind;
 use proptest::prelude::*;
 
-use kvasir_replay::trace::{BadLine, TraceError, TraceFormat};
+use kvasir_replay::trace::{TraceError, TraceFormat};
 
 use super::*;
 
@@ -13,11 +13,7 @@ fn options(text: &str) -> (tempfile::NamedTempFile, ReplayOptions) {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(text.as_bytes()).unwrap();
     let options = ReplayOptions {
-        trace: TraceSource::File {
-            path: file.path().to_owned(),
-            format: TraceFormat::Mooncake,
-            bad_line: BadLine::Fail,
-        },
+        trace: TraceSource::File { path: file.path().to_owned(), format: TraceFormat::Mooncake },
         policies: ComparedPolicy::ALL.to_vec(),
         belady: true,
         capacities: vec![0.0, 0.25, 0.5, 1.0],

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvasir_engine::Model;
-use kvasir_train::{BasisRecipe, Metric, QualityOracle, Study, TrainingContext};
+use kvasir_train::{BasisRecipe, QualityOracle, Study, TrainingContext};
 use serde::{Deserialize, Serialize};
 
 use super::{Options, QUALITIES, QualityRow, Text, crossings, measure};
@@ -43,9 +43,8 @@ pub struct Ablation {
     pub rows: Vec<QualityRow>,
 }
 
-/// The first case is the unchanged recipe; `unlimited` is a variant of it without budgets, for comparison
-/// with bases in a metric.
-pub fn cases(base: &BasisRecipe, layers: usize, metric: &Metric) -> Vec<Case> {
+/// The first case is the unchanged recipe.
+pub fn cases(base: &BasisRecipe, layers: usize) -> Vec<Case> {
     let mut cases = Vec::new();
     let mut add = |feature, name: &str, planes_alike, change: &dyn Fn(&mut BasisRecipe)| {
         let mut recipe = base.clone();
@@ -68,22 +67,13 @@ pub fn cases(base: &BasisRecipe, layers: usize, metric: &Metric) -> Vec<Case> {
     add("scope", "1 layer", false, &|r| r.scope_layers = Some(1));
     add("RoPE", "left on the keys", false, &|r| r.unrope = false);
     add("cost by plane", "all planes alike", true, &|_| ());
-    add("cost by direction", "query and output moments, analysis derived", false, &|r| {
-        r.metric = Some(metric.clone());
-    });
-    add("budget", "none: f16 bases of full rank", false, &|r| unlimited(r));
-    add("cost by direction", "no budget, query and output moments, analysis stored", false, &|r| {
-        unlimited(r);
-        r.metric = Some(metric.clone());
+    add("budget", "none: f16 bases of full rank", false, &|r| {
+        r.budget_bytes = None;
+        r.budget_macs = None;
     });
     add("budget", "half", false, &|r| r.budget_bytes = r.budget_bytes.map(|b| b / 2));
     add("exact tokens", "4", false, &|r| r.exact_tokens = Some(4));
     cases
-}
-
-fn unlimited(recipe: &mut BasisRecipe) {
-    recipe.budget_bytes = None;
-    recipe.budget_macs = None;
 }
 
 /// Data and judge of an ablation.
@@ -150,9 +140,7 @@ mod tests {
     #[test]
     fn every_case_differs_from_the_base_and_has_a_name_of_its_own() {
         let base = BasisRecipe { budget_bytes: Some(1_000_000), ..BasisRecipe::default() };
-        let mut metric = Metric::default();
-        metric.set(0, kvasir_types::Plane::K, 1, &[vec![1.0]]).expect("definite");
-        let cases = cases(&base, 8, &metric);
+        let cases = cases(&base, 8);
         for (index, case) in cases.iter().enumerate() {
             assert!(cases[..index].iter().all(|other| other.name != case.name), "{}", case.name);
             assert_eq!(index == 0, case.recipe == base && !case.planes_alike, "{}", case.name);

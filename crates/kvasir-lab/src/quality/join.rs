@@ -104,6 +104,7 @@ fn add(row: &mut QualityRow, more: &QualityRow) -> Result<(), JoinError> {
     *row = QualityRow {
         bytes,
         bits_per_element,
+        error: row.error.zip(more.error).map(|(error, other)| error.max(other)),
         retrieval,
         retrieval_exact,
         perplexity,
@@ -127,6 +128,7 @@ mod tests {
         quality::{Options, Text, measure},
     };
     use kvasir_engine::Model;
+    use kvasir_types::{LevelError, Quality};
 
     #[test]
     fn pieces_of_a_measurement_are_the_measurement() {
@@ -180,6 +182,7 @@ mod tests {
     fn answers_are_joined_by_their_number_and_older_rows_load() {
         let row = |window: usize, asked: usize, retrieval: f64| QualityRow {
             codec: "zeros".to_owned(),
+            error: Some(LevelError::at_least(retrieval + 0.5)),
             retrieval,
             asked,
             kl: 2.0,
@@ -191,13 +194,14 @@ mod tests {
         let joined = |rows: [QualityRow; 2]| join(rows).expect("one measurement").remove(0);
         let both = joined([row(0, 1, 1.0), row(1, 3, 0.0)]);
         assert_eq!((both.retrieval, both.asked, both.kl_share), (0.25, 4, Some(1.0)));
+        assert_eq!(both.quality(), Some(Quality::Balanced), "the larger error");
         let mut older = serde_json::to_value(row(1, 3, 0.0)).expect("JSON");
-        for field in ["asked", "kl_share"] {
+        for field in ["asked", "kl_share", "error"] {
             older.as_object_mut().and_then(|fields| fields.remove(field)).expect("a newer field");
         }
         let older = serde_json::from_value(older).expect("loads without them");
         let mixed = joined([row(0, 1, 1.0), older]);
-        assert_eq!((mixed.retrieval, mixed.asked), (0.5, 0));
+        assert_eq!((mixed.retrieval, mixed.asked, mixed.error), (0.5, 0, None));
         assert_eq!(joined([mixed, row(2, 1, 0.125)]).retrieval, 0.375, "two windows and one");
     }
 }

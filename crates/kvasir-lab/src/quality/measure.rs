@@ -4,13 +4,14 @@ use std::collections::HashMap;
 
 use kvasir_codec::{KvBuffer, KvSink as _};
 use kvasir_engine::{Model, quality::Samples};
+use kvasir_types::LevelError;
 
 use super::{
     QualityRow, Text,
     judge::{Answers, Questions, each_head, paged},
     rows::Sums,
 };
-use crate::{BenchError, Chunk, KvCodec};
+use crate::{BenchError, Chunk, Coded, KvCodec};
 
 /// Options of a measurement.
 #[derive(Debug, Clone)]
@@ -21,23 +22,17 @@ pub struct Options {
     pub chunk_tokens: Vec<usize>,
 }
 
-/// One codec at one chunk length: bytes and caches, a level each.
-struct Ladder {
-    bytes: Vec<u64>,
-    caches: Vec<KvBuffer>,
-}
-
+/// One codec at one chunk length: all chunks together at each level, with the largest of their errors.
 fn ladder(
     codec: &dyn KvCodec,
     model: &Model,
     tokens: &[u32],
     exact: &KvBuffer,
     chunk_tokens: usize,
-) -> Result<Ladder, BenchError> {
+) -> Result<Vec<Coded>, BenchError> {
     let spec = model.spec();
-    let empty = || KvBuffer::new(spec, tokens.len());
-    let mut ladder =
-        Ladder { bytes: vec![0; codec.levels()], caches: (0..codec.levels()).map(|_| empty()).collect() };
+    let empty = |_| Coded { bytes: 0, error: LevelError::NONE, kv: KvBuffer::new(spec, tokens.len()) };
+    let mut ladder: Vec<Coded> = (0..codec.levels()).map(empty).collect();
     for first in (0..tokens.len()).step_by(chunk_tokens) {
         let range = first..(first + chunk_tokens).min(tokens.len());
         let chunk = Chunk {
@@ -47,11 +42,11 @@ fn ladder(
             first_position: first,
             kv: &exact.slice(range),
         };
-        for (level, coded) in codec.code(&chunk)?.into_iter().enumerate() {
-            ladder.bytes[level] += coded.bytes;
-            let cache = &mut ladder.caches[level];
+        for (all, coded) in ladder.iter_mut().zip(codec.code(&chunk)?) {
+            all.bytes += coded.bytes;
+            all.error = all.error.max(coded.error);
             each_head(spec, |layer, plane, head| {
-                cache.write(layer, plane, head, first, coded.kv.rows(layer, plane, head));
+                all.kv.write(layer, plane, head, first, coded.kv.rows(layer, plane, head));
             });
         }
     }
@@ -116,9 +111,9 @@ pub fn measure(
         for (number, (codec, sums)) in codecs.iter().zip(&mut sums).enumerate() {
             for (&chunk_tokens, sums) in lengths.iter().zip(sums) {
                 let ladder = ladder(*codec, model, prefix, &dense, chunk_tokens)?;
-                for ((bytes, kv), sums) in ladder.bytes.iter().zip(&ladder.caches).zip(sums) {
-                    let (samples, retrieved) = asked.ask(model, kv)?;
-                    sums.add(text.first + index, *bytes, &samples, retrieved);
+                for (coded, sums) in ladder.iter().zip(sums) {
+                    let (samples, retrieved) = asked.ask(model, &coded.kv)?;
+                    sums.add(text.first + index, coded, &samples, retrieved);
                 }
             }
             let done = index as f32 + (number + 1) as f32 / codecs.len() as f32;

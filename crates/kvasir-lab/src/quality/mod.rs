@@ -19,7 +19,7 @@ pub use join::{JoinError, join};
 pub use measure::{Options, measure};
 pub use records::RECORDS;
 pub use rows::{QualityRow, csv};
-pub use suite::{CODECS, Suite, SuiteOptions};
+pub use suite::{BUDGET, CODECS, FIRST, RETRAINED, RETRAINED_BUDGET, Suite, SuiteOptions, VARIANTS};
 pub use targets::{Crossing, QUALITIES, Verdict, WORTH_SHARE, crossings, verdicts};
 pub use turns::{Turn, TurnOptions, turns};
 

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use kvasir_engine::quality::{Estimate, Samples};
+use kvasir_types::{LevelError, Quality};
 use serde::{Deserialize, Serialize};
 
 use super::Text;
-use crate::KvCodec;
+use crate::{Coded, KvCodec};
 
 /// One codec at one level and chunk length, over all windows of a text.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -27,6 +28,8 @@ pub struct QualityRow {
     pub bytes: f64,
     /// Bits per element.
     pub bits_per_element: f64,
+    /// The largest error that the encoder measured in a chunk. `None` if it did not measure each of them, as those of peers do not.
+    pub error: Option<LevelError>,
     /// Perplexity of the suffixes over the decoded prefixes.
     pub perplexity: f64,
     /// The same over the exact ones.
@@ -63,18 +66,28 @@ pub struct QualityRow {
     pub window_kl: BTreeMap<usize, f64>,
 }
 
+impl QualityRow {
+    /// The best quality that all chunks have.
+    pub fn quality(&self) -> Option<Quality> {
+        self.error.and_then(Quality::of)
+    }
+}
+
 /// Sums over the windows.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Sums {
     bytes: u64,
+    /// The largest so far.
+    error: Option<LevelError>,
     samples: Samples,
     window_kl: BTreeMap<usize, f64>,
     retrieved: (usize, usize),
 }
 
 impl Sums {
-    pub(super) fn add(&mut self, window: usize, bytes: u64, samples: &Samples, retrieved: (usize, usize)) {
-        self.bytes += bytes;
+    pub(super) fn add(&mut self, window: usize, coded: &Coded, samples: &Samples, retrieved: (usize, usize)) {
+        self.bytes += coded.bytes;
+        self.error = self.error.max(Some(coded.error));
         self.samples.append(samples);
         self.window_kl.insert(window, samples.summary().kl.mean);
         self.retrieved = (self.retrieved.0 + retrieved.0, self.retrieved.1 + retrieved.1);
@@ -102,6 +115,7 @@ impl Sums {
             profile_bytes: codec.profile_bytes(),
             bytes: self.bytes as f64 / (windows * chunks).max(1) as f64,
             bits_per_element: self.bytes as f64 * 8.0 / (windows * elements).max(1) as f64,
+            error: self.error.filter(|error| *error != LevelError::UNKNOWN),
             perplexity: quality.perplexity_lossy,
             perplexity_exact: quality.perplexity_exact,
             kl: kl.mean,
@@ -133,7 +147,8 @@ pub(super) fn over_windows(kl: &BTreeMap<usize, f64>) -> Estimate {
 pub fn csv(rows: &[QualityRow]) -> String {
     let mut out = String::from(
         "codec,variant,level,chunk_tokens,domain,profile_bytes,bytes,bits_per_element,perplexity,perplexity_exact,\
-         kl,kl_low,kl_high,top1,top1_low,top1_high,retrieval,retrieval_exact,positions,windows,kl_share\n",
+         kl,kl_low,kl_high,top1,top1_low,top1_high,retrieval,retrieval_exact,positions,windows,kl_share,\
+         error,quality\n",
     );
     let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
     for row in rows {
@@ -153,7 +168,7 @@ pub fn csv(rows: &[QualityRow]) -> String {
         ];
         let numbers: Vec<String> = numbers.iter().map(f64::to_string).collect();
         out.push_str(&format!(
-            "{},{},{},{},{},{},{},{},{},{}\n",
+            "{},{},{},{},{},{},{},{},{},{},{},{}\n",
             row.codec,
             quoted(&row.variant),
             row.level,
@@ -163,7 +178,9 @@ pub fn csv(rows: &[QualityRow]) -> String {
             numbers.join(","),
             row.positions,
             row.windows,
-            row.kl_share.map_or_else(String::new, |share| share.to_string())
+            row.kl_share.map_or_else(String::new, |share| share.to_string()),
+            row.error.map_or_else(String::new, |error| error.to_string()),
+            row.quality().map_or("", Quality::name),
         ));
     }
     out

@@ -9,17 +9,23 @@ use kvasir_types::ModelSpec;
 use crate::{
     BenchError, KvCodec,
     codecs::{
-        Calibration, KvtcLike, Lmcache, Plain, ProfileCodec, Storage, Sweep, SymbolsThroughDeflate, Uniform,
-        Zeros,
+        ByName, Calibration, KvtcLike, Lmcache, Plain, ProfileCodec, Storage, Sweep, SymbolsThroughDeflate,
+        Uniform, Zeros,
     },
 };
 
 /// Variant of profiles within the budget.
-pub(super) const BUDGET: &str = "budget";
+pub const BUDGET: &str = "budget";
 /// Variant of profiles beyond it.
 pub(super) const UNLIMITED: &str = "unlimited";
 /// Variant of profiles without a basis.
 pub(super) const DIRECT: &str = "direct";
+/// Variant of the profile that a client makes from a model's first chunk.
+pub const FIRST: &str = "first";
+/// Variant of the one that `kvasir profile retrain` makes.
+pub const RETRAINED: &str = "retrained";
+/// The same with `--parameters`: within a tenth of the weights' bytes.
+pub const RETRAINED_BUDGET: &str = "retrained_budget";
 
 /// Error of the direct profile's finest level: that of the published tables. An exact profile quantises nothing.
 const DIRECT_NMSE: f64 = 0.01;
@@ -31,15 +37,20 @@ const CACHEGEN_SCALES: [f32; 2] = [1.0, 0.5];
 pub struct SuiteOptions {
     /// Our profiles; each is a variant by its kind and size.
     pub profiles: Vec<Arc<Profile>>,
+    /// Profiles that a service has of the model, with their variants: the first one, then others.
+    pub service: Vec<(&'static str, Arc<Profile>)>,
     /// Largest profile that is within the budget.
     pub budget_bytes: u64,
     /// Names of the codecs to run, out of [`CODECS`]; all if empty.
     pub codecs: Vec<String>,
+    /// Variants of `kvasir` to run, out of [`VARIANTS`]; the first three if empty.
+    pub variants: Vec<String>,
 }
 
 /// Every name that [`SuiteOptions::codecs`] may have.
-pub const CODECS: [&str; 13] = [
+pub const CODECS: [&str; 14] = [
     "kvasir",
+    "kvasir_names",
     "kvasir_deflate",
     "kvtc_like",
     "cachegen_paper",
@@ -54,10 +65,21 @@ pub const CODECS: [&str; 13] = [
     "zeros",
 ];
 
+/// Every name that [`SuiteOptions::variants`] may have.
+pub const VARIANTS: [&str; 6] = [BUDGET, UNLIMITED, DIRECT, FIRST, RETRAINED, RETRAINED_BUDGET];
+
 impl SuiteOptions {
     /// Whether a codec runs.
     pub fn wants(&self, codec: &str) -> bool {
         self.codecs.is_empty() || self.codecs.iter().any(|name| name == codec)
+    }
+
+    /// Whether a variant of `kvasir` runs.
+    pub fn wants_variant(&self, variant: &str) -> bool {
+        if self.variants.is_empty() {
+            return VARIANTS[..3].contains(&variant);
+        }
+        self.variants.iter().any(|name| name == variant)
     }
 }
 
@@ -65,6 +87,7 @@ impl SuiteOptions {
 #[derive(Debug)]
 pub struct Suite {
     ours: Vec<ProfileCodec>,
+    service: Vec<ProfileCodec>,
     cachegen: Option<Sweep>,
     kvtc: Vec<KvtcLike>,
     lossless: Option<ProfileCodec>,
@@ -87,10 +110,17 @@ impl Suite {
         let ours_run = options.wants("kvasir") || options.wants("kvasir_deflate");
         let kvtc_runs = options.wants("kvtc_like");
         for profile in &options.profiles {
-            let variant = variant(profile, options.budget_bytes, &ours);
-            ours.push(ProfileCodec::new("kvasir", variant, spec, Arc::clone(profile))?);
+            let kind = kind(profile, options.budget_bytes);
+            if options.wants_variant(kind) {
+                let variant = numbered(kind, &ours);
+                ours.push(ProfileCodec::new("kvasir", variant, spec, Arc::clone(profile))?);
+            }
         }
-        if ours_run && ours.iter().all(|codec| codec.variant() != DIRECT) {
+        let service = options.service.iter();
+        let service = service
+            .map(|(variant, profile)| ProfileCodec::new("kvasir", *variant, spec, Arc::clone(profile)))
+            .collect::<Result<Vec<_>, _>>()?;
+        if ours_run && options.wants_variant(DIRECT) && ours.iter().all(|codec| codec.variant() != DIRECT) {
             let profile = train(spec, contexts, &Recipe::Direct, DIRECT_NMSE, &mut |what, at| {
                 progress(what, at * 0.3)
             })?;
@@ -124,7 +154,7 @@ impl Suite {
             lossless = Some(ProfileCodec::new("lossless", "", spec, Arc::new(profile))?);
         }
         let cachegen = (!cachegen.is_empty()).then_some(Sweep(cachegen));
-        Ok(Self { ours, cachegen, kvtc, lossless, options: options.clone() })
+        Ok(Self { ours, service, cachegen, kvtc, lossless, options: options.clone() })
     }
 
     /// Our profiles.
@@ -132,33 +162,42 @@ impl Suite {
         &self.ours
     }
 
-    /// Calls `with` with every codec; `ours_only` leaves out the peers.
-    pub fn with_codecs<T>(&self, ours_only: bool, with: impl FnOnce(&[&dyn KvCodec]) -> T) -> T {
+    /// Calls `with` with every codec.
+    pub fn with_codecs<T>(&self, with: impl FnOnce(&[&dyn KvCodec]) -> T) -> T {
         let plain = [Plain(Storage::Raw), Plain(Storage::Zstd), Plain(Storage::SplitZstd)];
         let deflated: Vec<_> = self.ours.iter().map(SymbolsThroughDeflate).collect();
+        let service = self.service.iter().filter(|codec| self.options.wants_variant(codec.variant()));
+        let service: Vec<&ProfileCodec> = service.collect();
+        let named =
+            service.iter().filter_map(|&profile| Some(ByName { profile, first: self.service.first()? }));
+        let named: Vec<_> = named.collect();
         let mut codecs: Vec<&dyn KvCodec> = self.ours.iter().map(|codec| codec as &dyn KvCodec).collect();
-        if !ours_only {
-            codecs.extend(deflated.iter().map(|codec| codec as &dyn KvCodec));
-            codecs.extend(self.kvtc.iter().map(|codec| codec as &dyn KvCodec));
-            codecs.extend(self.cachegen.iter().map(|codec| codec as &dyn KvCodec));
-            codecs.push(&Lmcache);
-            codecs.extend(Uniform::ALL.iter().map(|codec| codec as &dyn KvCodec));
-            codecs.extend(self.lossless.iter().map(|codec| codec as &dyn KvCodec));
-            codecs.extend(plain.iter().map(|codec| codec as &dyn KvCodec));
-            codecs.push(&Zeros);
-        }
+        codecs.extend(service.iter().map(|codec| *codec as &dyn KvCodec));
+        codecs.extend(named.iter().map(|codec| codec as &dyn KvCodec));
+        codecs.extend(deflated.iter().map(|codec| codec as &dyn KvCodec));
+        codecs.extend(self.kvtc.iter().map(|codec| codec as &dyn KvCodec));
+        codecs.extend(self.cachegen.iter().map(|codec| codec as &dyn KvCodec));
+        codecs.push(&Lmcache);
+        codecs.extend(Uniform::ALL.iter().map(|codec| codec as &dyn KvCodec));
+        codecs.extend(self.lossless.iter().map(|codec| codec as &dyn KvCodec));
+        codecs.extend(plain.iter().map(|codec| codec as &dyn KvCodec));
+        codecs.push(&Zeros);
         codecs.retain(|codec| self.options.wants(codec.name()));
         with(&codecs)
     }
 }
 
-/// A profile's name in a report: its kind, and a number if there are several of the kind.
-fn variant(profile: &Profile, budget_bytes: u64, before: &[ProfileCodec]) -> String {
-    let kind = match (profile.is_direct(), profile.to_bytes().len() as u64 <= budget_bytes) {
+/// The variant that a profile is of.
+fn kind(profile: &Profile, budget_bytes: u64) -> &'static str {
+    match (profile.is_direct(), profile.to_bytes().len() as u64 <= budget_bytes) {
         (true, _) => DIRECT,
         (false, true) => BUDGET,
         (false, false) => UNLIMITED,
-    };
+    }
+}
+
+/// A profile's name in a report: its kind, and a number if there are several of the kind.
+fn numbered(kind: &str, before: &[ProfileCodec]) -> String {
     match before.iter().filter(|codec| codec.variant().starts_with(kind)).count() {
         0 => kind.to_owned(),
         count => format!("{kind} {}", count + 1),

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::{
     QualityRow, RECORDS,
-    suite::{BUDGET, DIRECT, UNLIMITED},
+    suite::{BUDGET, DIRECT, RETRAINED, RETRAINED_BUDGET, UNLIMITED},
 };
 
 /// KL values at which sizes are compared, nats per token.
@@ -213,15 +213,19 @@ pub fn verdicts(crossings: &[Crossing], domains: &[String], chunk_tokens: &[usiz
         let target = "kvasir (direct) over the LMCache variant";
         compare(target, [side("kvasir", DIRECT), side("lmcache", "")], length, 0.60, &fixed);
     }
-    for (index, domain) in domains.iter().enumerate() {
-        let at_most = WORTH_TARGETS[index.min(1)];
-        let sides =
-            [("kvasir", BUDGET), ("lmcache", "")].map(|(codec, variant)| Side { codec, variant, domain });
-        for &length in chunk_tokens {
-            let is = |c: &&Crossing| c.domain == *domain && c.chunk_tokens == length && c.kl_share.is_some();
-            if let Some(of_worth) = crossings.iter().find(is) {
-                let target = format!("kvasir ({BUDGET}) over the LMCache variant on {domain}");
-                compare(&target, sides, length, at_most, &[(of_worth.kl, of_worth.kl_share)]);
+    for variant in [BUDGET, RETRAINED, RETRAINED_BUDGET] {
+        for (index, domain) in domains.iter().enumerate() {
+            let at_most = WORTH_TARGETS[index.min(1)];
+            let sides = [("kvasir", variant), ("lmcache", "")].map(|(codec, variant)| Side {
+                codec,
+                variant,
+                domain,
+            });
+            let own = crossings.iter().filter(|c| c.codec == "kvasir" && c.variant == variant);
+            for of_worth in own.filter(|c| c.domain == *domain && c.kl_share.is_some()) {
+                let target = format!("kvasir ({variant}) over the LMCache variant on {domain}");
+                let at = [(of_worth.kl, of_worth.kl_share)];
+                compare(&target, sides, of_worth.chunk_tokens, at_most, &at);
             }
         }
     }
@@ -274,13 +278,15 @@ mod tests {
             row(RECORDS, "lmcache", "", 2.0, 0.09),
             row(RECORDS, "zeros", "", 0.0, 2.0),
             row("code", "kvasir", BUDGET, 1.0, 0.01),
+            row("book", "kvasir", RETRAINED, 1.0, 0.045),
         ];
         let found = crossings(&rows);
         let of_worth = |domain: &str| {
             let own = found.iter().filter(|c| c.domain == domain && c.kl_share == Some(WORTH_SHARE));
             own.map(|c| (c.kl, c.bits_per_element)).collect::<Vec<_>>()
         };
-        assert_eq!(of_worth("book"), [(0.045, Some(0.5)), (0.045, Some(10.0)), (0.045, None)]);
+        let book = [(0.045, Some(0.5)), (0.045, Some(10.0)), (0.045, None), (0.045, Some(1.0))];
+        assert_eq!(of_worth("book"), book);
         assert_eq!(of_worth(RECORDS), [(0.09, Some(1.0)), (0.09, Some(2.0)), (0.09, None)]);
         assert!(of_worth("code").is_empty(), "zeros did not run there");
         let fixed = found.iter().filter(|c| c.kl_share.is_none()).count();
@@ -290,7 +296,9 @@ mod tests {
         let verdicts = verdicts(&found, &domains, &[256]);
         let of_worth: Vec<_> = verdicts.iter().filter(|v| v.kl_share.is_some()).collect();
         let told: Vec<_> = of_worth.iter().map(|v| (v.kl, v.ratio, v.at_most, v.pass)).collect();
-        assert_eq!(told, [(0.045, Some(0.05), 0.08, Some(true)), (0.09, Some(0.5), 0.35, Some(false))]);
+        let [budget, off, retrained] = [(0.045, 0.05, 0.08), (0.09, 0.5, 0.35), (0.045, 0.1, 0.08)];
+        let expected = [(budget, true), (off, false), (retrained, false)];
+        assert_eq!(told, expected.map(|((kl, ratio, most), pass)| (kl, Some(ratio), most, Some(pass))));
         let over_book = |v: &Verdict| v.target.ends_with(" over book");
         assert!(verdicts.iter().filter(|v| over_book(v)).all(|v| v.target.contains("code")));
         assert!(verdicts.iter().any(over_book));

@@ -1,4 +1,5 @@
-//! Other entropy coders on the symbols of the base level. They decode symbols only; ours makes rows.
+//! Other entropy coders on the symbols of the base level, which decode symbols only, where ours makes rows; and zstd on rows,
+//! whose job is ours but for the loss.
 
 use std::hint::black_box;
 
@@ -7,12 +8,15 @@ use constriction::stream::{
     model::DefaultContiguousCategoricalEntropyModel as Model,
     queue::{DefaultRangeDecoder, DefaultRangeEncoder},
 };
+use half::bf16;
 
-use super::Work;
+use super::{Work, workload::Chunk};
 use crate::BenchError;
 
 /// zstd's lowest level.
 const ZSTD_LEVEL: i32 = 1;
+/// Rows that are packed together: 256 KiB, which a core's second cache holds.
+const PART_ELEMENTS: usize = 1 << 17;
 
 pub(super) struct Peers<'a> {
     symbols: &'a [Vec<u8>],
@@ -83,22 +87,49 @@ impl<'a> Peers<'a> {
             Ok(())
         };
         vec![
-            work("constriction", "decode", self.total, range_bits, range_decode),
-            work("constriction", "encode", self.total, range_bits, range_encode),
-            work("zstd", "decode", self.total, zstd_bits, zstd_decode),
-            work("zstd", "encode", self.total, zstd_bits, zstd_encode),
+            Work::new(("constriction", "direct", "decode"), self.total, Some(range_bits), range_decode),
+            Work::new(("constriction", "direct", "encode"), self.total, Some(range_bits), range_encode),
+            Work::new(("zstd", "direct", "decode"), self.total, Some(zstd_bits), zstd_decode),
+            Work::new(("zstd", "direct", "encode"), self.total, Some(zstd_bits), zstd_encode),
         ]
     }
 }
 
-fn work<'a>(
-    path: &'static str,
-    op: &'static str,
-    elements: usize,
-    bits: f64,
-    run: impl FnMut() -> Result<(), BenchError> + Send + 'a,
-) -> Work<'a> {
-    Work { path, profile: "direct", op, level: None, elements, bits, run: Box::new(run), best: f64::INFINITY }
+/// A chunk's rows in bf16 by byte planes, high bytes first: from what zstd made of them to rows again.
+pub(super) fn rows(chunk: &Chunk) -> Result<Work<'_>, BenchError> {
+    let rows: Vec<bf16> = chunk.kv.as_slice().iter().map(|x| bf16::from_f32(*x)).collect();
+    let packed = rows.chunks(PART_ELEMENTS).map(|rows| zstd::bulk::compress(&split(rows), ZSTD_LEVEL));
+    let packed = packed.collect::<Result<Vec<_>, _>>()?;
+    let (mut bytes, mut out) = (vec![0; 2 * PART_ELEMENTS], vec![bf16::ZERO; rows.len()]);
+    unpack(&packed, &mut bytes, &mut out)?;
+    if out != rows {
+        return Err(BenchError::OwnBytes { codec: "zstd", what: "the decoded rows differ" });
+    }
+    let stored = packed.iter().map(Vec::len).sum();
+    let run = move || {
+        unpack(&packed, &mut bytes, &mut out)?;
+        black_box(&out);
+        Ok(())
+    };
+    Ok(Work::of(chunk, ("zstd_rows", "decode"), Some(stored), run))
+}
+
+fn split(rows: &[bf16]) -> Vec<u8> {
+    let bytes = |at: usize| rows.iter().map(move |x| x.to_bits().to_be_bytes()[at]);
+    bytes(0).chain(bytes(1)).collect()
+}
+
+/// The inverse of compressing every part of [`split`] rows.
+fn unpack(packed: &[Vec<u8>], bytes: &mut [u8], rows: &mut [bf16]) -> Result<(), BenchError> {
+    for (packed, rows) in packed.iter().zip(rows.chunks_mut(PART_ELEMENTS)) {
+        let bytes = &mut bytes[..2 * rows.len()];
+        zstd::bulk::decompress_to_buffer(packed, bytes)?;
+        let (high, low) = bytes.split_at(rows.len());
+        for ((row, high), low) in rows.iter_mut().zip(high).zip(low) {
+            *row = bf16::from_bits(u16::from_be_bytes([*high, *low]));
+        }
+    }
+    Ok(())
 }
 
 fn encode(model: &Model, symbols: &[u8]) -> Result<Vec<u32>, BenchError> {

@@ -1,17 +1,20 @@
 //! The timed data: four layers of a Llama-3-8B with Laplacian elements and a direct profile trained on similar data,
 //! and the KV of a text under the profile that ships with kvasir-tiny, which is of the default kind.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use kvasir_cli::demo::TALE;
 use kvasir_codec::{
     ChunkEncoder as _, ChunkInput, CpuDecoder, CpuEncoder, KvBuffer, Profile,
+    authoring::{Basis, Scope},
     rans::{Coding, PieceDecoder, PiecePlan},
 };
 use kvasir_container::Head;
 use kvasir_engine::{Model, TINY_PROFILE};
 use kvasir_train::{Recipe, TrainingContext, train};
-use kvasir_types::{ChainLink, KvDtype, KvLayout, LayerKv, Level, Loss, ModelSpec, Pairing, Rope};
+use kvasir_types::{
+    ChainLink, KvDtype, KvLayout, LayerKv, Level, Loss, ModelSpec, Pairing, Rope, SPAN_TOKENS,
+};
 
 use crate::BenchError;
 
@@ -22,12 +25,14 @@ const TRAINING_TOKENS: usize = 256;
 
 /// A chunk, and all that its coding needs.
 pub(super) struct Chunk {
-    /// `direct` or `basis`.
+    /// As [`SpeedRow::profile`](super::SpeedRow::profile).
     pub(super) kind: &'static str,
     pub(super) spec: Arc<ModelSpec>,
     pub(super) profile: Arc<Profile>,
+    /// Those of the profile.
+    pub(super) scopes: Vec<Scope>,
     pub(super) tokens: Vec<u32>,
-    kv: KvBuffer,
+    pub(super) kv: KvBuffer,
     pub(super) object: Vec<u8>,
     pub(super) head: Head,
 }
@@ -41,7 +46,8 @@ pub(super) struct Workload {
     pub(super) symbols: Vec<Vec<u8>>,
 }
 
-fn spec() -> ModelSpec {
+/// Four layers of a Llama-3-8B.
+pub(super) fn spec() -> ModelSpec {
     let layer = LayerKv { layout: KvLayout::Gqa { kv_heads: 8, head_dim: 128 }, rope: Some(0) };
     ModelSpec {
         weights: "synthetic".into(),
@@ -70,7 +76,7 @@ fn context(spec: &ModelSpec, seed: u64, tokens: usize) -> TrainingContext {
 }
 
 impl Chunk {
-    fn new(
+    pub(super) fn new(
         kind: &'static str,
         spec: Arc<ModelSpec>,
         profile: Arc<Profile>,
@@ -80,7 +86,8 @@ impl Chunk {
         let encoder = CpuEncoder::new(Arc::clone(&spec), Arc::clone(&profile))?;
         let object = encoder.encode(&input(&tokens, &kv))?;
         let head = Head::parse(&object)?;
-        Ok(Self { kind, spec, profile, tokens, kv, object, head })
+        let scopes = profile.parts().scopes;
+        Ok(Self { kind, spec, profile, scopes, tokens, kv, object, head })
     }
 
     /// What a user of the model and profile that ship gets.
@@ -95,6 +102,17 @@ impl Chunk {
 
     pub(super) fn elements(&self) -> usize {
         self.tokens.len() * self.spec.elements_per_token()
+    }
+
+    /// Coefficients of a scope, if it has a basis.
+    pub(super) fn rank(&self) -> Option<usize> {
+        self.scopes.first().filter(|scope| scope.basis != Basis::Identity).map(Scope::rank)
+    }
+
+    /// Its spans as ranges of tokens.
+    pub(super) fn spans(&self) -> impl Iterator<Item = Range<usize>> {
+        let tokens = self.tokens.len();
+        (0..tokens).step_by(SPAN_TOKENS).map(move |start| start..tokens.min(start + SPAN_TOKENS))
     }
 
     pub(super) fn input(&self) -> ChunkInput<'_> {

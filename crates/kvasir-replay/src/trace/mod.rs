@@ -3,7 +3,7 @@
 mod reader;
 mod synthetic;
 
-pub use reader::{BadLine, LINE_BYTES_MAX, Request, TraceError, TraceFormat, TraceReader};
+pub use reader::{LINE_BYTES_MAX, Request, TraceError, TraceFormat, TraceReader};
 pub use synthetic::{Callers, SyntheticRequests, SyntheticTrace};
 
 #[cfg(test)]

@@ -41,15 +41,6 @@ impl FromStr for TraceFormat {
     }
 }
 
-/// How to treat a malformed line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum BadLine {
-    /// Record its number and continue.
-    Skip,
-    /// Stop with [`TraceError::Line`].
-    Fail,
-}
-
 /// The trace cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
@@ -62,7 +53,7 @@ pub enum TraceError {
     /// The file cannot be opened or read.
     #[error("cannot read the trace: {0}")]
     Io(#[from] io::Error),
-    /// A malformed line, if that is fatal.
+    /// A malformed line.
     #[error("line {number}: {problem}")]
     Line {
         /// Line number, from 1.
@@ -111,51 +102,31 @@ struct Row<'a> {
 pub struct TraceReader<R> {
     source: R,
     format: TraceFormat,
-    bad_line: BadLine,
     line: Vec<u8>,
     number: u64,
-    skipped: Vec<u64>,
-    skipped_count: u64,
     turns: TurnInference<u64>,
 }
-
-/// Numbers of skipped lines that are kept for the report.
-const SKIPPED_KEPT: usize = 100;
 
 impl TraceReader<BufReader<File>> {
     /// Opens a trace file.
     ///
     /// # Errors
     /// [`TraceError::Io`] when it cannot be opened.
-    pub fn open(path: &Path, format: TraceFormat, bad_line: BadLine) -> Result<Self, TraceError> {
-        Ok(Self::new(BufReader::with_capacity(1 << 20, File::open(path)?), format, bad_line))
+    pub fn open(path: &Path, format: TraceFormat) -> Result<Self, TraceError> {
+        Ok(Self::new(BufReader::with_capacity(1 << 20, File::open(path)?), format))
     }
 }
 
 impl<R: BufRead> TraceReader<R> {
     /// Reads rows from `source`.
-    pub fn new(source: R, format: TraceFormat, bad_line: BadLine) -> Self {
-        Self {
-            source,
-            format,
-            bad_line,
-            line: Vec::new(),
-            number: 0,
-            skipped: Vec::new(),
-            skipped_count: 0,
-            turns: TurnInference::default(),
-        }
-    }
-
-    /// Numbers of the first malformed lines that were skipped, and their total number.
-    pub fn skipped(&self) -> (&[u64], u64) {
-        (&self.skipped, self.skipped_count)
+    pub fn new(source: R, format: TraceFormat) -> Self {
+        Self { source, format, line: Vec::new(), number: 0, turns: TurnInference::default() }
     }
 
     /// Reads the next request into `request`, reusing its memory; `false` at the end.
     ///
     /// # Errors
-    /// [`TraceError::Io`], and [`TraceError::Line`] when malformed lines are fatal.
+    /// [`TraceError::Io`], and [`TraceError::Line`] for a malformed line.
     pub fn read(&mut self, request: &mut Request) -> Result<bool, TraceError> {
         loop {
             self.line.clear();
@@ -167,30 +138,9 @@ impl<R: BufRead> TraceReader<R> {
             if self.line.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            match self.parse(request) {
-                Ok(()) => return Ok(true),
-                Err(problem) => self.refuse(problem)?,
-            }
+            self.parse(request).map_err(|problem| TraceError::Line { number: self.number, problem })?;
+            return Ok(true);
         }
-    }
-
-    fn refuse(&mut self, problem: String) -> Result<(), TraceError> {
-        if self.line.len() > LINE_BYTES_MAX {
-            while !self.line.ends_with(b"\n") {
-                self.line.clear();
-                if self.source.by_ref().take(1 << 20).read_until(b'\n', &mut self.line)? == 0 {
-                    break;
-                }
-            }
-        }
-        if self.bad_line == BadLine::Fail {
-            return Err(TraceError::Line { number: self.number, problem });
-        }
-        self.skipped_count += 1;
-        if self.skipped.len() < SKIPPED_KEPT {
-            self.skipped.push(self.number);
-        }
-        Ok(())
     }
 
     fn parse(&mut self, request: &mut Request) -> Result<(), String> {

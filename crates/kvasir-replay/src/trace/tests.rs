@@ -2,13 +2,13 @@
 
 use super::*;
 
-fn read(format: TraceFormat, bad_line: BadLine, text: &str) -> Result<(Vec<Request>, Vec<u64>), TraceError> {
-    let mut reader = TraceReader::new(text.as_bytes(), format, bad_line);
+fn read(format: TraceFormat, text: &str) -> Result<Vec<Request>, TraceError> {
+    let mut reader = TraceReader::new(text.as_bytes(), format);
     let (mut request, mut requests) = (Request::default(), Vec::new());
     while reader.read(&mut request)? {
         requests.push(request.clone());
     }
-    Ok((requests, reader.skipped().0.to_vec()))
+    Ok(requests)
 }
 
 const MOONCAKE: &str = r#"{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]}
@@ -17,19 +17,19 @@ const MOONCAKE: &str = r#"{"timestamp": 0, "input_length": 1100, "output_length"
 
 #[test]
 fn both_formats_are_read() {
-    let (requests, _) = read(TraceFormat::Mooncake, BadLine::Fail, MOONCAKE).unwrap();
+    let requests = read(TraceFormat::Mooncake, MOONCAKE).unwrap();
     assert_eq!((requests[0].turn, requests[0].pace_seconds), (1, None));
     assert_eq!((requests[1].turn, requests[1].pace_seconds), (2, Some(30.0)), "it continues [0, 1, partial]");
     assert_eq!(requests[1].at.as_micros(), 30_000_000);
     let row = r#"{"chat_id":7,"parent_chat_id":-1,"timestamp":1.5,"input_length":40,"output_length":1,"type":"file","turn":4,"hash_ids":[9,8,7]}"#;
-    let (requests, _) = read(TraceFormat::Bailian, BadLine::Fail, row).unwrap();
+    let requests = read(TraceFormat::Bailian, row).unwrap();
     let request = &requests[0];
     assert_eq!((request.kind.as_str(), request.turn, request.at.as_micros()), ("file", 4, 1_500_000));
     assert_eq!((request.input_tokens, request.blocks.as_slice()), (40, &[9, 8, 7][..]));
 }
 
 #[test]
-fn malformed_lines_are_named_and_skipped_or_fatal() {
+fn malformed_lines_are_named() {
     let long = format!("{{\"pad\": \"{}\"}}", "x".repeat(LINE_BYTES_MAX));
     let bad = [
         "nonsense",
@@ -44,9 +44,7 @@ fn malformed_lines_are_named_and_skipped_or_fatal() {
     ];
     for line in bad {
         let text = format!("{MOONCAKE}\n{line}\n{MOONCAKE}");
-        let (requests, skipped) = read(TraceFormat::Mooncake, BadLine::Skip, &text).unwrap();
-        assert_eq!((requests.len(), skipped), (4, vec![4]));
-        match read(TraceFormat::Mooncake, BadLine::Fail, &text) {
+        match read(TraceFormat::Mooncake, &text) {
             Err(TraceError::Line { number: 4, .. }) => {}
             other => panic!("{other:?}"),
         }
@@ -80,7 +78,7 @@ fn synthetic_traces_repeat_and_are_prefix_trees() {
         let mut text = Vec::new();
         trace.write(&mut text).unwrap();
         let text = std::str::from_utf8(&text).unwrap();
-        let (read, _) = read(TraceFormat::Bailian, BadLine::Fail, text).unwrap();
+        let read = read(TraceFormat::Bailian, text).unwrap();
         assert_eq!(read[2_999].blocks, requests[2_999].blocks);
         let times = [&read[2_999], &requests[2_999]].map(|request| request.at.as_micros() / 1_000);
         assert!(times[0].abs_diff(times[1]) <= 1);
@@ -96,6 +94,6 @@ fn without_labels_a_trace_says_neither_kind_nor_turn() {
     trace.write(&mut text).unwrap();
     let text = std::str::from_utf8(&text).unwrap();
     assert!(!text.contains("type") && !text.contains("turn"));
-    let (read, _) = read(TraceFormat::Bailian, BadLine::Fail, text).unwrap();
+    let read = read(TraceFormat::Bailian, text).unwrap();
     assert!(read.iter().any(|request| request.turn > 1), "turns are inferred");
 }

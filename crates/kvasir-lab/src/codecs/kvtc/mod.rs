@@ -9,7 +9,7 @@ mod calibrate;
 
 use half::f16;
 use kvasir_codec::{KvBuffer, rope::Rotation};
-use kvasir_types::{ModelSpec, Plane};
+use kvasir_types::{LevelError, ModelSpec, Plane};
 
 pub use calibrate::Calibration;
 
@@ -254,7 +254,7 @@ impl KvtcLike {
             return Err(BenchError::OwnBytes { codec: "kvtc_like", what: "symbols remain after the end" });
         }
         exact_sinks(chunk, skip, &mut kv);
-        Ok(Coded { bytes: (stored.len() + sink_bytes) as u64, kv })
+        Ok(Coded { bytes: (stored.len() + sink_bytes) as u64, error: LevelError::UNKNOWN, kv })
     }
 }
 

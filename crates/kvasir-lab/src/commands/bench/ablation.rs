@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::quality::{Ablation, Ground, Options, QUALITIES, Text, ablate, cases};
 use clap::Args;
-use kvasir_engine::{Model, quality::metric, training::TrainingSet};
+use kvasir_engine::{Model, training::TrainingSet};
 use kvasir_train::BasisRecipe;
 
 use serde::{Deserialize, Serialize};
@@ -19,8 +19,6 @@ use kvasir_cli::{
     training::{CONTEXTS_MAX, TextSource, training_texts},
 };
 
-/// Contexts that query moments are taken from: a diagonal needs few.
-const METRIC_TEXTS: usize = 8;
 /// Settings of the shipped profile: factors of the two tokens, their bits, shares of weights and
 /// multiply-adds.
 const FACTORS: ([usize; 2], u8) = ([128, 64], 4);
@@ -98,11 +96,10 @@ fn measured(arguments: &AblationArguments) -> CliResult<Report> {
     let AblationArguments { train_text: files, contexts, own_texts: own, seed, .. } = arguments;
     let source = TextSource { files, contexts: *contexts, own: *own, seed: *seed };
     let texts = training_texts(&model, source, &step)?;
-    let moments = metric(&model, &texts[..texts.len().min(METRIC_TEXTS)]).map_err(engine_error)?;
     let set = TrainingSet::of_texts(&model, texts, &mut |part| step.at("computing KV", part));
     let TrainingSet { contexts, mut oracle } = set.map_err(engine_error)?;
     step.done(&format!("{} contexts", contexts.len()));
-    let mut cases = cases(&shipped_recipe(&model), model.config().layers, &moments);
+    let mut cases = cases(&shipped_recipe(&model), model.config().layers);
     let wanted = |feature: &str| arguments.feature.iter().any(|part| feature.contains(part.as_str()));
     cases.retain(|case| arguments.feature.is_empty() || case.feature == "base" || wanted(case.feature));
     let step = Step::start("cases");

@@ -1,4 +1,4 @@
-//! `kvasir-lab bench codec`: speed on one core.
+//! `kvasir-lab bench codec`: speed on one core, and what a second one adds.
 
 use crate::speed::{SpeedRow, SpeedVerdict, codec_speed, speed_verdicts};
 use clap::Args;
@@ -13,7 +13,7 @@ use kvasir_cli::{
 /// Arguments of `kvasir-lab bench codec`.
 #[derive(Debug, Args)]
 pub(crate) struct CodecArguments {
-    /// Rounds; the best one is reported.
+    /// Rounds; their medians are reported.
     #[arg(long, value_name = "N", default_value_t = 15, value_parser = clap::value_parser!(u16).range(1..=1000))]
     rounds: u16,
     /// Print the result as one JSON document.
@@ -29,28 +29,37 @@ struct Report {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &CodecArguments) -> CliResult {
-    let step = Step::start("codec on one core");
+    let step = Step::start("speed of the codec");
     let rows = codec_speed(usize::from(arguments.rounds), &mut |at| step.at("", at));
     let rows = rows.map_err(CliError::internal)?;
-    step.done(&format!("best of {} rounds", arguments.rounds));
+    step.done(&format!("medians of {} rounds", arguments.rounds));
     let report = Report { verdicts: speed_verdicts(&rows), rows };
     if arguments.json { print_json(&report) } else { print(&text(&report)) }
 }
 
 fn text(report: &Report) -> String {
-    let mut rows = vec![["path", "profile", "op", "level", "Gelem/s", "bits"].map(str::to_owned).to_vec()];
+    let names = ["path", "profile", "op", "level", "rank", "threads", "Gelem/s", "GFLOP/s", "bits"];
+    let mut rows = vec![names.map(str::to_owned).to_vec()];
     rows.extend(report.rows.iter().map(|row| {
-        let level = row.level.map_or_else(String::new, |level| level.to_string());
-        let (rate, bits) = (format!("{:.3}", row.gelem_per_s), format!("{:.3}", row.bits));
-        vec![row.path.clone(), row.profile.clone(), row.op.clone(), level, rate, bits]
+        vec![
+            row.path.clone(),
+            row.profile.clone(),
+            row.op.clone(),
+            row.level.map_or_else(String::new, |level| level.to_string()),
+            row.rank.map_or_else(String::new, |rank| rank.to_string()),
+            row.threads.to_string(),
+            format!("{:.3}", row.gelem_per_s),
+            row.gflop_per_s.map_or_else(String::new, |rate| format!("{rate:.1}")),
+            row.bits.map_or_else(String::new, |bits| format!("{bits:.3}")),
+        ]
     }));
     let mut verdicts = vec![["target", "measured", "at least", ""].map(str::to_owned).to_vec()];
     verdicts.extend(report.verdicts.iter().map(|verdict| {
         let pass = if verdict.pass { "pass" } else { "MISS" };
         vec![
             verdict.target.clone(),
-            format!("{:.2}", verdict.measured),
-            format!("{:.1}", verdict.at_least),
+            format!("{:.3}", verdict.measured),
+            format!("{:.2}", verdict.at_least),
             pass.to_owned(),
         ]
     }));

@@ -25,7 +25,7 @@ pub(crate) enum BenchCommand {
     Budgets(budgets::BudgetArguments),
     /// Time to first token on the real engine: text, raw, 8-bit, CacheGen's policy, progressive, over shaped links.
     Ttft(ttft::TtftArguments),
-    /// Speed of every decoder and encoder on one core, compared with other entropy coders.
+    /// Speed of every decoder and encoder, compared with other entropy coders and the `gemm` crate.
     Codec(codec::CodecArguments),
 }
 

@@ -75,6 +75,7 @@ impl Testbed<'_> {
         let builder = kvasir_client::Kvasir::builder(self.url.as_str())
             .model(Arc::clone(model.spec()))
             .profile(Arc::clone(&profile))
+            .quality(kvasir_client::QualityFloor::Adaptive)
             .namespace(self.namespace.as_str());
         let kvasir = self.runtime.block_on(builder.connect()).map_err(client_error)?;
         Ok((profile, kvasir))

@@ -1,17 +1,23 @@
-//! The budget profile of a model that none ships with.
+//! The profiles that are made here: the budget profile of a model that none ships with, and those of a service.
 
-use kvasir_codec::Profile;
+use std::sync::Arc;
+
+use kvasir_codec::{Profile, starter};
 use kvasir_engine::{Model, quality::KlOracle};
-use kvasir_train::{BasisRecipe, Recipe, train_calibrated};
+use kvasir_train::{BasisRecipe, Recipe, TrainingContext, train_calibrated, train_transparent};
 
 use super::{bench_error, training};
-use crate::commands::bench::ablation::shipped_recipe;
+use crate::{
+    commands::bench::ablation::shipped_recipe,
+    quality::{FIRST, RETRAINED, RETRAINED_BUDGET, SuiteOptions},
+};
 use kvasir_cli::{
-    error::{CliError, CliResult},
+    error::{CliError, CliResult, Exit},
     progress::Step,
+    training::retraining_recipe,
 };
 
-/// Every ninth window judges, and KL of the finest level in nats per token: as in `kvasir profile train`.
+/// Every ninth window judges, and KL of the finest level in nats per token: as for the shipped profile.
 const JUDGES: usize = 9;
 const FINEST_KL: f32 = 3e-4;
 
@@ -36,4 +42,34 @@ pub(super) fn budget_profile(
         Some(error) => Err(CliError::internal(format!("the model could not measure the loss: {error}"))),
         None => Ok(profile),
     }
+}
+
+/// The profiles that a service has of a model, as far as they are wanted: the one that a client makes from its first chunk, and those
+/// that `kvasir profile retrain` makes, without and with `--parameters`. The first is there if any is: it stores the chunks that
+/// the others do not suit.
+pub(super) fn service_profiles(
+    model: &Model,
+    contexts: &[TrainingContext],
+    options: &SuiteOptions,
+    step: &Step,
+) -> CliResult<Vec<(&'static str, Arc<Profile>)>> {
+    let wanted = |variant: &str| options.wants_variant(variant);
+    let runs = options.wants("kvasir") || options.wants("kvasir_names");
+    let runs = runs && [FIRST, RETRAINED, RETRAINED_BUDGET].into_iter().any(wanted);
+    let Some(chunk) = contexts.first().filter(|_| runs) else { return Ok(Vec::new()) };
+    let first = starter(model.spec(), &chunk.tokens, chunk.first_position, &chunk.kv)
+        .map_err(|error| CliError::new(Exit::Data, error, ""))?;
+    let mut profiles = vec![(FIRST, Arc::new(first))];
+    let retrained = [(RETRAINED, None), (RETRAINED_BUDGET, Some(model.config().parameters()))];
+    for (variant, parameters) in retrained {
+        if !wanted(variant) {
+            continue;
+        }
+        let recipe = retraining_recipe(parameters);
+        let mut tell = |what: &str, part: f32| step.at(what, part);
+        let profile = train_transparent(model.spec(), contexts, &recipe, &mut tell)
+            .map_err(|error| bench_error(error.into()))?;
+        profiles.push((variant, Arc::new(profile)));
+    }
+    Ok(profiles)
 }

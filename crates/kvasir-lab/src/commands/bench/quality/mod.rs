@@ -9,8 +9,8 @@ use std::{path::PathBuf, sync::Arc};
 use crate::{
     BenchError,
     quality::{
-        CODECS, Crossing, Options, QualityRow, RECORDS, Suite, SuiteOptions, Verdict, crossings, csv, join,
-        measure, verdicts,
+        BUDGET, CODECS, Crossing, Options, QualityRow, Suite, SuiteOptions, VARIANTS, Verdict, crossings,
+        csv, join, measure, verdicts,
     },
 };
 use clap::Args;
@@ -23,7 +23,7 @@ use serde::Serialize;
 
 pub(super) use self::tables::{label, quality, ratio, row_table, verdict_table};
 use self::{
-    budget::budget_profile,
+    budget::{budget_profile, service_profiles},
     tables::text,
     texts::{Texts, pieces, texts},
 };
@@ -49,9 +49,8 @@ pub(crate) struct QualityArguments {
     /// `kvasir-tiny`, or a folder with a Hugging Face Llama model.
     #[arg(long, value_name = "NAME|DIR", default_value = "kvasir-tiny")]
     model: String,
-    /// Text to measure on. Repeatable. All codecs run on the first, which is of the domain that the profiles were
-    /// trained on, and on records; on other texts only Kvasir's profiles run. Default without --records: a built-in
-    /// tale, too short for reliable figures.
+    /// Text to measure on. Repeatable. The first is of the domain that the profiles were trained on. Default without
+    /// --records: a built-in tale, too short for reliable figures.
     #[arg(long, value_name = "FILE")]
     text: Vec<PathBuf>,
     /// Windows of generated records to measure on, after any texts: lines with a number each in the prefix, questions
@@ -92,6 +91,10 @@ pub(crate) struct QualityArguments {
     /// Codecs to run, separated by commas; all by default.
     #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = CODECS)]
     codecs: Vec<String>,
+    /// Profiles of `kvasir` to run, separated by commas: also the one that a client makes from a chunk, and those of
+    /// `kvasir profile retrain` without and with --parameters [default: budget,unlimited,direct].
+    #[arg(long, value_name = "NAME", value_delimiter = ',', value_parser = VARIANTS)]
+    variants: Vec<String>,
     /// First window to measure of each text, so that a long run can be made in pieces.
     #[arg(long, value_name = "N", default_value_t = 0)]
     from_window: usize,
@@ -215,11 +218,13 @@ fn measured(
     let step = Step::start("profiles");
     let mut suite_options = SuiteOptions {
         profiles: profiles(model, &arguments.profile)?,
+        service: Vec::new(),
         budget_bytes,
         codecs: arguments.codecs.clone(),
+        variants: arguments.variants.clone(),
     };
     let ours_run = suite_options.wants("kvasir") || suite_options.wants("kvasir_deflate");
-    if ours_run && suite_options.profiles.is_empty() {
+    if ours_run && suite_options.wants_variant(BUDGET) && suite_options.profiles.is_empty() {
         let profile = budget_profile(model, &texts.calibration, options.prefix, &step)?;
         if let Some(folder) = &arguments.out {
             create_folder(folder)?;
@@ -228,16 +233,15 @@ fn measured(
         suite_options.profiles.push(Arc::new(profile));
     }
     let contexts: Vec<_> = texts.calibration.iter().map(|t| training(model, t)).collect::<CliResult<_>>()?;
+    suite_options.service = service_profiles(model, &contexts, &suite_options, &step)?;
     let suite = Suite::new(model.spec(), &contexts, &suite_options, &mut |what, at| step.at(what, at));
     let suite = suite.map_err(bench_error)?;
     step.done(&format!("calibrated on {} windows", contexts.len()));
     let mut rows = Vec::new();
-    for (index, text) in texts.measured.iter().enumerate() {
+    for text in &texts.measured {
         let step = Step::start(text.domain.clone());
-        let ours_only = index > 0 && text.domain != RECORDS;
-        let found = suite.with_codecs(ours_only, |codecs| {
-            measure(model, codecs, text, options, &mut |at| step.at("", at))
-        });
+        let found =
+            suite.with_codecs(|codecs| measure(model, codecs, text, options, &mut |at| step.at("", at)));
         rows.extend(found.map_err(bench_error)?);
         step.done(&format!("{} windows", text.windows.len()));
     }

@@ -2,6 +2,7 @@
 
 use super::QualityReport;
 use kvasir_cli::output::columns;
+use kvasir_types::Quality;
 
 /// A ratio for display.
 pub(in super::super) fn ratio(value: Option<f64>) -> String {
@@ -46,6 +47,8 @@ pub(in super::super) fn row_table(report: &QualityReport) -> Vec<Vec<String>> {
         "chunk",
         "text",
         "bits/element",
+        "error",
+        "quality",
         "KL (95 %)",
         "KL share",
         "top-1",
@@ -60,6 +63,8 @@ pub(in super::super) fn row_table(report: &QualityReport) -> Vec<Vec<String>> {
             row.chunk_tokens.to_string(),
             row.domain.clone(),
             format!("{:.3}", row.bits_per_element),
+            row.error.map_or_else(|| "–".to_owned(), |error| error.to_string()),
+            row.quality().map_or("–", Quality::name).to_owned(),
             format!("{:.2e} ({:.1e}–{:.1e})", row.kl, row.kl_low, row.kl_high),
             ratio(row.kl_share),
             format!("{:.1} %", row.top1 * 100.0),

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kvasir_client::Kvasir;
+use kvasir_client::{Kvasir, QualityFloor};
 use kvasir_codec::Profile;
 use kvasir_engine::{
     EngineError, Model, PagedKv, Sampling, TINY_PROFILE, calibrate,
@@ -310,6 +310,8 @@ fn connect(runtime: &Runtime, model: &Arc<Model>, address: std::net::SocketAddr)
     let builder = Kvasir::builder(format!("http://{address}"))
         .model(Arc::clone(model.spec()))
         .profile(profile)
+        // The ways that are compared load every level.
+        .quality(QualityFloor::Adaptive)
         .namespace("ttft")
         .chunk_tokens(CHUNK_TOKENS)
         .recompute_model(calibrate(model, &sample).map_err(engine_error)?);
