@@ -1,4 +1,4 @@
-"""Tests the chart's output with the service itself: settings, probes, ports, tenants, and the commands of `helm test` and the CronJob.
+"""Tests the chart's output with the service itself: settings, probes, ports, tenants, and the commands of `helm test` and the CronJobs.
 
 Nothing here needs a store but a folder, or a dead address in place of one.
 """
@@ -270,6 +270,17 @@ class Commands(Folder):
         done = kvasir(*arguments, *here)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(json.loads(done.stdout)["dry_run"], True)
+
+    def test_the_retraining(self):
+        retrain = {"profiles": {"retrain": {"enabled": True}}}
+        documents = of(local({"auth": {"allowUnauthenticated": True}, **retrain}))
+        with Service(documents, self.folder) as service:
+            wait_for("readiness", lambda: service.probe("readiness") == 200)
+            spec = one(documents, "CronJob")["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+            arguments = list(spec["containers"][0]["args"])
+            arguments[arguments.index("--url") + 1] = f"http://127.0.0.1:{service.ports['api']}"
+            done = kvasir(*arguments)
+            self.assertEqual((done.returncode, done.stdout), (0, "the tenant has no models\n"), done.stderr)
 
 
 def same(shown, given):

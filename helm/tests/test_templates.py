@@ -290,6 +290,37 @@ class Availability(unittest.TestCase):
             self.assertIn(mount, spec["containers"][0]["volumeMounts"])
 
 
+class Retraining(unittest.TestCase):
+    def test_calls_the_service_as_an_admin(self):
+        job = one(rendered("retrain"), "CronJob")["spec"]
+        self.assertEqual((job["schedule"], job["suspend"], job["concurrencyPolicy"]), ("5 3 * * *", False, "Forbid"))
+        spec = job["jobTemplate"]["spec"]["template"]["spec"]
+        first = spec["containers"][0]
+        self.assertEqual(first["args"][:5], ["profile", "retrain", "--all", "--bandwidth", "2.5gbit"])
+        self.assertEqual(first["args"][5:7], ["--url", "https://rel-kvasir.ns.svc:7480"])
+        self.assertLessEqual({"--token-file", "--ca-file"}, set(first["args"]))
+        self.assertEqual([e["name"] for e in first["env"]], ["TMPDIR"], "no credentials of the store")
+        secrets = {v["name"]: v["secret"] for v in spec["volumes"] if "secret" in v}
+        self.assertEqual(secrets["token"]["secretName"], "kvasir-retrain")
+        self.assertEqual(secrets["token"]["items"], [{"key": "admin", "path": "token"}])
+        self.assertEqual(first["resources"]["requests"], {"cpu": "1", "memory": "10Gi"})
+
+    def test_off_by_default(self):
+        self.assertFalse(all_of(rendered("eks"), "CronJob"))
+        self.assertEqual(len(one(rendered("eks"), "NetworkPolicy")["spec"]["ingress"][0]["from"]), 2)
+
+    def test_without_credentials(self):
+        job = one(of({"profiles": {"retrain": {"enabled": True}}}), "CronJob")["spec"]["jobTemplate"]["spec"]
+        arguments = job["template"]["spec"]["containers"][0]["args"]
+        self.assertEqual(arguments[5:], ["--url", "http://rel-kvasir.ns.svc:7480"])
+
+    def test_is_let_in(self):
+        documents = rendered("retrain")
+        labels = one(documents, "CronJob")["spec"]["jobTemplate"]["spec"]["template"]["metadata"]["labels"]
+        peer = one(documents, "NetworkPolicy")["spec"]["ingress"][0]["from"][-1]["podSelector"]["matchLabels"]
+        self.assertLessEqual(peer.items(), labels.items())
+
+
 class Network(unittest.TestCase):
     def test_policy(self):
         spec = one(rendered("eks"), "NetworkPolicy")["spec"]

@@ -44,6 +44,10 @@ impl SampleQuery {
 pub struct ChunkSample {
     /// The chunks, by hash.
     pub chunks: Vec<SeqHash>,
+    /// When each of them was first stored, in milliseconds since 1970 by the store's clock. Empty in answers of
+    /// services that do not tell.
+    #[serde(default)]
+    pub stored_at_ms: Vec<u64>,
 }
 
 /// Response to storing a chunk: it is now durable and visible.

@@ -39,8 +39,8 @@ pub struct ModelInfo {
 pub struct ProfileLevels {
     /// The profile.
     pub profile_hash: ProfileHash,
-    /// Origin: `first_save`, `retrain` or `by_hand`; `unknown` if the service cannot read the profile, which
-    /// it stores unchanged. Then there are no levels.
+    /// Origin: `first_save`, `trained` (to the bounds of quality `transparent`) or `by_hand`; `unknown` if the
+    /// service cannot read the profile, which it stores unchanged. Then there are no levels.
     pub made: String,
     /// Name of the recipe.
     pub recipe: String,

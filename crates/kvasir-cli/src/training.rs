@@ -1,7 +1,6 @@
 //! What profiles are trained on, and how.
 
 use kvasir_train::{BasisRecipe, Recipe};
-use kvasir_types::ModelSpec;
 
 use crate::error::{CliError, Exit};
 #[cfg(feature = "demo")]
@@ -64,8 +63,6 @@ fn evenly(mut windows: Vec<Vec<u32>>, count: usize) -> Vec<Vec<u32>> {
 
 /// Bytes of a parameter in a checkpoint of 16-bit floats.
 pub(crate) const PARAMETER_BYTES: f64 = 2.0;
-/// Most elements of a scope: training holds its covariance, and decoding multiplies by all of it.
-const SCOPE_ELEMENTS_MAX: usize = 2_048;
 /// Fewest contexts with a token before the profile has an entry for it.
 const TOKEN_TEXTS: usize = 8;
 /// Maximum size of the profile, as a share of the weights' bytes.
@@ -73,23 +70,12 @@ const WEIGHTS_SHARE: f64 = 0.1;
 /// Most bytes of the profile for a model of unknown size: every reader and writer downloads it.
 const PROFILE_BYTES_MAX: usize = 256 << 20;
 
-/// Bytes of an entry of a basis that is packed with little loss.
-const ENTRY_BYTES: f64 = 11.0 / 8.0;
-
-/// How `kvasir profile retrain` trains, for a model of `parameters` if they are known. A basis over as many layers as a
-/// scope holds and as fit into the budget in full rank: then text unlike the sample costs bits, not quality.
-pub fn retraining_recipe(spec: &ModelSpec, parameters: Option<u64>) -> Recipe {
+/// How `kvasir profile retrain` trains, for a model of `parameters` if they are known.
+pub fn retraining_recipe(parameters: Option<u64>) -> Recipe {
     let share = |parameters: u64| (WEIGHTS_SHARE * PARAMETER_BYTES * parameters as f64) as usize;
-    let budget = parameters.map_or(PROFILE_BYTES_MAX, share);
-    let (layers, elements) = (spec.layers.len().max(1), spec.elements_per_token());
-    let fits = |of_scope: &usize| {
-        let scope = (elements * of_scope).div_ceil(layers);
-        scope <= SCOPE_ELEMENTS_MAX && (elements * scope) as f64 * ENTRY_BYTES <= budget as f64
-    };
     Recipe::Basis(BasisRecipe {
-        scope_layers: Some((1..=layers).rev().find(fits).unwrap_or(1)),
         token_texts: TOKEN_TEXTS,
-        budget_bytes: Some(budget),
+        budget_bytes: Some(parameters.map_or(PROFILE_BYTES_MAX, share)),
         ..BasisRecipe::default()
     })
 }

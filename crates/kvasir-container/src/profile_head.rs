@@ -59,8 +59,8 @@ pub struct ProfileLevel {
 pub enum ProfileOrigin {
     /// A client made it of the first cache that it saved.
     FirstSave,
-    /// Trained on stored caches, to the bounds of quality `transparent`.
-    Retrain,
+    /// Trained to the bounds of quality `transparent`, on stored caches or on dumps.
+    Trained,
     /// Any other way.
     ByHand,
 }
@@ -70,7 +70,7 @@ impl ProfileOrigin {
     pub fn of(recipe: &str, note: &str) -> Self {
         match (recipe, note) {
             (STARTER_RECIPE, _) => Self::FirstSave,
-            (_, TRANSPARENT_NOTE) => Self::Retrain,
+            (_, TRANSPARENT_NOTE) => Self::Trained,
             _ => Self::ByHand,
         }
     }
@@ -79,7 +79,7 @@ impl ProfileOrigin {
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::FirstSave => "first_save",
-            Self::Retrain => "retrain",
+            Self::Trained => "trained",
             Self::ByHand => "by_hand",
         }
     }
@@ -261,7 +261,7 @@ mod tests {
                 "{what}"
             );
         }
-        let made = ProfileOrigin::of("trained", TRANSPARENT_NOTE);
-        assert_eq!((made.as_str(), ProfileOrigin::of("trained", "").as_str()), ("retrain", "by_hand"));
+        let made = ["", TRANSPARENT_NOTE].map(|note| ProfileOrigin::of("basis", note).as_str());
+        assert_eq!(made, ["by_hand", "trained"]);
     }
 }

@@ -92,10 +92,6 @@ fn fit_scope(
     }
     let rank = recipe.rank_max.unwrap_or(elements).min(elements).min(COEFFICIENTS_MAX);
     let rank = affordable_rank.map_or(rank, |(_, affordable)| affordable.min(rank));
-    if recipe.metric.is_some() && elements > DENSE_ELEMENTS_MAX {
-        let why = "scopes of more than 8,192 elements do not support a metric".to_owned();
-        return Err(TrainError::Recipe { field: "metric", why });
-    }
     let fitted = if elements > DENSE_ELEMENTS_MAX {
         fit_wide(corpus, recipe, &scope, rank, tell)
     } else {
@@ -114,10 +110,7 @@ fn fit_scope(
         bit_allocation::within(bytes, allocation).map(|allocation| allocation.bits)
     });
     let bits = bits.transpose()?;
-    scope.basis = match &recipe.metric {
-        None => bit_allocation::basis(&rows, elements, bits.as_deref()),
-        Some(metric) => bit_allocation::weighed_basis(metric, &scope, &rows, bits.as_deref()),
-    };
+    scope.basis = bit_allocation::basis(&rows, elements, bits.as_deref());
     Ok(ScopeDraft { scope, tokens })
 }
 
@@ -162,14 +155,7 @@ fn fit_dense(
         if let Some(tokens) = &tokens {
             let predicted = tokens.predict(&block, elements);
             block.elements.iter_mut().zip(&predicted).for_each(|(x, p)| *x -= p);
-            let mut predicted = predicted;
-            if let Some(metric) = &recipe.metric {
-                metric.weigh(scope, &mut predicted);
-            }
             covariance.add(&predicted, PREDICTION_WEIGHT);
-        }
-        if let Some(metric) = &recipe.metric {
-            metric.weigh(scope, &mut block.elements);
         }
         covariance.add(&block.elements, 1.0);
     });

@@ -2,9 +2,9 @@
 
 use half::f16;
 
-use super::{Metric, TrainError};
+use super::TrainError;
 use kvasir_codec::{
-    authoring::{Basis, PackedRows, Scope, packed_bytes},
+    authoring::{Basis, PackedRows, packed_bytes},
     limits::ROW_BITS_MAX,
 };
 
@@ -93,28 +93,6 @@ pub(super) fn basis(rows: &[f32], elements: usize, bits: Option<&[u8]>) -> Basis
         return Basis::Trained { synthesis, analysis: None, packed: None };
     };
     let packed = PackedRows::quantise(rows, elements, bits);
-    Basis::Trained { synthesis: packed.rows(elements), analysis: None, packed: Some(packed) }
-}
-
-/// The basis of rows that were found in the coordinates of a metric.
-pub(super) fn weighed_basis(metric: &Metric, scope: &Scope, rows: &[f32], bits: Option<&[u8]>) -> Basis {
-    let elements = scope.elements();
-    let halves = |rows: &[f32]| rows.iter().map(|v| f16::from_f32(*v)).collect::<Vec<f16>>();
-    let (mut synthesis, mut analysis) = (rows.to_vec(), rows.to_vec());
-    metric.synthesis(scope, &mut synthesis);
-    let Some(bits) = bits else {
-        metric.analysis(scope, &mut analysis);
-        return Basis::Trained {
-            synthesis: halves(&synthesis),
-            analysis: Some(halves(&analysis)),
-            packed: None,
-        };
-    };
-    let mut packed = PackedRows::quantise(&synthesis, elements, bits);
-    // Packed rows are unit vectors; the length of a row gives the cost of a step of its coefficient.
-    for (unit, row) in packed.units.iter_mut().zip(synthesis.chunks_exact(elements)) {
-        *unit *= row.iter().map(|v| v * v).sum::<f32>().sqrt();
-    }
     Basis::Trained { synthesis: packed.rows(elements), analysis: None, packed: Some(packed) }
 }
 

@@ -53,9 +53,10 @@ pub enum TrainError {
         /// Fewest bytes that were reached.
         least: usize,
     },
-    /// A basis within the budget loses too much for the quality `transparent`, however fine its levels are.
+    /// A basis loses too much for the quality `transparent`, however fine its levels are.
     #[error(
-        "the basis loses {times:.0} times what `transparent` allows: allow more bytes, or have scopes of fewer layers"
+        "the basis loses {times:.0} times what `transparent` allows: allow more bytes and multiply-adds, have scopes of \
+         fewer layers, or train on more contexts"
     )]
     NotTransparent {
         /// The error of held-out chunks over the bound.

@@ -12,7 +12,6 @@ mod draft;
 mod error;
 mod linear;
 mod lossless_level;
-mod metric;
 mod moments;
 mod pack;
 mod rates;
@@ -31,10 +30,8 @@ use kvasir_types::{ModelSpec, Plane};
 
 pub use self::{
     error::TrainError,
-    metric::Metric,
     pack::pack,
     search::{Trial, search},
-    sketch::{Sketch, SketchedCovariance},
     study::Study,
     sweep::train_at_scale,
     transparent::train_transparent,
@@ -86,7 +83,7 @@ impl Default for Recipe {
 pub struct BasisRecipe {
     /// Most coefficients of a scope; `None` for as many as the scope has elements.
     pub rank_max: Option<usize>,
-    /// Layers of a scope; `None` for all.
+    /// Layers of a scope. `None`: all; for [`train_transparent`] as many as have a basis of full rank.
     pub scope_layers: Option<usize>,
     /// Whether K and V share a scope.
     pub joint: bool,
@@ -116,9 +113,6 @@ pub struct BasisRecipe {
     pub entry_levels: bool,
     /// Whether values are reconstructed at the centroids of their cells; else in their middles.
     pub centroids: bool,
-    /// The cost of errors by direction; `None`: equal in all directions of a plane. Without `budget_bytes`
-    /// the analysis matrix is stored; with packed bases, readers derive it.
-    pub metric: Option<Metric>,
 }
 
 impl Default for BasisRecipe {
@@ -138,7 +132,6 @@ impl Default for BasisRecipe {
             stage_tables: STAGE_TABLES_MAX,
             entry_levels: true,
             centroids: true,
-            metric: None,
         }
     }
 }
@@ -162,12 +155,13 @@ pub trait QualityOracle {
 const BASIS_LEVELS: usize = 4;
 /// Levels of a direct profile.
 const DIRECT_LEVELS: usize = 3;
-/// Default error of the finest level in tools: about that of an 8-bit cache.
+/// Error of the finest level about that of an 8-bit cache: for trials, and for recipes without steps to choose.
 pub const FINEST_NMSE: f64 = 2.5e-4;
 
 /// Trains a profile whose finest level has an error of about `finest_nmse`: the power of the error over that
 /// of the cache about its mean. A truncated basis may not reach it; [`Profile::levels`] gives the error
-/// reached on held-out text.
+/// reached on held-out text. It is a mean: the worst head's is larger, so for chunks that clients load by default
+/// there is [`train_transparent`].
 ///
 /// `progress` receives the current step and the share done, 0 to 1.
 ///

@@ -12,14 +12,14 @@ const BATCH_ROWS: usize = 256;
 
 /// The first pass: `Σ row (rowᵀ Ω)`, a power iteration of the covariance on random directions.
 #[derive(Debug)]
-pub struct Sketch {
+pub(super) struct Sketch {
     directions: Mat<f32>,
     sum: Mat<f32>,
 }
 
 /// The second pass: the covariance inside the sketched subspace.
 #[derive(Debug)]
-pub struct SketchedCovariance {
+pub(super) struct SketchedCovariance {
     /// Orthonormal, `elements × width`.
     subspace: Mat<f32>,
     gram: Mat<f32>,
@@ -27,13 +27,13 @@ pub struct SketchedCovariance {
 
 impl Sketch {
     /// For rows of `elements` numbers and the `rank` leading directions.
-    pub fn new(elements: usize, rank: usize) -> Self {
+    pub(super) fn new(elements: usize, rank: usize) -> Self {
         let width = (rank + OVERSAMPLING).min(elements);
         Self { directions: noise(elements, width), sum: Mat::zeros(elements, width) }
     }
 
     /// Adds rows, `[row][element]`.
-    pub fn add(&mut self, rows: &[f32]) {
+    pub(super) fn add(&mut self, rows: &[f32]) {
         let elements = self.directions.nrows();
         for batch in rows.chunks(BATCH_ROWS * elements) {
             let rows = MatRef::from_row_major_slice(batch, batch.len() / elements, elements);
@@ -43,7 +43,7 @@ impl Sketch {
     }
 
     /// Ends the pass.
-    pub fn finish(self) -> SketchedCovariance {
+    pub(super) fn finish(self) -> SketchedCovariance {
         let subspace = self.sum.qr().compute_thin_Q();
         let width = subspace.ncols();
         SketchedCovariance { subspace, gram: Mat::zeros(width, width) }
@@ -52,7 +52,7 @@ impl Sketch {
 
 impl SketchedCovariance {
     /// Adds the same rows again.
-    pub fn add(&mut self, rows: &[f32]) {
+    pub(super) fn add(&mut self, rows: &[f32]) {
         let elements = self.subspace.nrows();
         for batch in rows.chunks(BATCH_ROWS * elements) {
             let rows = MatRef::from_row_major_slice(batch, batch.len() / elements, elements);
@@ -63,7 +63,7 @@ impl SketchedCovariance {
 
     /// The `rank` leading directions, `[direction][element]`, and the sums of squares along them, decreasing;
     /// `None` if the decomposition fails.
-    pub fn finish(self, rank: usize) -> Option<(Vec<f32>, Vec<f32>)> {
+    pub(super) fn finish(self, rank: usize) -> Option<(Vec<f32>, Vec<f32>)> {
         let eigen = self.gram.self_adjoint_eigen(Side::Lower).ok()?;
         let (width, elements) = (self.subspace.ncols(), self.subspace.nrows());
         let rank = rank.min(width);

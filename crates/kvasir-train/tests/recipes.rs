@@ -3,10 +3,12 @@
 #[path = "../../kvasir-codec/tests/common/mod.rs"]
 mod common;
 
-use common::{Noise, cache, contexts, mixed_spec};
-use kvasir_codec::Profile;
-use kvasir_train::{BasisRecipe, FINEST_NMSE, Recipe, TrainError, TrainingContext, pack, train};
-use kvasir_types::{KvDtype, ModelSpec};
+use common::{Noise, Setup, cache, contexts, mixed_spec, round_to, typed};
+use kvasir_codec::{Profile, container::Head};
+use kvasir_train::{
+    BasisRecipe, FINEST_NMSE, Recipe, TrainError, TrainingContext, pack, train, train_transparent,
+};
+use kvasir_types::{KvDtype, Level, ModelSpec, Quality};
 
 /// Texts of a vocabulary whose tables alone are larger than what a profile of a tenth of a small model may have.
 fn wordy(spec: &ModelSpec) -> Vec<TrainingContext> {
@@ -106,5 +108,26 @@ fn every_level_is_better_than_the_one_before_and_than_nothing() {
             };
             assert!(levels.windows(2).all(is_better), "{}: {levels:?}", recipe.name());
         }
+    }
+}
+
+#[test]
+fn every_recipe_that_chooses_steps_can_be_transparent() {
+    let spec = mixed_spec(KvDtype::Bf16);
+    let mut data = contexts(&spec, 6, 400);
+    data.iter_mut().for_each(|context| round_to(spec.kv_dtype, &mut context.kv));
+    let train_as = |recipe: &Recipe| train_transparent(&spec, &data, recipe, &mut |_, _| ()).expect("trains");
+    let text = Noise::new(77).tokens(600);
+    let kv = typed(&spec, &text, 2);
+    for recipe in [Recipe::Direct, Recipe::DirectExact, Recipe::default()] {
+        let profile = train_as(&recipe);
+        let finest = Level((profile.lossy_levels() - 1) as u8);
+        let object = Setup::of(spec.clone(), profile).encode(&text, 0, &kv);
+        let error = Head::parse(&object).expect("valid").measured().expect("measured").error(finest);
+        assert!(error <= Quality::Transparent.error_max(), "{}: {error:?}", recipe.name());
+    }
+    for recipe in [Recipe::Exact, Recipe::CacheGen] {
+        let other = train(&spec, &data, &recipe, FINEST_NMSE, &mut |_, _| ()).expect("trains");
+        assert_eq!(train_as(&recipe).hash(), other.hash(), "{}", recipe.name());
     }
 }

@@ -148,6 +148,57 @@
   emptyDir: {}
 {{- end -}}
 
+{{/* Where a pod that is a client of the service finds it, with its credential and the CA. */}}
+{{- define "kvasir.clientArgs" -}}
+- --url
+- {{ include "kvasir.url" . }}
+{{- if include "kvasir.hasAuth" . }}
+- --token-file
+- /etc/kvasir/token/token
+{{- end }}
+{{- if and (include "kvasir.tlsSecret" .) .Values.tls.caKey }}
+- --ca-file
+- /etc/kvasir/ca/ca.crt
+{{- end }}
+{{- end -}}
+
+{{- define "kvasir.clientMounts" -}}
+- name: tmp
+  mountPath: /tmp
+{{- if include "kvasir.hasAuth" . }}
+- name: token
+  mountPath: /etc/kvasir/token
+  readOnly: true
+{{- end }}
+{{- if and (include "kvasir.tlsSecret" .) .Values.tls.caKey }}
+- name: ca
+  mountPath: /etc/kvasir/ca
+  readOnly: true
+{{- end }}
+{{- end -}}
+
+{{/* (dict "root" $ "tokenSecret" {name, key}). */}}
+{{- define "kvasir.clientVolumes" -}}
+- name: tmp
+  emptyDir: {}
+{{- if include "kvasir.hasAuth" .root }}
+- name: token
+  secret:
+    secretName: {{ .tokenSecret.name }}
+    defaultMode: 0440
+    items: [{key: {{ .tokenSecret.key }}, path: token}]
+{{- end }}
+{{- with .root.Values.tls.caKey }}
+{{- with include "kvasir.tlsSecret" $.root }}
+- name: ca
+  secret:
+    secretName: {{ . }}
+    defaultMode: 0440
+    items: [{key: {{ $.root.Values.tls.caKey }}, path: ca.crt}]
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* What all pods have in common: identity, image secrets, placement. */}}
 {{- define "kvasir.podBase" -}}
 serviceAccountName: {{ include "kvasir.serviceAccount" . }}

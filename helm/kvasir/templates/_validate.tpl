@@ -4,7 +4,7 @@ The StatefulSet and the ConfigMap call it, because they are always rendered.
 */}}
 {{- define "kvasir.validate" -}}
 {{- $mistakes := list -}}
-{{- range list "names" "store" "config" "credentials" "auth" "tls" "gc" "life" "sizes" "network" "minio" -}}
+{{- range list "names" "store" "config" "credentials" "auth" "tls" "gc" "profiles" "life" "sizes" "network" "minio" -}}
 {{- $found := include (printf "kvasir.validate.%s" .) $ | trim -}}
 {{- if $found -}}
 {{- $mistakes = append $mistakes $found -}}
@@ -157,6 +157,17 @@ cache.directory: cache
 {{- end -}}
 {{- end -}}
 
+{{- define "kvasir.validate.profiles" -}}
+{{- with .Values.profiles.retrain -}}
+{{- if and .enabled (include "kvasir.hasAuth" $) (not .tokenSecret.name) }}
+  profiles.retrain.enabled needs a token of role admin: put it into a Secret and name that in profiles.retrain.tokenSecret
+{{- end -}}
+{{- if and .enabled $.Values.tls.clientCa.existingSecret.name }}
+  profiles.retrain.enabled has no client certificate, which tls.clientCa requires: set it to false
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "kvasir.validate.names" -}}
 {{- $name := include "kvasir.fullname" . -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $name) }}
@@ -204,13 +215,17 @@ cache.directory: cache
 {{- end -}}
 
 {{/*
-Bytes that a busy replica uses in addition to its caches: buffers of all the connections that it takes; requests to the
-store, chunks in flight; and where there is a capacity, what the collector chooses among.
+Bytes that a busy replica uses in addition to its caches: buffers of all the connections that it takes, and with TLS
+what is encrypted ahead of them; requests to the store, chunks in flight; and where there is a capacity, what the
+collector chooses among.
 */}}
 {{- define "kvasir.workingBytes" -}}
 {{- $capacity := include "kvasir.bytes" (include "kvasir.setting" (list . "gc" "capacity")) | int64 -}}
 {{- $connections := include "kvasir.setting" (list . "server" "connections_max") | int64 -}}
 {{- $each := include "kvasir.bytes" (include "kvasir.setting" (list . "server" "connection_memory")) | int64 -}}
+{{- if include "kvasir.tlsSecret" . -}}
+{{- $each = add $each 262144 -}}
+{{- end -}}
 {{- add 402653184 (mul $connections $each) (gt $capacity 0 | ternary 419430400 0) -}}
 {{- end -}}
 

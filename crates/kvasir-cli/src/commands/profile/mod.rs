@@ -4,6 +4,7 @@ mod inspect;
 mod levels;
 mod pack;
 mod retrain;
+mod retrain_all;
 mod status;
 mod train;
 
@@ -16,8 +17,8 @@ use crate::error::CliResult;
 pub(crate) enum ProfileCommand {
     /// Train a profile from KV dumps of one model, or for the shipped model from texts.
     Train(train::TrainArguments),
-    /// Train a profile on a sample of a model's stored chunks, and publish it if loads get smaller and no
-    /// slower.
+    /// Train a profile on a sample of a model's stored chunks, or one for each model, and publish it if loads get
+    /// smaller and no slower.
     Retrain(retrain::RetrainArguments),
     /// Show a model's profiles at a service: which one encodes new caches, how it was made, what it achieves.
     Status(status::StatusArguments),

@@ -17,6 +17,7 @@ use kvasir_types::{ChainLink, Level, Loss, ModelId, ModelSpec, Quality};
 use serde::Serialize;
 use tokio::runtime::Runtime;
 
+use super::retrain_all;
 use crate::{
     error::{CliError, CliResult, Exit},
     output::{bytes, columns, print, print_json},
@@ -38,11 +39,15 @@ const BYTES_MAX: f64 = 0.95;
 #[derive(Debug, Args)]
 pub(crate) struct RetrainArguments {
     /// The model, by its id: 64 hex digits, as `kvasir model spec` prints it.
-    #[arg(long, value_name = "ID")]
-    model_id: ModelId,
+    #[arg(long, value_name = "ID", required_unless_present = "all")]
+    model_id: Option<ModelId>,
+    /// All models of the credential's tenant (the first 1,000 by id), one after the other. Skips a model unless
+    /// half of its sample was stored since its last training.
+    #[arg(long, conflicts_with_all = ["model_id", "parameters"])]
+    all: bool,
     /// Maximum number of sampled chunks.
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=1_024))]
-    chunks: u16,
+    pub(super) chunks: u16,
     /// Bandwidth of readers, for instance 3gbit. A profile whose decoding costs more time than its smaller
     /// size saves is not published.
     #[arg(long, value_name = "RATE", default_value = "1gbit", value_parser = units::bandwidth)]
@@ -56,10 +61,10 @@ pub(crate) struct RetrainArguments {
     dry_run: bool,
     /// The service. The credential needs the role `admin`, because the sample covers all namespaces.
     #[command(flatten)]
-    service: AddressArguments,
+    pub(super) service: AddressArguments,
     /// Print the comparison as JSON.
     #[arg(long)]
-    json: bool,
+    pub(super) json: bool,
 }
 
 /// The cost of the held-out chunks with a profile.
@@ -88,8 +93,9 @@ impl Cost {
     }
 }
 
+/// A trained profile beside the one in force.
 #[derive(Debug, Serialize)]
-struct Comparison {
+pub(super) struct Comparison {
     model_id: ModelId,
     trained_tokens: usize,
     judging_chunks: usize,
@@ -98,15 +104,30 @@ struct Comparison {
     trained: Cost,
     profile_bytes: usize,
     profile_hash: String,
-    published: bool,
-    why: String,
+    pub(super) published: bool,
+    pub(super) why: String,
 }
 
 /// Runs the command.
 pub(crate) fn run(arguments: &RetrainArguments) -> CliResult {
     let runtime = runtime()?;
+    let Some(model_id) = &arguments.model_id else { return retrain_all::run(arguments, &runtime) };
+    let comparison = retrain(arguments, &runtime, model_id)?;
+    if arguments.json {
+        return print_json(&comparison);
+    }
+    note(&format!("a profile of {}, {}", bytes(comparison.profile_bytes as u64), comparison.why));
+    print(&table(&comparison))
+}
+
+/// Trains for one model, and reports to the service how it ended. Nothing that it holds outlives it.
+pub(super) fn retrain(
+    arguments: &RetrainArguments,
+    runtime: &Runtime,
+    model_id: &ModelId,
+) -> CliResult<Comparison> {
     let step = Step::start("sampling");
-    let (kvasir, in_force, sample) = runtime.block_on(sampled(arguments))?;
+    let (kvasir, in_force, sample) = runtime.block_on(sampled(arguments, model_id))?;
     let tokens: usize = sample.iter().map(|kv| kv.tokens.len()).sum();
     step.done(&format!("{} chunks, {tokens} tokens", sample.len()));
     let mut record = TrainingRecord {
@@ -120,19 +141,14 @@ pub(crate) fn run(arguments: &RetrainArguments) -> CliResult {
         in_force_bits: None,
         trained_bits: None,
     };
-    let ended = train_and_publish(arguments, &runtime, &kvasir, &in_force, sample, &mut record);
+    let ended = train_and_publish(arguments, runtime, &kvasir, &in_force, sample, &mut record);
     if let Err(error) = &ended {
         record.reason += error.message();
     }
     if !arguments.dry_run {
-        send_report(&runtime, &kvasir, record);
+        send_report(runtime, &kvasir, record);
     }
-    let comparison = ended?;
-    if arguments.json {
-        return print_json(&comparison);
-    }
-    note(&format!("a profile of {}, {}", bytes(comparison.profile_bytes as u64), comparison.why));
-    print(&table(&comparison))
+    ended
 }
 
 /// Trains on a part of the sample, compares on the rest, and publishes what pays. `record` says how far it came; if
@@ -162,9 +178,8 @@ fn train_and_publish(
     let spec = kvasir.spec();
     let step = Step::start("training");
     let mut tell = |what: &str, part| step.at(what, part);
-    let trained =
-        train_transparent(spec, &contexts, &retraining_recipe(spec, arguments.parameters), &mut tell)
-            .map_err(|error| CliError::new(Exit::Data, error, ""))?;
+    let trained = train_transparent(spec, &contexts, &retraining_recipe(arguments.parameters), &mut tell)
+        .map_err(|error| CliError::new(Exit::Data, error, ""))?;
     step.done("");
     let step = Step::start("comparing");
     let trained_bytes = trained.to_bytes();
@@ -222,9 +237,12 @@ fn send_report(runtime: &Runtime, kvasir: &Kvasir, mut record: TrainingRecord) {
 }
 
 /// The connection, the profile in force, and KV for training and evaluation.
-async fn sampled(arguments: &RetrainArguments) -> CliResult<(Kvasir, Arc<Profile>, Vec<StoredKv>)> {
+async fn sampled(
+    arguments: &RetrainArguments,
+    model_id: &ModelId,
+) -> CliResult<(Kvasir, Arc<Profile>, Vec<StoredKv>)> {
     let address = &arguments.service;
-    let spec = client(address)?.model(&arguments.model_id).await.map_err(client_error)?;
+    let spec = client(address)?.model(model_id).await.map_err(client_error)?;
     // The sample covers all namespaces. This one only determines the root of the connection's own chains.
     let namespace = "default".parse().map_err(CliError::internal)?;
     let service = ServiceArguments { address: address.clone(), namespace };

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use kvasir_codec::Profile;
 use kvasir_train::{
-    BasisRecipe, FINEST_NMSE, QualityOracle, Recipe, TrainError, TrainingContext, search, train,
+    BasisRecipe, QualityOracle, Recipe, TrainError, TrainingContext, search, train, train_transparent,
 };
 use kvasir_types::ModelSpec;
 
@@ -38,18 +38,22 @@ enum RecipeName {
     ExactOnly,
     /// `direct` with the cache bit for bit on top.
     ExactResidual,
-    /// The configuration of the CacheGen paper.
+    /// The configuration of the CacheGen paper. Its errors are not measured: chunks are not loaded by default.
     Cachegen,
 }
+
+/// Logit KL of the finest level, about which trials are compared unless another one is given.
+#[cfg(feature = "demo")]
+const FINEST_KL: f32 = 3e-4;
 
 /// Arguments of `kvasir profile train`.
 #[derive(Debug, Args)]
 pub(crate) struct TrainArguments {
-    /// KV dumps of contexts to train on, all of one model. Levels are spaced by error power.
+    /// KV dumps of contexts to train on, all of one model.
     #[arg(long, value_name = "FILE", num_args = 1.., required = cfg!(not(feature = "demo")))]
     #[cfg_attr(feature = "demo", arg(conflicts_with_all = ["texts", "self_generated"]))]
     kv: Vec<PathBuf>,
-    /// Texts for the shipped model, split into contexts. Levels are spaced by the model's logit KL.
+    /// Texts for the shipped model, split into contexts. It measures the logit KL of every level.
     #[cfg(feature = "demo")]
     #[arg(long, value_name = "FILE", num_args = 1..)]
     texts: Vec<PathBuf>,
@@ -81,7 +85,7 @@ pub(crate) struct TrainArguments {
     /// Try several scopes and predictors on a part of the data, and use those that need the fewest bits.
     #[arg(long)]
     search: bool,
-    /// Layers per scope. Default: all.
+    /// Layers per scope. Default: all, or for transparent levels as many as have a basis of full rank.
     #[arg(long, value_name = "N", conflicts_with = "search")]
     scope_layers: Option<usize>,
     /// Code keys and values in separate scopes.
@@ -96,15 +100,17 @@ pub(crate) struct TrainArguments {
     /// Tokens stored exactly at the start of a context. Default: measured.
     #[arg(long, value_name = "N")]
     exact_tokens: Option<usize>,
-    /// Logit KL of the finest level, in nats per token. Needs --texts, whose model measures it.
+    /// Logit KL of the finest level, in nats per token. Needs --texts, whose model measures it. Default: as for
+    /// --finest-nmse.
     #[cfg(feature = "demo")]
-    #[arg(long, value_name = "NATS", default_value_t = 3e-4, conflicts_with = "kv")]
-    finest_kl: f32,
+    #[arg(long, value_name = "NATS", conflicts_with = "kv")]
+    finest_kl: Option<f32>,
     /// Error of the finest level if no model measures its loss: error power over the power of the cache about
-    /// its mean.
-    #[arg(long, value_name = "SHARE", default_value_t = FINEST_NMSE)]
+    /// its mean. Default: what quality transparent allows in every head of held-out text, and a finer level in
+    /// reserve for other text. Coarser chunks are not loaded by default.
+    #[arg(long, value_name = "SHARE")]
     #[cfg_attr(feature = "demo", arg(requires = "kv"))]
-    finest_nmse: f64,
+    finest_nmse: Option<f64>,
     /// Print the levels as JSON.
     #[arg(long)]
     json: bool,
@@ -156,8 +162,11 @@ fn from_dumps(arguments: &TrainArguments) -> CliResult<Profile> {
     let step = Step::start("training");
     let mut tell = |what: &str, part| step.at(what, part);
     let recipe = recipe(arguments, base, &spec, &contexts, None, &mut tell)?;
-    let profile =
-        train(&spec, &contexts, &recipe, arguments.finest_nmse, &mut tell).map_err(training_error)?;
+    let profile = match arguments.finest_nmse {
+        Some(finest_nmse) => train(&spec, &contexts, &recipe, finest_nmse, &mut tell),
+        None => train_transparent(&spec, &contexts, &recipe, &mut tell),
+    };
+    let profile = profile.map_err(training_error)?;
     step.done("");
     Ok(profile)
 }
@@ -182,17 +191,32 @@ fn from_texts(arguments: &TrainArguments) -> CliResult<Profile> {
     let mut tell = |what: &str, part| step.at(what, part);
     let spec = model.spec();
     let recipe = recipe(arguments, base, spec, &contexts, Some(&mut oracle), &mut tell)?;
-    let profile = train_calibrated(spec, &contexts, &recipe, &mut oracle, arguments.finest_kl, &mut tell)
-        .map_err(training_error)?;
+    let profile = match arguments.finest_kl {
+        Some(finest_kl) => train_calibrated(spec, &contexts, &recipe, &mut oracle, finest_kl, &mut tell),
+        None => train_transparent(spec, &contexts, &recipe, &mut tell).and_then(|profile| {
+            tell("measuring the quality of every level", 0.98);
+            Ok(profile.with_predicted_kl(&oracle.kl_by_level(&profile))?)
+        }),
+    };
+    // What was trained without its measurements may have failed because of that.
     if let Some(error) = oracle.error() {
         return Err(CliError::internal(format!("the model could not measure the loss: {error}")));
     }
+    let profile = profile.map_err(training_error)?;
     step.done("");
     Ok(profile)
 }
 
 fn training_error(error: TrainError) -> CliError {
-    CliError::new(Exit::Data, error, "")
+    let advice = match error {
+        TrainError::NotTransparent { .. } => {
+            "Train without --search, --budget-weights and --budget-flops, with --scope-layers 1, or on more texts. Or say \
+             how fine the finest level is (--finest-nmse of dumps, --finest-kl of texts): whoever loads such chunks has to ask for \
+             a lower quality."
+        }
+        _ => "",
+    };
+    CliError::new(Exit::Data, error, advice)
 }
 
 /// The basis recipe that the arguments describe.
@@ -243,8 +267,9 @@ fn recipe(
         RecipeName::Basis if !arguments.search => return Ok(Recipe::Basis(base)),
         RecipeName::Basis => {}
     }
+    // About where caches are read: two levels above the finest.
     #[cfg(feature = "demo")]
-    let target = arguments.finest_kl * 10.0; // about where caches are read: two levels above the finest
+    let target = arguments.finest_kl.unwrap_or(FINEST_KL) * 10.0;
     #[cfg(not(feature = "demo"))]
     let target = 0.0; // nobody measures any
     let trials = search(spec, contexts, &base, oracle, target, tell).map_err(training_error)?;
@@ -258,5 +283,8 @@ fn recipe(
             bytes(trial.profile_bytes as u64)
         ));
     }
-    Ok(Recipe::Basis(trials.into_iter().next().map_or(base, |best| best.recipe)))
+    let mut best = trials.into_iter().next().map_or(base, |best| best.recipe);
+    // A scope of all layers says so: transparent levels would otherwise get as many as have a basis of full rank.
+    best.scope_layers = Some(best.scope_layers.unwrap_or(spec.layers.len()));
+    Ok(Recipe::Basis(best))
 }
