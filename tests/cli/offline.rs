@@ -20,7 +20,8 @@ fn made() -> &'static Made {
             dump(&bench, &prose(seed, 700), 512, &format!("{seed}.safetensors"));
         }
         dump(&bench, &prose(9, 500), 300, "kv.safetensors");
-        bench.ok("profile train --recipe direct --kv 0.safetensors 1.safetensors 2.safetensors -o p.kvp");
+        let dumps = "0.safetensors 1.safetensors 2.safetensors";
+        bench.ok(&format!("profile train --recipe direct --finest-nmse 2.5e-4 --kv {dumps} -o p.kvp"));
         bench.ok("object encode --kv kv.safetensors --profile p.kvp -o out.kvc");
         Made {
             dump: bench.read("kv.safetensors"),
@@ -111,10 +112,41 @@ fn decoding_is_measured_at_every_level() {
     }
     let assumed = "plan --model llama-3.1-8b";
     assert!(json(&format!("{assumed} --json"))["decoding"].is_null());
-    assert!(bench.ok(assumed).contains("measured on this machine with a --profile of this model"));
+    let text = bench.ok(assumed);
+    assert!(text.contains("With a --profile of this model, decoding is measured on this machine"), "{text}");
+    assert!(
+        text.contains("assume a GPU that nobody measured") && text.contains("50.0 GB/s assumed"),
+        "{text}"
+    );
     // Another model's seconds are not this one's.
     let given = bench.ok(&format!("{assumed} --profile p.kvp"));
     assert!(given.contains("a --profile of this model") && !given.contains("cores at"), "{given}");
+    assert!(given.contains("assume a GPU that nobody measured"), "{given}");
+}
+
+#[test]
+fn links_wait_for_the_decoder_that_was_measured() {
+    let bench = empty_bench();
+    let line = "plan --model kvasir-tiny --bandwidth 1tbit";
+    let printed: serde_json::Value =
+        serde_json::from_str(&bench.ok(&format!("{line} --json"))).expect("JSON");
+    let number = |of: &serde_json::Value| of.as_f64().expect("a number");
+    let close = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-9;
+    let (deployment, cores) = (&printed["request"]["deployment"], number(&printed["decoding_cores"]));
+    let levels = printed["decoding"].as_array().expect("levels");
+    assert!(cores >= 1.0 && !levels.is_empty(), "{printed}");
+    for (index, level) in levels.iter().enumerate() {
+        let rate = &deployment["decode_rates"][index];
+        assert_eq!(rate["source"], "measured", "{rate}");
+        let rate = number(&rate["value"]);
+        // A token is 4,096 bytes.
+        assert!(close(rate, cores * 4_096e3 / number(&level["seconds_per_1000_tokens"])), "{level}");
+        let seconds = number(&deployment["round_trip"]["value"]) + number(&printed["bytes"]["fp16"]) / rate;
+        assert!(close(number(&printed["links"][0]["ways"][index]["seconds"]), seconds), "{printed}");
+    }
+    let text = bench.ok(line);
+    assert!(text.contains("/s measured") && text.contains("the cores that a load uses here"), "{text}");
+    assert!(!text.contains("nobody measured"), "{text}");
 }
 
 #[test]
@@ -147,7 +179,8 @@ fn a_level_that_does_not_exist_is_named_with_those_that_do() {
 #[test]
 fn the_wrong_profile_is_an_error_and_not_wrong_numbers() {
     let bench = bench();
-    bench.ok("profile train --recipe direct --kv kv.safetensors kv.safetensors kv.safetensors -o other.kvp");
+    let dumps = "kv.safetensors kv.safetensors kv.safetensors";
+    bench.ok(&format!("profile train --recipe direct --finest-nmse 2.5e-4 --kv {dumps} -o other.kvp"));
     bench
         .run("object decode out.kvc --profile other.kvp -o x.safetensors")
         .fails(exit::DATA, &["encoded with profile", "load that profile"]);
@@ -157,6 +190,22 @@ fn the_wrong_profile_is_an_error_and_not_wrong_numbers() {
         .run("object decode out.kvc --profile out.kvc -o x.safetensors")
         .fails(exit::DATA, &["not a Kvasir profile"]);
     assert!(!bench.path("x.safetensors").exists());
+}
+
+/// What is coarser is stored and not loaded: a client that is given a profile has no other.
+#[test]
+fn a_trained_profile_is_transparent_unless_its_error_is_given() {
+    let bench = bench();
+    let quality = |options: &str| {
+        let dumps = "kv.safetensors kv.safetensors kv.safetensors";
+        bench.ok(&format!("profile train --recipe direct {options} --kv {dumps} -o trained.kvp"));
+        bench.ok("object encode --kv kv.safetensors --profile trained.kvp -o trained.kvc");
+        let found = bench.ok("object inspect trained.kvc --json");
+        let found: serde_json::Value = serde_json::from_str(&found).expect("JSON");
+        found["levels"].as_array().and_then(|levels| levels.last()).expect("a level")["quality"].clone()
+    };
+    assert_eq!(quality(""), "transparent");
+    assert_ne!(quality("--finest-nmse 1e-2"), "transparent");
 }
 
 #[test]

@@ -18,9 +18,13 @@ fn a_context_is_stored_found_and_fetched() {
     let stored =
         json(&bench.ok(&format!("context put --url {url} --kv kv.safetensors --chunk-tokens 256 --json")));
     assert_eq!(stored["chunks"].as_array().expect("chunks").len(), 3);
-    let again =
-        json(&bench.ok(&format!("context put --url {url} --kv kv.safetensors --chunk-tokens 256 --json")));
-    assert_eq!(again["bytes"], 0, "what is there is not sent again");
+    let again = bench.run(&format!("context put --url {url} --kv kv.safetensors --chunk-tokens 256 --json"));
+    // The errors of the shipped profile are not measured.
+    assert!(
+        again.stderr().contains("600 of these tokens are stored below quality transparent, or"),
+        "{again:?}"
+    );
+    assert_eq!(json(&again.succeeds())["bytes"], 0, "what is there is not sent again");
 
     let found = json(&bench.ok(&format!("context lookup --url {url} --kv longer.safetensors --json")));
     assert_eq!(found["matched_tokens"], 592, "the longest prefix, in whole blocks of 16");
@@ -34,6 +38,9 @@ fn a_context_is_stored_found_and_fetched() {
             .ok(&format!("context get --url {url} --kv kv.safetensors --level 0 -o base.safetensors --json")),
     );
     assert!(base["bytes"].as_u64() < whole["bytes"].as_u64(), "a lower level is fewer bytes");
+    bench
+        .run(&format!("context lookup --url {url} --kv kv.safetensors --quality small"))
+        .fails(exit::NOTHING, &["in quality small"]);
     let dump = |name: &str| kvasir_dump::parse_dump(&bench.read(name)).expect("a dump");
     assert_eq!(dump("back.safetensors").tokens, dump("kv.safetensors").tokens);
     bench
@@ -53,7 +60,9 @@ fn a_model_that_was_never_seen_is_stored_from_its_first_dump() {
         .expect("written");
     let service = serve(&bench);
     let url = &service.url;
-    let stored = json(&bench.ok(&format!("context put --url {url} --kv kv.safetensors --json")));
+    let stored = bench.run(&format!("context put --url {url} --kv kv.safetensors --json"));
+    assert!(!stored.stderr().contains("below quality"), "{stored:?}");
+    let stored = json(&stored.succeeds());
     assert!(stored["profile_hash"].is_string(), "{stored}");
     assert_eq!(stored["chunks"][0]["profile_hash"], stored["profile_hash"]);
     let model = spec.model_id();
@@ -72,7 +81,8 @@ fn a_model_that_was_never_seen_is_stored_from_its_first_dump() {
     assert_eq!((&matched["tokens"], &matched["quality"]), (&600.into(), &"transparent".into()));
     let lookup = format!("context lookup --url {url} --kv kv.safetensors --json --quality");
     assert_eq!(json(&bench.ok(&format!("{lookup} transparent")))["matched_tokens"], 600);
-    bench.run(&format!("{lookup} exact")).fails(exit::NOTHING, &["in quality exact"]);
+    let exact = bench.run(&format!("{lookup} exact"));
+    exact.fails(exit::NOTHING, &["nothing is stored in quality exact", "--recipe exact-only"]);
     let text = bench.ok(&format!("context explain --url {url} --kv kv.safetensors"));
     assert!(text.contains("600 tokens of 1 chunks") && text.contains("; transparent, error "), "{text}");
     bench.ok(&format!("context get --url {url} --kv kv.safetensors -o back.safetensors"));
@@ -94,24 +104,41 @@ fn a_profile_is_trained_on_what_is_stored() {
     let bench = empty_bench();
     let service = serve(&bench);
     let url = &service.url;
-    let mut spec = None;
-    for i in 0..16 {
-        dump(&bench, &prose(20 + i, 700), 600, "shipped.safetensors");
+    let put = |revision: &str, seed: u32| {
+        dump(&bench, &prose(seed, 700), 600, "shipped.safetensors");
         let known = kvasir_dump::parse_dump(&bench.read("shipped.safetensors")).expect("a dump");
-        let tuned = kvasir_types::ModelSpec { revision: "tuned".into(), ..known.spec };
+        let tuned = kvasir_types::ModelSpec { revision: revision.into(), ..known.spec };
         let dtype = kvasir_dump::DumpDtype::of(tuned.kv_dtype);
         let path = bench.path("kv.safetensors");
         kvasir_dump::write_dump(&path, &tuned, &known.tokens, &known.kv, dtype).expect("written");
         bench.ok(&format!("context put --url {url} --kv kv.safetensors --chunk-tokens 512"));
-        spec = Some(tuned);
-    }
-    let model = spec.expect("sixteen").model_id();
-    // On a link of a terabit decoding alone counts.
+        tuned.model_id()
+    };
+    let small = put("small", 19);
+    let models: Vec<_> = (20..36).map(|seed| put("tuned", seed)).collect();
+    let model = models[0];
     let retrain = |rest: &str| {
         json(&bench.ok(&format!("profile retrain --url {url} --model-id {model} --json {rest}")))
     };
-    let kept = retrain("--bandwidth 1000gbit");
-    assert_eq!(kept["published"], false, "{kept}");
+    // How it ended for the model among all.
+    let among_all = |bandwidth: &str| {
+        let all = bench.ok(&format!("profile retrain --url {url} --all --json --bandwidth {bandwidth}"));
+        let all = json(&all)["models"].as_array().expect("models").clone();
+        assert_eq!(all.len(), 2, "{all:?}");
+        let too_few = all.iter().find(|of| of["model_id"] == small.to_string()).expect("listed");
+        assert_eq!(too_few["outcome"], "not_published", "{too_few}");
+        assert!(too_few["why"].as_str().is_some_and(|why| why.contains("has 600 tokens")), "{too_few}");
+        all.into_iter().find(|of| of["model_id"] == model.to_string()).expect("listed")
+    };
+    // On a link of a terabit decoding alone counts.
+    let kept = among_all("1000gbit");
+    assert_eq!(
+        (&kept["outcome"], &kept["comparison"]["published"]),
+        (&"not_published".into(), &false.into())
+    );
+    // It would be refused again.
+    let skipped = among_all("1000gbit");
+    assert!(skipped["comparison"].is_null() && skipped["outcome"] == "not_published", "{skipped}");
     let tried = retrain("--bandwidth 1mbit --dry-run");
     assert_eq!(tried["published"], false, "{tried}");
     // The service's random salt decides which chunks are held out. Of few texts, a sample now and then does not generalise to
@@ -122,11 +149,13 @@ fn a_profile_is_trained_on_what_is_stored() {
     let (chunks, made) = made.expect("a profile that pays");
     let bytes = |of: &str| made[of]["bytes"].as_f64().expect("bytes");
     assert!(bytes("trained") < 0.9 * bytes("in_force"), "{made}");
+    let skipped = among_all("1mbit");
+    assert!(skipped["why"].as_str().is_some_and(|why| why.contains("only 0 of 32 sampled")), "{skipped}");
     let status = json(&bench.ok(&format!("profile status --url {url} --model-id {model} --json")));
     let said = |key: &str| [0, 1].map(|index| status["profiles"][index][key].as_str().unwrap_or_default());
     // Both are young: the first one stays in force until readers had time to fetch the other.
     assert_eq!(said("state"), ["in_force", "announced"]);
-    assert_eq!(said("made"), ["first_save", "retrain"]);
+    assert_eq!(said("made"), ["first_save", "trained"]);
     assert_eq!(status["profiles"][1]["profile_hash"], made["profile_hash"]);
     assert!(status["next"].as_str().is_some_and(|next| next.contains("comes into force in")), "{status}");
     // The service was told of all but the dry run.
@@ -141,6 +170,8 @@ fn a_profile_is_trained_on_what_is_stored() {
     bench
         .run(&format!("profile retrain --url {url} --model-id {}", "0".repeat(64)))
         .fails(exit::DATA, &["not registered"]);
+    bench.run("profile retrain").fails(exit::USAGE, &["--model-id"]);
+    bench.run("profile retrain --all --parameters 9").fails(exit::USAGE, &["cannot be used with"]);
     drop(service);
     a_profile_without_room_is_reported(&bench, &format!("--model-id {model}"), chunks);
 }

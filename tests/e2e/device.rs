@@ -5,7 +5,7 @@
 use std::{ops::Range, sync::Arc};
 
 use kvasir_client::{
-    Kvasir,
+    Kvasir, QualityFloor,
     pages::{BlockTable, HostPages, Shard},
     report::{ChunkOutcome, SaveOutcome},
     tuning::LoadOptions,
@@ -185,6 +185,8 @@ async fn contexts_are_loaded_into_pages_on_a_device() {
     for (profile, namespace, tolerance) in [(None, "starter", 0.0), (Some(shipped), "shipped", 1.0 / 128.0)] {
         let url = format!("http://{}", service.address);
         let builder = Kvasir::builder(url).model((**model.spec()).clone()).chunk_tokens(256);
+        // The level that is loaded below is coarser than `transparent`.
+        let builder = builder.quality(QualityFloor::Adaptive);
         let builder = match profile {
             Some(profile) => builder.profile(profile),
             None => builder,

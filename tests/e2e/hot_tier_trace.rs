@@ -11,7 +11,7 @@ use std::{
 use kvasir_api::{HEADER_REQUEST_TYPE, HEADER_TURN, LookupRequest, LookupResponse, routes};
 use kvasir_eviction::{Moment, PolicyKind};
 use kvasir_lab::eviction::{ComparedPolicy, RecomputeModel, ReplayOptions, TraceSource, replay};
-use kvasir_replay::trace::{BadLine, Request, SyntheticTrace, TraceFormat, TraceReader};
+use kvasir_replay::trace::{Request, SyntheticTrace, TraceFormat, TraceReader};
 use kvasir_storage::hot::HotClock;
 use kvasir_store::StoreConfig;
 use kvasir_tests::{chunks, service::Service};
@@ -96,7 +96,7 @@ impl Caller {
 }
 
 fn requests(trace: &Path) -> Vec<Request> {
-    let mut reader = TraceReader::open(trace, TraceFormat::Bailian, BadLine::Fail).expect("opens");
+    let mut reader = TraceReader::open(trace, TraceFormat::Bailian).expect("opens");
     let (mut request, mut requests) = (Request::default(), Vec::new());
     while reader.read(&mut request).expect("sound") {
         requests.push(request.clone());
@@ -119,11 +119,7 @@ async fn the_service_hits_as_often_as_the_simulator_says() {
     made.write(std::fs::File::create(&trace).expect("creates")).expect("writes");
     let policies = [PolicyKind::Adaptive, PolicyKind::Lru];
     let simulated = replay(&ReplayOptions {
-        trace: TraceSource::File {
-            path: trace.clone(),
-            format: TraceFormat::Bailian,
-            bad_line: BadLine::Fail,
-        },
+        trace: TraceSource::File { path: trace.clone(), format: TraceFormat::Bailian },
         policies: policies.map(ComparedPolicy::Shipped).to_vec(),
         belady: false,
         capacities: vec![CAPACITY],

@@ -249,7 +249,8 @@ fn budgets_and_times_are_measured_through_a_service() {
 #[test]
 fn quality_is_measured_as_answers() {
     let bench = bench();
-    let codecs = "--codecs kvasir,lmcache,zeros --chunk-tokens 256";
+    let codecs =
+        "--codecs kvasir,kvasir_names,lmcache,zeros --variants budget,direct,first --chunk-tokens 256";
     let line = format!("bench quality --quick --records 1 {codecs} --json --out first");
     let report = parse(&bench.ok(&line));
     let list = |what: &str| report[what].as_array().expect("a list").clone();
@@ -257,10 +258,14 @@ fn quality_is_measured_as_answers() {
     let zeros = list("rows").into_iter().find(|row| row["codec"] == "zeros").expect("ran");
     assert_eq!(zeros["kl_share"], 1.0);
     let of_worth = |what: &str| list(what).iter().filter(|one| !one["kl_share"].is_null()).count();
-    // Two profiles of ours, the variant of LMCache, and zeros; one target.
-    assert_eq!((of_worth("crossings"), of_worth("verdicts")), (4, 1));
+    // Three profiles of ours, one of them by names, too, the variant of LMCache, and zeros; one target.
+    assert_eq!((of_worth("crossings"), of_worth("verdicts")), (6, 1));
+    let named = list("rows").into_iter().filter(|row| row["codec"] == "kvasir_names");
+    let errors: Vec<_> = named.map(|row| number(&row, "/error")).collect();
+    // The bounds of small, balanced and transparent.
+    assert!(errors.len() == 3 && errors.iter().zip([100.0, 10.0, 1.0]).all(|(error, most)| *error <= most));
     let csv = String::from_utf8(bench.read("first/quality.csv")).expect("text");
-    assert!(csv.lines().next().is_some_and(|head| head.ends_with(",windows,kl_share")), "{csv}");
+    assert!(csv.lines().next().is_some_and(|head| head.ends_with(",kl_share,error,quality")), "{csv}");
 
     let again = parse(&bench.ok("bench quality --quick --rows first/quality.json --json"));
     assert_eq!(again, report, "nothing else is measured");

@@ -9,7 +9,7 @@ import pytest
 import kvasir
 from kvasir import aio
 from slow_proxy import SlowProxy
-from toy_model import TOKENS, make_kv, make_tokens
+from toy_model import TOKENS, make_kv, make_tokens, same
 
 
 @pytest.fixture
@@ -102,20 +102,44 @@ def test_a_named_quality_is_kept(empty, spec, kv, tokens):
     store = kvasir.connect(empty.url)
     store.model(spec).session(tokens, salt=b"quality").save(kv)
     loads = {}
-    for quality in ("small", "balanced", "transparent", "exact"):
+    for quality in ("small", "balanced", "transparent", None):
         session = store.model(spec, quality=quality).session(tokens, salt=b"quality")
-        loads[quality] = session.load(level=0) if session.matched else None
-    assert loads["exact"] is None, "a first profile has no exact level"
-    levels = [loads[name].chunks[0].level for name in ("small", "balanced", "transparent")]
-    assert levels == [0, 1, 2]
+        loads[quality] = session.load(level=0).chunks[0].level
+    assert loads == {"small": 0, "balanced": 1, "transparent": 2, None: 0}
     with pytest.raises(kvasir.InputError, match="transparent"):
         store.model(spec, quality="good")
-    session = store.model(spec, quality="transparent").session(tokens, salt=b"quality")
+    with pytest.raises(kvasir.InputError, match="--recipe exact-only") as caught:
+        store.model(spec, quality="exact")
+    assert caught.value.code == "invalid_setting", "a first profile has no exact level"
+    session = store.model(spec).session(tokens, salt=b"quality")
     lowered = [session.load(level=0, soft_quality=soft).chunks[0].level for soft in ("small", "balanced", None)]
     assert lowered == [0, 1, 2]
     for soft, why in (("good", "balanced"), ("transparent", "not below")):
         with pytest.raises(kvasir.InputError, match=why):
             session.load(level=0, soft_quality=soft)
+
+
+def test_exact_caches_are_loaded_where_a_profile_makes_them(empty, spec, profile, kv, tokens):
+    store = kvasir.connect(empty.url)
+    store.model(spec, profile, quality="exact").session(tokens).save(kv)
+    model = store.model(spec, quality="exact")
+    assert model.profile == profile
+    loaded = model.session(tokens).load(level=0)
+    assert loaded.loaded_tokens == TOKENS and same(loaded.kv, kv, TOKENS)
+
+
+@pytest.mark.parametrize("recipe", ["basis", "direct"])
+def test_a_trained_profile_is_transparent_unless_its_error_is_given(empty, spec, kv, tokens, recipe):
+    contexts = [(make_tokens(seed=seed), make_kv(spec, seed=seed)) for seed in (1, 2, 3)]
+
+    def matched(salt, **options):
+        profile = kvasir.Profile.train(contexts, model=spec, recipe=recipe, **options)
+        model = kvasir.connect(empty.url).model(spec, profile)
+        model.session(tokens, salt=salt).save(kv)
+        return model.session(tokens, salt=salt).matched
+
+    assert matched(b"transparent") == TOKENS
+    assert matched(b"coarse", finest_nmse=1e-2) == 0
 
 
 def test_what_lies_beneath_is_kept_with_what_is_saved_over_it(empty, spec, kv, tokens):

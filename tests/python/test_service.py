@@ -60,7 +60,8 @@ def test_what_is_saved_is_loaded(store, spec, profile):
     assert all((array[:, :256] == 0).all() and array[:, 256:512].any() for pair in into for array in pair)
 
 
-def test_a_load_by_deadline_and_a_coarse_one(model, spec, kv, tokens, profile):
+def test_a_load_by_deadline_and_a_coarse_one(store, spec, kv, tokens, profile):
+    model = store.model(spec, profile, quality=None)
     session = model.session(tokens, salt=b"deadline")
     session.save(kv)
     session = model.session(tokens, salt=b"deadline")

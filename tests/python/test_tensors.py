@@ -172,7 +172,7 @@ profile = make_profile(make_spec("bfloat16", layers=24), "direct")
 kv = [(np.zeros((2, tokens, 16), np.uint16) + np.uint16(0x3F80), np.ones((2, tokens, 16), np.uint16)) for _ in range(24)]
 size = sum(array.nbytes for pair in kv for array in pair)
 ids = make_tokens(tokens)
-model = kvasir.connect(sys.argv[2], namespace="growth").model(spec, profile)
+model = kvasir.connect(sys.argv[2], namespace="growth").model(spec, profile, quality=None)
 warm = kvasir.encode(ids[:512], kv, model=spec, profile=profile)
 kvasir.decode(warm, model=spec, profile=profile, into=kv)
 model.session(ids[:512]).save(kv)

@@ -67,6 +67,11 @@ impl CliError {
         &self.message
     }
 
+    /// What kind of failure it is.
+    pub const fn exit(&self) -> Exit {
+        self.exit
+    }
+
     /// The process's exit code.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.exit as u8)

@@ -11,7 +11,7 @@ use kvasir_client::{
     Builder, Error, Kvasir, QualityFloor, Session,
     rest::{BearerToken, Client, ClientConfig},
 };
-use kvasir_types::{ModelSpec, Name};
+use kvasir_types::{ModelSpec, Name, Quality};
 use url::Url;
 
 use crate::error::{CliError, CliResult, Exit};
@@ -67,7 +67,15 @@ pub async fn connect(
     spec: &Arc<ModelSpec>,
     floor: QualityFloor,
 ) -> CliResult<Kvasir> {
-    let kvasir = connection(service, spec)?.quality(floor).connect().await.map_err(client_error)?;
+    let kvasir = match connection(service, spec)?.quality(floor).connect().await {
+        // Without a profile that makes exact chunks there are none to read. Any other mistake is one at each floor.
+        Err(Error::Config { what }) if floor == QualityFloor::Named(Quality::Exact) => {
+            connection(service, spec)?.connect().await.map_err(client_error)?;
+            let message = format!("nothing is stored in quality exact: {what}");
+            return Err(CliError::new(Exit::Nothing, message, ""));
+        }
+        connected => connected.map_err(client_error)?,
+    };
     // A lookup ends before the first chunk whose profile is not loaded here.
     kvasir.preload_profiles().await.map_err(client_error)?;
     Ok(kvasir)

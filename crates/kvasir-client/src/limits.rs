@@ -101,6 +101,9 @@ pub const H2_STREAM_WINDOW_BYTES: u32 = 8 << 20;
 pub const H2_CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
 /// Profiles of one model that a client holds.
 pub const PROFILES_MAX: usize = 16;
+/// Profiles of one model that a client for exact chunks fetches before it gives up: any number of others may be newer than one
+/// with an exact level, and a service lists up to 1,000.
+pub const EXACT_PROFILES_TRIED_MAX: usize = 128;
 /// Wait before a failed fetch of a profile is retried.
 pub const PROFILE_RETRY: Duration = Duration::from_secs(60);
 /// Age at which a profile comes into force: by then readers have met it in a lookup and fetched it. Also the

@@ -39,12 +39,13 @@ impl Deadline {
 }
 
 /// The lowest quality that loads may bring. Chunks stored at a lower quality are computed, whatever the
-/// deadline.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+/// deadline. By default it is [`Quality::Transparent`], so that an object of unknown loss is never used
+/// silently.
+#[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum QualityFloor {
-    /// Whatever the deadline allows: the finest level if there is time, otherwise a coarser one.
-    #[default]
+    /// Whatever the deadline allows: the finest level if there is time, otherwise a coarser one. Its loss may
+    /// be unknown.
     Adaptive,
     /// At most this predicted logit KL in nats per token: that of the profile's level plus that of the prefix
     /// that the chunk was computed over. Chunks of a profile with unknown KL are computed.
@@ -54,7 +55,18 @@ pub enum QualityFloor {
     Named(Quality),
 }
 
+impl Default for QualityFloor {
+    fn default() -> Self {
+        Self::Named(Quality::Transparent)
+    }
+}
+
 impl QualityFloor {
+    /// Whether only the cache bit for bit is good enough.
+    pub(crate) const fn is_exact(self) -> bool {
+        matches!(self, Self::Named(Quality::Exact))
+    }
+
     /// Checks that a load may have this soft floor under the floor.
     ///
     /// # Errors

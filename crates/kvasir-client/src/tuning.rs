@@ -6,5 +6,5 @@ pub use crate::{
     kvasir::StoredKv,
     load::{CostModels, LoadOptions},
     model::{ProfileState, StoredProfile, stored_profiles},
-    save::{AdmissionPolicy, DropPolicy, QueueConfig, QueueStats},
+    save::{QueueConfig, QueueStats},
 };

@@ -3,16 +3,16 @@
 
 mod common;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use common::{Fault, Server, find, kv, load, range, save, save_kv, spec, start, tokens};
+use common::{Fault, Server, find, kv, load, range, save, save_kv, spec, start, tokens, warnings::Warnings};
 use kvasir_client::{
-    Builder, Deadline, Error, Kvasir, Session,
+    Builder, Deadline, Error, Kvasir, QualityFloor, Session,
     report::{ChunkOutcome, SaveOutcome, SaveRefusal},
     tuning::{LoadOptions, RecomputeModel},
 };
-use kvasir_codec::{KvBuffer, STARTER_RECIPE};
-use kvasir_train::{BasisRecipe, Recipe, TrainingContext, train_transparent};
+use kvasir_codec::{KvBuffer, Profile, STARTER_RECIPE, starter};
+use kvasir_train::{BasisRecipe, Recipe, TrainingContext, train, train_transparent};
 use kvasir_types::{Level, LevelError, Loss, Plane, Quality};
 
 fn builder(server: &Server) -> Builder {
@@ -37,6 +37,19 @@ async fn level_of(session: &Session, options: LoadOptions) -> (Option<Level>, Le
     let levels: Vec<_> = loaded.report().unwrap().chunks.iter().map(|chunk| chunk.level).collect();
     assert!(levels.iter().all(|level| *level == levels[0]), "{levels:?}");
     (levels[0], loaded.loss().error)
+}
+
+/// The profile with another reference power for errors; with 0 its chunks do not record any.
+fn with_power(profile: &Profile, power: f32) -> Arc<Profile> {
+    let mut parts = profile.parts();
+    parts.scopes.iter_mut().flat_map(|scope| &mut scope.members).for_each(|member| member.power = power);
+    Arc::new(Profile::assemble(parts).unwrap())
+}
+
+async fn five_minutes_later() {
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(301)).await;
+    tokio::time::resume();
 }
 
 /// Error of `found` over the power of `truth` about its mean.
@@ -88,8 +101,6 @@ async fn a_named_quality_is_measured_and_kept() {
         assert_eq!(found, Some(Level(level)), "{quality}");
         assert!(error <= quality.error_max(), "{quality}: {error}");
     }
-    let exact = session_of(&server, Quality::Exact, &text).await;
-    assert_eq!(exact.matched_tokens(), 0, "a starter has no exact level");
     let errors = find(&first, &text).await.chunks()[0].errors.clone().unwrap();
     assert_eq!((errors.beneath, errors.hops, errors.levels.len()), (LevelError::NONE, 0, 3));
 
@@ -141,7 +152,8 @@ async fn a_soft_floor_lets_one_load_go_below_the_quality() {
         assert!(matches!(refused, Some(Error::Config { .. })), "{soft}: {refused:?}");
     }
     // Without a named quality every level is allowed already.
-    let adaptive = find(&builder(&server).connect().await.unwrap(), &text).await;
+    let adaptive = builder(&server).quality(QualityFloor::Adaptive).connect().await.unwrap();
+    let adaptive = find(&adaptive, &text).await;
     assert!(matches!(adaptive.load([], coarsest(Some(Quality::Small))).err(), Some(Error::Config { .. })));
 }
 
@@ -166,6 +178,118 @@ async fn progressive_falls_to_the_soft_floor_only_where_there_is_no_time() {
         assert_eq!(levels_within(Duration::ZERO, soft).await, [Some(Level(coarsest)); 3], "{soft:?}");
         assert_eq!(levels_within(Duration::from_secs(30), soft).await, [Some(Level(2)); 3], "{soft:?}");
     }
+}
+
+/// Otherwise it would store chunks that it never loads.
+#[tokio::test]
+async fn a_client_for_exact_chunks_needs_a_profile_that_makes_them() {
+    let server = start().await;
+    let exact = |builder: Builder| builder.quality(Quality::Exact);
+    let refused = async |builder: Builder, why: &str| match exact(builder).connect().await {
+        Err(Error::Config { what }) => {
+            assert!(what.contains(why) && what.contains("exact-only"), "{what}");
+        }
+        other => panic!("{other:?}"),
+    };
+    refused(builder(&server), "the service has none").await;
+    refused(common::builder(&server), "the given one is none").await;
+    let profile = common::other_profile();
+    // Its chunks would be exact, but not say so.
+    let unmeasured = with_power(&profile, 0.0);
+    refused(builder(&server).profile(Arc::clone(&unmeasured)), "the given one is none").await;
+    let first = builder(&server).connect().await.unwrap();
+    save(&first, &tokens(600, 14)).await;
+    first.rest().put_profile(&first.model_id(), unmeasured.to_bytes()).await.unwrap();
+    refused(builder(&server), "the service has none").await;
+
+    let given = exact(builder(&server).profile(Arc::clone(&profile))).connect().await.unwrap();
+    save(&given, &tokens(600, 15)).await;
+    // Beside the others, whichever of them other clients encode with.
+    let automatic = exact(builder(&server)).connect().await.unwrap();
+    assert_eq!((automatic.profile().unwrap().hash(), profiles(&automatic).await), (profile.hash(), 3));
+    let text = tokens(600, 16);
+    save(&automatic, &text).await;
+    let (loaded, rows) = load(&find(&given, &text).await, LoadOptions::at_level(Level::BASE)).await;
+    assert_eq!((loaded.loaded_tokens(), loaded.loss().error), (600, LevelError::NONE));
+    assert_eq!(rows, kv(&text));
+    // An adapter is a model of its own: the profile serves it, too, given or not.
+    for (kvasir, adapter) in [(&given, "style@1"), (&automatic, "style@2")] {
+        let adapted = kvasir.session(&text).adapter(adapter).await;
+        assert!(adapted.lookup_error().is_none(), "{adapter}: {:?}", adapted.lookup_error());
+        adapted.save_now(&kv(&text), text.len(), |_| ()).await.unwrap();
+        assert_eq!(kvasir.session(&text).adapter(adapter).await.matched_tokens(), 600, "{adapter}");
+    }
+}
+
+#[tokio::test]
+async fn a_profile_for_exact_chunks_is_found_behind_many_others_and_kept() {
+    let server = start().await;
+    let profile = common::other_profile();
+    let exact = || builder(&server).quality(Quality::Exact);
+    let given = exact().profile(Arc::clone(&profile)).connect().await.unwrap();
+    save(&given, &tokens(600, 14)).await;
+    // This service says no times: the lowest hash is preferred.
+    let publish_preferred = async |like: &Profile, count: usize| {
+        let noted = |note: u32| {
+            let mut parts = like.parts();
+            parts.training.note = note.to_string();
+            Profile::assemble(parts).unwrap()
+        };
+        let preferred = (0..).map(noted).filter(|other| other.hash() < profile.hash());
+        for other in preferred.take(count) {
+            given.rest().put_profile(&given.model_id(), other.to_bytes()).await.unwrap();
+        }
+    };
+    publish_preferred(&common::profile(), 17).await;
+    let automatic = exact().connect().await.unwrap();
+    assert_eq!(automatic.profile().unwrap().hash(), profile.hash());
+    // To see that another one is preferred, it would fetch all of these every five minutes.
+    publish_preferred(&profile, 1).await;
+    five_minutes_later().await;
+    save(&automatic, &tokens(600, 15)).await;
+    assert_eq!(automatic.profile().unwrap().hash(), profile.hash());
+}
+
+/// By default, clients load no chunks of unknown error: neither do they make any.
+#[tokio::test]
+async fn a_profile_whose_chunks_record_no_errors_is_not_taken_over() {
+    let server = start().await;
+    let unmeasured = with_power(&common::other_profile(), 0.0);
+    let automatic = builder(&server).connect().await.unwrap();
+    automatic.rest().put_profile(&automatic.model_id(), unmeasured.to_bytes()).await.unwrap();
+    let text = tokens(600, 7);
+    save(&automatic, &text).await;
+    assert_eq!(automatic.profile().unwrap().training().recipe, STARTER_RECIPE);
+    assert_eq!(find(&automatic, &text).await.matched_tokens(), 600);
+    // Who gives it is told, and gets what it asks for.
+    let warnings = Warnings::collect();
+    let given = builder(&server).profile(unmeasured).connect().await.unwrap();
+    assert_eq!(warnings.with("do not record their errors"), 1);
+    let text = tokens(600, 8);
+    save(&given, &text).await;
+    assert_eq!(find(&given, &text).await.matched_tokens(), 0);
+}
+
+/// Errors behind anchors are not measured, whatever the profile says.
+#[tokio::test]
+async fn a_chunk_whose_error_is_not_measured_is_stored_with_the_first_profile() {
+    let server = start().await;
+    let text = tokens(1024, 97);
+    let context = TrainingContext { first_position: 0, kv: kv(&text), tokens: text };
+    let anchored = train(&spec(), &[context], &Recipe::CacheGen, 0.01, &mut |_, _| ()).unwrap();
+    let mut parts = with_power(&anchored, 1.0).parts();
+    parts.levels.iter_mut().for_each(|level| level.nmse = 1e-4);
+    let anchored = Profile::assemble(parts).unwrap();
+    let kvasir = builder(&server).connect().await.unwrap();
+    let text = tokens(600, 7);
+    // The chunks of an unmeasured first profile would record no errors, either.
+    let unmeasured = with_power(&starter(&spec(), &text, 0, &kv(&text)).unwrap(), 0.0);
+    for profile in [&anchored, &*unmeasured] {
+        kvasir.rest().put_profile(&kvasir.model_id(), profile.to_bytes()).await.unwrap();
+    }
+    save(&kvasir, &text).await;
+    assert_eq!(kvasir.profile().unwrap().hash(), anchored.hash());
+    assert_eq!(find(&kvasir, &text).await.matched_tokens(), 600);
 }
 
 #[tokio::test]
@@ -259,17 +383,22 @@ async fn what_repeats_is_found_by_a_client_with_a_floor_and_stored_once() {
     assert!(again.chunks.iter().all(|chunk| chunk.outcome == ChunkOutcome::AlreadyThere), "{again:?}");
 }
 
-/// Encoding it again would give the same.
+/// By default nothing coarser than `transparent` is loaded. Encoding it again would give the same.
 #[tokio::test]
-async fn a_chunk_below_the_floor_is_not_encoded_again() {
+async fn a_chunk_below_the_floor_is_neither_loaded_nor_encoded_again() {
     let server = start().await;
-    let coarse = common::builder(&server).quality(Quality::Transparent).connect().await.unwrap();
+    let coarse = builder(&server).profile(common::profile()).connect().await.unwrap();
     let text = tokens(600, 1);
     save(&coarse, &text).await;
+    let adaptive = find(&common::connect(&server).await, &text).await;
+    assert_eq!(adaptive.matched_tokens(), 600);
+    let warnings = Warnings::collect();
     let session = find(&coarse, &text).await;
     assert_eq!(session.matched_tokens(), 0, "its profile is coarser than that");
     let again = session.save_now(&kv(&text), text.len(), |_| ()).await.unwrap();
     assert!(again.chunks.iter().all(|chunk| chunk.outcome == ChunkOutcome::AlreadyThere), "{again:?}");
+    assert_eq!(find(&coarse, &text).await.matched_tokens(), 0);
+    assert_eq!(warnings.with("600 stored tokens are below the quality floor"), 1, "once a client");
 }
 
 #[tokio::test]
@@ -316,11 +445,6 @@ async fn a_profile_is_kept_until_a_newer_one_is_in_force() {
     let kvasir = builder(&server).connect().await.unwrap();
     save(&kvasir, &tokens(600, 11)).await;
     let made = kvasir.profile().unwrap().hash();
-    let five_minutes_later = async || {
-        tokio::time::pause();
-        tokio::time::advance(Duration::from_secs(301)).await;
-        tokio::time::resume();
-    };
     five_minutes_later().await;
     save(&kvasir, &tokens(600, 12)).await;
     assert_eq!((kvasir.profile().unwrap().hash(), profiles(&kvasir).await), (made, 1));

@@ -4,19 +4,16 @@
 mod common;
 
 use std::{
-    collections::BTreeSet,
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
-    time::Duration,
 };
 
 use common::{Fault, builder, connect, find, kv, save, start, tokens};
 use kvasir_client::{
     Error, Kvasir, SaveTicket,
     report::{ChunkOutcome, SaveOutcome, SaveRefusal},
-    rest::ClientConfig,
-    tuning::{AdmissionPolicy, ByteRate, DropPolicy, QueueConfig},
+    tuning::QueueConfig,
 };
 use kvasir_codec::KvSource;
 use kvasir_types::{Loss, Plane};
@@ -75,52 +72,37 @@ async fn nothing_is_dropped_for_a_save_that_has_no_room_anyway() {
 #[tokio::test]
 async fn only_what_is_likely_to_be_reused_is_admitted() {
     let server = start().await;
-    let admission = AdmissionPolicy {
-        tokens_min: 300,
-        classes: Some(BTreeSet::from(["chat".parse().unwrap()])),
-        kl_beneath_max: Some(0.01),
-    };
-    let config = QueueConfig { admission, ..QueueConfig::default() };
+    let config = QueueConfig { kl_beneath_max: Some(0.01), ..QueueConfig::default() };
     let kvasir = builder(&server).save_queue(config).connect().await.unwrap();
     let text = tokens(400, 2);
     let cache = kv(&text);
-    let chat = kvasir.session(&text).class("chat".parse().unwrap()).await;
-    let short = chat.save(&cache, 256);
-    assert_eq!(refusal(short).await, SaveRefusal::TooShort { tokens: 256, tokens_min: 300 });
-    let batch = kvasir.session(&text).class("batch".parse().unwrap()).await;
-    assert_eq!(refusal(batch.save(&cache, 400)).await, SaveRefusal::Class);
-    assert_eq!(refusal(kvasir.session(&text).await.save(&cache, 400)).await, SaveRefusal::Class);
-    assert!(matches!(chat.save(&cache, 400).outcome().await, SaveOutcome::Saved(_)));
-    chat.reused(Loss { kl: 0.02, ..Loss::NONE });
-    assert!(matches!(refusal(chat.save(&cache, 400)).await, SaveRefusal::KlBeneath { .. }));
-    assert_eq!((kvasir.saves().refused, kvasir.saves().saved), (4, 1));
+    let session = kvasir.session(&text).await;
+    assert_eq!(refusal(session.save(&cache, 240)).await, SaveRefusal::TooShort { tokens: 240 });
+    assert!(matches!(session.save(&cache, 400).outcome().await, SaveOutcome::Saved(_)));
+    session.reused(Loss { kl: 0.02, ..Loss::NONE });
+    assert!(matches!(refusal(session.save(&cache, 400)).await, SaveRefusal::KlBeneath { .. }));
+    assert_eq!((kvasir.saves().refused, kvasir.saves().saved), (2, 1));
 }
 
 #[tokio::test]
-async fn a_full_queue_drops_by_its_policy_and_says_so() {
+async fn a_full_queue_drops_the_oldest_and_says_so() {
     let server = start().await;
     let texts: Vec<Vec<u32>> = (0..4).map(|i| tokens(256, 30 + i)).collect();
-    for policy in [DropPolicy::Oldest, DropPolicy::Newest] {
-        let config = QueueConfig { jobs_max: 2, drop_policy: policy, ..QueueConfig::default() };
-        let kvasir = builder(&server).save_queue(config).connect().await.unwrap();
-        let mut sessions = Vec::new();
-        for text in &texts {
-            sessions.push(kvasir.session(text).without_lookup().await);
-        }
-        // Nothing is awaited between the offers, so the worker cannot take one: two wait, two find it full.
-        let tickets: Vec<_> =
-            sessions.iter().zip(&texts).map(|(session, text)| session.save(&kv(text), 256)).collect();
-        let mut kept = Vec::new();
-        for ticket in tickets {
-            kept.push(matches!(ticket.outcome().await, SaveOutcome::Saved(_)));
-        }
-        let expected = match policy {
-            DropPolicy::Oldest => [false, false, true, true],
-            DropPolicy::Newest => [true, true, false, false],
-        };
-        assert_eq!(kept, expected, "{policy:?}");
-        assert_eq!((kvasir.saves().dropped, kvasir.saves().bytes), (2, 0));
+    let config = QueueConfig { jobs_max: 2, ..QueueConfig::default() };
+    let kvasir = builder(&server).save_queue(config).connect().await.unwrap();
+    let mut sessions = Vec::new();
+    for text in &texts {
+        sessions.push(kvasir.session(text).without_lookup().await);
     }
+    // Nothing is awaited between the offers, so the worker cannot take one: two wait, two find it full.
+    let tickets: Vec<_> =
+        sessions.iter().zip(&texts).map(|(session, text)| session.save(&kv(text), 256)).collect();
+    let mut kept = Vec::new();
+    for ticket in tickets {
+        kept.push(matches!(ticket.outcome().await, SaveOutcome::Saved(_)));
+    }
+    assert_eq!(kept, [false, false, true, true]);
+    assert_eq!((kvasir.saves().dropped, kvasir.saves().bytes), (2, 0));
     // One job that is larger than all the memory there is.
     let config = QueueConfig { bytes_max: 1000, ..QueueConfig::default() };
     let kvasir = builder(&server).save_queue(config).connect().await.unwrap();
@@ -190,20 +172,4 @@ async fn a_cache_that_panics_ends_its_own_save_alone() {
     assert!(catch_unwind(AssertUnwindSafe(|| session.save(&Broken, 256))).is_err());
     assert_eq!(kvasir.saves().bytes, 0);
     assert!(matches!(offer(&kvasir, &text).await.outcome().await, SaveOutcome::Saved(_)));
-}
-
-/// The time in which a body is sent is not the service's silence: a paced upload may take longer than that is borne.
-#[tokio::test]
-async fn a_slow_upload_is_sent_once() {
-    let server = start().await;
-    let rate = ByteRate::new(65_536.0);
-    let rest = ClientConfig { read_timeout: Duration::from_millis(200), ..ClientConfig::default() };
-    let config = QueueConfig { rate, ..QueueConfig::default() };
-    let kvasir = builder(&server).rest(rest).chunk_tokens(1024).save_queue(config).connect().await.unwrap();
-    let puts = server.puts();
-    let SaveOutcome::Saved(report) = offer(&kvasir, &tokens(1024, 9)).await.outcome().await else {
-        panic!("saved")
-    };
-    assert!(report.bytes() > 70_000, "more than a piece and the pause behind it: {}", report.bytes());
-    assert_eq!(server.puts(), puts + 1);
 }

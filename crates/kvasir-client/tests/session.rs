@@ -10,7 +10,7 @@ use kvasir_client::{
     Deadline, Error, Kvasir, QualityFloor, SaveTicket,
     pages::HostPages,
     report::{ChunkOutcome, SaveOutcome, SaveReport},
-    tuning::{AdmissionPolicy, LoadOptions, QueueConfig},
+    tuning::{LoadOptions, QueueConfig},
 };
 use kvasir_types::{Level, Loss, Plane, TokenRange};
 
@@ -69,8 +69,7 @@ async fn a_service_that_fails_or_is_slow_costs_no_more_than_the_deadline() {
 #[tokio::test]
 async fn what_lies_beneath_is_carried_over_turns() {
     let server = start().await;
-    let admission = AdmissionPolicy { kl_beneath_max: Some(0.05), ..AdmissionPolicy::default() };
-    let config = QueueConfig { admission, ..QueueConfig::default() };
+    let config = QueueConfig { kl_beneath_max: Some(0.05), ..QueueConfig::default() };
     let kvasir = builder(&server).save_queue(config).connect().await.unwrap();
     let mut text = tokens(256, 3);
     save(&kvasir, &text).await;
@@ -306,7 +305,7 @@ async fn a_profile_that_is_met_is_fetched_for_the_next_lookup() {
     save(&writer, &text).await;
     let profile = common::other_profile();
     let reader = Kvasir::builder(server.url()).model(common::spec()).profile(profile).namespace("test");
-    let reader = reader.connect().await.unwrap();
+    let reader = reader.quality(QualityFloor::Adaptive).connect().await.unwrap();
     assert_eq!(find(&reader, &text).await.matched_tokens(), 0, "its profile is not here yet");
     let begun = Instant::now();
     while find(&reader, &text).await.matched_tokens() < 512 {

@@ -13,8 +13,7 @@ use std::{
 };
 
 use kvasir_client::{Deadline, Kvasir};
-use kvasir_codec::Profile;
-use kvasir_engine::{Model, Sampling, TINY_PROFILE, calibrate};
+use kvasir_engine::{Model, Sampling, calibrate};
 
 /// Tokens of the answer.
 const ANSWER: usize = 24;
@@ -33,10 +32,10 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // The last token's logits are needed, and no cache holds them: it is always computed.
     let cached = &prompt[..prompt.len() - 1];
 
-    // Once per process. What computing costs on this machine decides when a load is not worth it; two prefills tell.
+    // Once per process. What computing costs on this machine decides when a load is not worth it; two prefills tell. The
+    // first save makes the model's profile.
     let kvasir = Kvasir::builder(url)
         .model(Arc::clone(model.spec()))
-        .profile(Profile::from_bytes(TINY_PROFILE)?)
         .namespace("embed-example")
         .chunk_tokens(CHUNK_TOKENS)
         .recompute_model(calibrate(&model, &prompt[..prompt.len() / 2])?)

@@ -65,7 +65,15 @@ from! {
     ContainerError => error Self::data("invalid_object", error, "fetch or encode the object again");
     ProfileError => error Self::data("invalid_profile", error, "use a profile that was trained for this model");
     DumpError => error Self::data("invalid_dump", error, "write the dump again as described in the README of kvasir-dump");
-    TrainError => error Self::input("not_trainable", error, "give more contexts, or another recipe");
+    TrainError => error {
+        let remedy = match error {
+            TrainError::NotTransparent { .. } => {
+                "give more contexts, use the recipe direct, or state a larger error with finest_nmse= and load with a lower quality="
+            }
+            _ => "give more contexts, or another recipe",
+        };
+        Self::input("not_trainable", error, remedy)
+    };
 }
 
 /// Class, code, remedy, whether a retry may succeed, HTTP status.

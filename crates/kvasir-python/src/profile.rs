@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use kvasir_codec::{KvBuffer, Profile as CodecProfile};
 use kvasir_dump::read_dump;
-use kvasir_train::{BasisRecipe, Recipe, TrainingContext, train};
+use kvasir_train::{BasisRecipe, Recipe, TrainingContext, train, train_transparent};
 use kvasir_types::ModelSpec;
 use pyo3::{prelude::*, types::PyBytes};
 
@@ -39,7 +39,7 @@ fn recipe(name: &str) -> Result<Recipe, Failure> {
 fn trained(
     spec: &ModelSpec,
     contexts: &[TrainingContext],
-    (recipe, finest_nmse): (&Recipe, f64),
+    (recipe, finest_nmse): (&Recipe, Option<f64>),
     progress: Option<&Py<PyAny>>,
 ) -> Result<Profile, Failure> {
     let mut raised = None;
@@ -48,7 +48,10 @@ fn trained(
             raised = Python::attach(|py| progress.call1(py, (what, share)).err());
         }
     };
-    let profile = train(spec, contexts, recipe, finest_nmse, &mut tell)?;
+    let profile = match finest_nmse {
+        Some(finest_nmse) => train(spec, contexts, recipe, finest_nmse, &mut tell)?,
+        None => train_transparent(spec, contexts, recipe, &mut tell)?,
+    };
     match raised {
         Some(error) => Err(error.into()),
         None => Ok(Profile(Arc::new(profile))),
@@ -99,7 +102,7 @@ impl Profile {
         py: Python<'_>,
         paths: Vec<PathBuf>,
         recipe: &str,
-        finest_nmse: f64,
+        finest_nmse: Option<f64>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<(Self, Spec)> {
         let recipe = self::recipe(recipe)?;
@@ -128,7 +131,7 @@ impl Profile {
         spec: &Spec,
         contexts: Vec<(Vec<u32>, Bound<'_, PyAny>)>,
         recipe: &str,
-        finest_nmse: f64,
+        finest_nmse: Option<f64>,
         progress: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let recipe = self::recipe(recipe)?;

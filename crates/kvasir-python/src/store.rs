@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use kvasir_client::{
-    Kvasir,
+    Kvasir, QualityFloor,
     rest::{BearerToken, Client, ClientConfig, EventMessage, EventStream},
     tuning::RecomputeModel,
 };
-use kvasir_types::{ModelId, Name, NameError, ObjectKey, ProfileHash, Quality};
+use kvasir_types::{ModelId, Name, NameError, ObjectKey, ProfileHash};
 use pyo3::{buffer::PyBuffer, prelude::*};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -223,7 +223,8 @@ impl Store {
         })
     }
 
-    /// Registers a model and opens the namespace. Without a profile, it is chosen automatically.
+    /// Registers a model and opens the namespace. Without a profile, it is chosen automatically; without a
+    /// quality, loads bring whatever the deadline allows.
     #[expect(clippy::too_many_arguments, reason = "keywords of one Python function")]
     #[pyo3(signature = (spec, profile, chunk_tokens, prefill_tokens_per_s, quality, is_async))]
     fn model<'py>(
@@ -248,9 +249,10 @@ impl Store {
             }
             builder = builder.recompute_model(RecomputeModel::from_seconds(0.0, 1.0 / speed, 0.0));
         }
-        if let Some(quality) = quality {
-            builder = builder.quality(quality.parse::<Quality>().map_err(setting)?);
-        }
+        builder = builder.quality(match quality {
+            Some(quality) => QualityFloor::Named(quality.parse().map_err(setting)?),
+            None => QualityFloor::Adaptive,
+        });
         if let Some(token) = &self.token {
             builder = builder.token(token.as_str());
         }

@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, ensure};
 use kvasir_client::{
-    Deadline, Kvasir,
+    Deadline, Kvasir, QualityFloor,
     report::LoadReport,
     tuning::{CacheGen, Fixed, LoadOptions, Policy, Progressive, RecomputeModel},
 };
@@ -116,7 +116,9 @@ impl Bench {
         shape(&namespace, 100_000.0)?;
         let builder =
             Kvasir::builder(server).model(Arc::clone(model.spec())).profile(profile).namespace("network");
-        let kvasir = builder.chunk_tokens(CHUNK_TOKENS).connect().await?;
+        // Policies choose among all levels.
+        let builder = builder.quality(QualityFloor::Adaptive).chunk_tokens(CHUNK_TOKENS);
+        let kvasir = builder.connect().await?;
         let kv = model.calculate_kv(&prompt)?;
         let session = kvasir.session(&prompt).without_lookup().await;
         let stored = session.save_now(&kv, prompt.len(), |_| ()).await?;

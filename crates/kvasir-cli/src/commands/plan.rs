@@ -52,8 +52,8 @@ pub(crate) struct PlanArguments {
     /// Active parameters per token, in 10⁹. Needed with a model spec, which does not contain them.
     #[arg(long, value_name = "BILLIONS", value_parser = units::above_zero)]
     parameters: Option<f64>,
-    /// A profile whose measured levels are used, and whose decoding is measured on this machine. Default: the
-    /// shipped profile for kvasir-tiny, assumed levels for other models.
+    /// A profile whose measured levels are used, and whose decoding is measured on this machine's CPU. Default: the
+    /// shipped profile for kvasir-tiny; assumed levels, and a GPU that nobody measured, for other models.
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
     /// Print as JSON.
@@ -72,8 +72,13 @@ pub(crate) fn run(arguments: &PlanArguments) -> CliResult {
     let profile = profile(&model, arguments.profile.as_deref())?;
     let levels = profile.as_ref().map_or_else(|| LevelRate::ASSUMED.to_vec(), |profile| levels(profile));
     // Levels are bits an element; seconds are those of the model that the profile is of.
-    let is_of_model = |profile: &&Profile| decode_speed::elements(profile) as u64 == bytes_at(&model, 1).fp8;
+    let elements = bytes_at(&model, 1).fp8;
+    let is_of_model = |profile: &&Profile| decode_speed::elements(profile) as u64 == elements;
     let decoding = profile.as_deref().filter(is_of_model).map(decode_speed::measure).transpose()?;
+    let speeds = decoding.as_deref().unwrap_or_default();
+    let decoding_cores = (!speeds.is_empty())
+        .then(|| decode_speed::cores_of_load(rayon::current_num_threads(), arguments.tokens));
+    let decode_rates = decode_speed::rates(speeds, elements, decoding_cores.unwrap_or(0), levels.len());
     let plan = plan(Request {
         levels,
         model,
@@ -81,9 +86,9 @@ pub(crate) fn run(arguments: &PlanArguments) -> CliResult {
         chunk_tokens: CHUNK_TOKENS_DEFAULT as u64,
         bandwidths: arguments.bandwidth.iter().map(|bits| Rate::assumed(*bits)).collect(),
         slo: arguments.slo,
-        deployment: Deployment { gpus: arguments.gpus, ..Deployment::on(*card) },
+        deployment: Deployment { gpus: arguments.gpus, decode_rates, ..Deployment::on(*card) },
     });
-    let answer = Answer { plan, decoding };
+    let answer = Answer { plan, decoding, decoding_cores };
     if arguments.json { print_json(&answer) } else { print(&text(&answer)) }
 }
 
@@ -95,6 +100,9 @@ struct Answer {
     /// `None` without a profile of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     decoding: Option<Vec<LevelSpeed>>,
+    /// Those that the links count; `None` if their decoder is assumed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    decoding_cores: Option<usize>,
 }
 
 fn usage(message: impl std::fmt::Display) -> CliError {
@@ -178,8 +186,8 @@ fn list(json: bool) -> CliResult {
 
 fn link_rows(request: &Request, link: &LinkPlan) -> Vec<Vec<String>> {
     let title = format!("over {} gbit/s", link.bandwidth.value / 1e9);
-    let mut rows =
-        vec![[title.as_str(), "bytes", "seconds", "fits", "bits/element"].map(str::to_owned).to_vec()];
+    let header = [title.as_str(), "bytes", "seconds", "fits", "bits/element", "KV decoded"];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
     for (index, way) in link.ways.iter().enumerate() {
         let fits = match way.within_slo {
             None => "",
@@ -187,9 +195,13 @@ fn link_rows(request: &Request, link: &LinkPlan) -> Vec<Vec<String>> {
             Some(true) => "yes",
             Some(false) => "no",
         };
-        let rate = request.levels.get(index).map(|level| level.bits_per_element);
-        let rate = rate.map_or(String::new(), |rate| format!("{:.3} {}", rate.value, rate.source.as_str()));
-        rows.push(vec![way.name.clone(), bytes(way.bytes), format!("{:.4}", way.seconds), fits.into(), rate]);
+        let mut row = vec![way.name.clone(), bytes(way.bytes), format!("{:.4}", way.seconds), fits.into()];
+        if let Some(LevelRate { bits_per_element: bits, .. }) = request.levels.get(index) {
+            let decoded = request.deployment.decode_rate_of(index);
+            row.push(format!("{:.3} {}", bits.value, bits.source.as_str()));
+            row.push(format!("{}/s {}", bytes(decoded.value as u64), decoded.source.as_str()));
+        }
+        rows.push(row);
     }
     rows
 }
@@ -216,20 +228,31 @@ fn warnings(plan: &Plan) -> String {
     text
 }
 
-fn text(Answer { plan, decoding }: &Answer) -> String {
+/// How fast this machine decodes, and whose decoding the links count.
+fn decoding_text(Answer { decoding, decoding_cores, .. }: &Answer) -> String {
+    let assumed = "the links above assume a GPU that nobody measured; a CPU core is far slower";
+    match (decoding, decoding_cores) {
+        (Some(levels), Some(cores)) => format!(
+            "{}\nthe links above count the cores that a load uses here: {cores}; a GPU's decoding is not measured",
+            decode_speed::table(levels)
+        ),
+        (Some(levels), None) => format!("{}: {assumed}", decode_speed::table(levels)),
+        (None, _) => {
+            format!(
+                "decoding     {assumed}. With a --profile of this model, decoding is measured on this machine"
+            )
+        }
+    }
+}
+
+fn text(answer: &Answer) -> String {
+    let (plan, decoding) = (&answer.plan, decoding_text(answer));
     let r = &plan.request;
     let d = &r.deployment;
     let size = |kv: &kvasir_model::plan::KvBytes| {
         format!("{} fp16, {} fp8, {} int4", bytes(kv.fp16), bytes(kv.fp8), bytes(kv.int4))
     };
     let rows: Vec<_> = plan.links.iter().map(|link| columns(&link_rows(r, link))).collect();
-    let decoding = decoding.as_deref().map_or_else(
-        || {
-            "decoding     depends on the profile: measured on this machine with a --profile of this model"
-                .to_owned()
-        },
-        decode_speed::table,
-    );
     let reuses = plan.break_even_reuses.map_or_else(
         || "never: loading costs as much as recomputing".to_owned(),
         |n| format!("above {n:.4} reuses per month"),
@@ -239,7 +262,7 @@ fn text(Answer { plan, decoding }: &Answer) -> String {
          {decoding}\n\n\
          recompute    {:.3e} FLOP, {:.4} s, ${:.6} on {} {} ({} % of {:.0} TFLOP/s, the share {})\n\
          a month      ${:.6} to keep, ${:.8} a load\nkeeping pays {reuses}\n\
-         Rates: bandwidth as given; GPU-hour ${} {}; GB-month ${} {}; round trip {} s {}; decoding {:.0e} B/s {}.",
+         Rates: bandwidth as given; GPU-hour ${} {}; GB-month ${} {}; round trip {} s {}.",
         r.model.name,
         r.model.source,
         r.tokens,
@@ -264,7 +287,5 @@ fn text(Answer { plan, decoding }: &Answer) -> String {
         d.gigabyte_month.source.as_str(),
         d.round_trip.value,
         d.round_trip.source.as_str(),
-        d.decode_rate.value,
-        d.decode_rate.source.as_str(),
     )
 }

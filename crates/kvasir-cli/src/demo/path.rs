@@ -8,7 +8,7 @@ use std::{
 };
 
 use kvasir_client::{
-    Deadline, Kvasir,
+    Deadline, Kvasir, QualityFloor,
     report::{LoadReport, SaveReport},
     tuning::{ByteRate, DecodeModel, EstimatorKind, LoadOptions, RecomputeModel},
 };
@@ -17,7 +17,7 @@ use kvasir_engine::{Model, PagedKv};
 
 use kvasir_replay::link::{LinkOptions, ShapedLink};
 use kvasir_server::{Config, RunError, listen, run};
-use kvasir_types::{Level, Quality};
+use kvasir_types::Level;
 use tokio::{runtime::Runtime, sync::oneshot, task::JoinHandle};
 use url::Url;
 
@@ -119,7 +119,7 @@ impl Coder {
 pub(crate) struct Login<'a> {
     /// The credential.
     pub(crate) credential: &'a CredentialArguments,
-    /// A trained profile, to load at any quality; `None`: the model's first profile, at [`Quality::Transparent`].
+    /// A trained profile, to load at any quality; `None`: the model's first profile, at `transparent`.
     pub(crate) profile: Option<Arc<Profile>>,
     /// The model.
     pub(crate) model: &'a Model,
@@ -134,8 +134,10 @@ pub(crate) fn connect(runtime: &Runtime, address: SocketAddr, login: &Login<'_>)
         .chunk_tokens(CHUNK_TOKENS);
     // In one namespace, the second kind of run would find the chunks of the first.
     let builder = match profile {
-        Some(profile) => builder.profile(Arc::clone(profile)).namespace("demo-tight"),
-        None => builder.quality(Quality::Transparent).namespace("demo"),
+        Some(profile) => {
+            builder.profile(Arc::clone(profile)).quality(QualityFloor::Adaptive).namespace("demo-tight")
+        }
+        None => builder.namespace("demo"),
     };
     runtime
         .block_on(async {
@@ -165,7 +167,7 @@ pub(crate) struct Costs {
     /// Prefill.
     pub(crate) recompute: RecomputeModel,
     /// Decoding time, measured by a first, unthrottled load.
-    pub(crate) decode: DecodeModel,
+    pub(crate) decode: Option<DecodeModel>,
     /// One step of the model over the whole context.
     pub(crate) step: Duration,
     /// The link's rate in an earlier load.
@@ -265,7 +267,7 @@ pub(crate) fn load(
     let options = LoadOptions {
         suffix_time: Some(costs.step),
         recompute: Some(costs.recompute.clone()),
-        decode: Some(costs.decode.clone()),
+        decode: costs.decode.clone(),
         rate: costs.rate,
         // Chunks of 256 tokens are a few kilobytes at the coarsest level: a mean over such samples would
         // measure round trips.

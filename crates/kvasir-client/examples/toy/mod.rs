@@ -35,9 +35,10 @@ pub(crate) fn prefill(tokens: &[u32]) -> KvBuffer {
     kv
 }
 
-/// A profile for it; a real one is trained once, with `kvasir profile train`.
+/// A profile for it; a real one is trained once, with `kvasir profile train`. Its finest level is `transparent`: by
+/// default clients load nothing coarser.
 pub(crate) fn profile() -> Result<Arc<Profile>, Box<dyn Error>> {
     let tokens = prompt(1024, 0);
     let context = TrainingContext { first_position: 0, kv: prefill(&tokens), tokens };
-    Ok(Arc::new(train(&spec(), &[context], &Recipe::Direct, 0.01, &mut |_, _| ())?))
+    Ok(Arc::new(train(&spec(), &[context], &Recipe::Direct, 1e-4, &mut |_, _| ())?))
 }

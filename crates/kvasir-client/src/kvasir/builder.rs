@@ -101,7 +101,9 @@ impl Builder {
         self
     }
 
-    /// The lowest quality that loads may bring. Default: whatever the deadline allows.
+    /// The lowest quality that loads may bring. Default: [`Quality::Transparent`](kvasir_types::Quality), also
+    /// where a deadline is missed for it. [`QualityFloor::Adaptive`] is whatever the deadline allows.
+    /// [`Quality::Exact`](kvasir_types::Quality) needs a profile with an exact level, given or stored.
     pub fn quality(mut self, quality: impl Into<QualityFloor>) -> Self {
         self.quality = quality.into();
         self
@@ -137,9 +139,10 @@ impl Builder {
     /// Connects: registers the model and fetches the namespace's root.
     ///
     /// # Errors
-    /// [`Error::Config`] for an invalid description, [`Error::Profile`] for a profile of another model,
-    /// [`Error::Spec`] for an invalid model spec; those of [`Client::register_model`] and
-    /// [`Client::namespace_root`].
+    /// [`Error::Config`] for an invalid description, or quality exact without a profile that has an exact
+    /// level; [`Error::Profile`] for a profile of another model, [`Error::Spec`] for an invalid model spec;
+    /// those of [`Client::register_model`] and [`Client::namespace_root`], and for quality exact of
+    /// [`Client::list_profiles`] and [`Client::get_profile`].
     pub async fn connect(self) -> Result<Kvasir, Error> {
         let spec =
             self.model.ok_or_else(|| config_error("no model is given: call `model` before `connect`"))?;
@@ -160,7 +163,16 @@ impl Builder {
         }
         let client = Client::new(url, rest)?;
         client.learn_members().await;
-        let codec = Arc::new(Codec::new(spec, self.profile)?);
+        let codec = Arc::new(Codec::new(spec, self.profile, self.quality.is_exact())?);
+        if let (QualityFloor::Named(floor), Some(given)) = (self.quality, codec.writer())
+            && !given.profile().is_measured()
+        {
+            tracing::warn!(
+                profile = %given.profile().hash(),
+                "chunks of the given profile do not record their errors: with quality {floor}, none of them is found. \
+                 Train the profile again, or connect with QualityFloor::Adaptive (in Python quality=None)"
+            );
+        }
         let own = Arc::new(Binding::open(&client, codec, namespace).await?);
         let runtime = Handle::current();
         Ok(Kvasir {

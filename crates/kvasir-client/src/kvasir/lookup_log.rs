@@ -1,7 +1,11 @@
-//! Log lines about lookups. An outage, or a service that flaps, is logged once a minute, not once a request.
+//! Log lines about lookups. An outage, or a service that flaps, is logged once a minute, not once a request; that
+//! stored tokens are below the quality floor, once.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -12,9 +16,13 @@ use crate::Error;
 /// Minimum interval between two log lines about failures.
 const EVERY: Duration = Duration::from_secs(60);
 
-/// Whether lookups currently fail.
+/// Whether lookups currently fail, and what was said about their answers.
 #[derive(Debug, Default)]
-pub(crate) struct LookupLog(Mutex<Failures>);
+pub(crate) struct LookupLog {
+    failures: Mutex<Failures>,
+    /// Whether a line said that stored tokens are below the floor.
+    told_below_floor: AtomicBool,
+}
 
 #[derive(Debug, Default)]
 struct Failures {
@@ -41,8 +49,17 @@ impl LookupLog {
         }
     }
 
+    /// A session ends before this many stored tokens because the first of them are below the quality floor.
+    pub(crate) fn below_floor(&self, tokens: u64) {
+        if !self.told_below_floor.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "{tokens} stored tokens are below the quality floor; they are computed, and not stored again"
+            );
+        }
+    }
+
     fn failures(&self) -> MutexGuard<'_, Failures> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -77,7 +77,7 @@ impl Kvasir {
     /// Those of [`Client::list_profiles`](crate::rest::Client::list_profiles) and
     /// [`Client::get_profile`](crate::rest::Client::get_profile).
     pub async fn profile_in_force(&self) -> Result<Option<Arc<Profile>>, Error> {
-        let found = Writer::in_force(self.rest(), self.spec(), None).await?;
+        let found = Writer::in_force(self.rest(), self.spec(), None, false).await?;
         Ok(found.map(|writer| Arc::clone(writer.profile())))
     }
 }

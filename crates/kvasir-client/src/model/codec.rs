@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     Error,
-    limits::{PROFILE_RETRY, PROFILES_MAX},
+    limits::{EXACT_PROFILES_TRIED_MAX, PROFILE_RETRY, PROFILES_MAX},
     rest::Client,
 };
 
@@ -23,6 +23,8 @@ use crate::{
 pub(crate) struct Codec {
     pub(crate) spec: Arc<ModelSpec>,
     pub(crate) model_id: ModelId,
+    /// Whether to encode only with profiles that have an exact level: the client loads nothing else.
+    exact: bool,
     /// `None` before the first save of a model with an automatic profile.
     writer: Mutex<Option<Arc<Writer>>>,
     /// For chunks that the writer's profile does not fit; `None` before the first.
@@ -33,36 +35,67 @@ pub(crate) struct Codec {
 }
 
 impl Codec {
-    /// The codec of a model with a given or an automatic profile.
+    /// The codec of a model with a given or an automatic profile, one with an exact level if `exact`.
     ///
     /// # Errors
-    /// [`Error::Profile`] if the profile is of another model, [`Error::Spec`] for an invalid model spec.
-    pub(crate) fn new(spec: Arc<ModelSpec>, profile: Option<Arc<Profile>>) -> Result<Self, Error> {
+    /// [`Error::Profile`] if the profile is of another model, [`Error::Config`] if it needs an exact level and
+    /// has none or does not measure chunks, [`Error::Spec`] for an invalid model spec.
+    pub(crate) fn new(
+        spec: Arc<ModelSpec>,
+        profile: Option<Arc<Profile>>,
+        exact: bool,
+    ) -> Result<Self, Error> {
         spec.validate()?;
         let codec = Self {
             model_id: spec.model_id(),
             spec,
+            exact,
             writer: Mutex::default(),
             starter: Mutex::default(),
             choosing: tokio::sync::Mutex::default(),
             decoders: Mutex::default(),
         };
         if let Some(profile) = profile {
-            codec.take(Writer::given(&codec.spec, profile)?)?;
+            let given = Writer::given(&codec.spec, profile)?;
+            if exact && !writer::is_exact(given.profile()) {
+                return Err(no_exact_level("the given one is none"));
+            }
+            codec.take(given)?;
         }
         Ok(codec)
     }
 
+    /// If only exact levels will do, finds a profile to encode them with. Otherwise the client would learn at
+    /// its first save, in the background, that it has none.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the service has no such profile; those of [`Client::list_profiles`] and
+    /// [`Client::get_profile`].
+    pub(crate) async fn require_exact(&self, client: &Client) -> Result<(), Error> {
+        if self.exact && self.writer().is_none() {
+            let found = Writer::in_force(client, &self.spec, None, true).await?;
+            let none = || {
+                no_exact_level(&format!(
+                    "the service has none among the {EXACT_PROFILES_TRIED_MAX} of this model that come first"
+                ))
+            };
+            self.take(found.ok_or_else(none)?)?;
+        }
+        Ok(())
+    }
+
     /// The codec of the model with an adapter. A given profile is used for it too, under another hash because
-    /// it names the model.
+    /// it names the model; likewise a chosen one if only exact levels will do, which are exact for any cache.
     pub(crate) fn with_adapter(&self, adapter: &str) -> Result<Self, Error> {
         let spec = ModelSpec { adapter: Some(adapter.to_owned()), ..ModelSpec::clone(&self.spec) };
         let model_id = spec.model_id();
         let renamed = |given: &Arc<Profile>| Profile::assemble(ProfileParts { model_id, ..given.parts() });
         let own = self.writer();
-        let given = own.as_ref().and_then(|writer| writer.given_profile());
+        let given = own
+            .as_ref()
+            .and_then(|writer| writer.given_profile().or_else(|| self.exact.then(|| writer.profile())));
         let profile = given.map(renamed).transpose()?.map(Arc::new);
-        Self::new(Arc::new(spec), profile)
+        Self::new(Arc::new(spec), profile, self.exact)
     }
 
     /// The writer for chunks, if it is already known.
@@ -82,7 +115,8 @@ impl Codec {
         if let Some(writer) = settled() {
             return Ok(writer);
         }
-        self.take(Writer::choose(client, &self.spec, self.writer().as_deref(), sample).await?)
+        let current = self.writer();
+        self.take(Writer::choose(client, &self.spec, current.as_deref(), self.exact, sample).await?)
     }
 
     /// The writer for a chunk that the writer's profile does not fit.
@@ -122,7 +156,7 @@ impl Codec {
         Ok(())
     }
 
-    /// Default for the largest predicted KL beneath stored KV, if the queue's admission policy sets none:
+    /// Default for the largest predicted KL beneath stored KV, if the queue's configuration sets none:
     /// twice the finest level's. `None` if that is unknown.
     pub(crate) fn kl_beneath_max(&self) -> Option<f64> {
         let own = self.writer().and_then(|writer| self.decoder(&writer.profile().hash()));
@@ -213,5 +247,16 @@ impl Codec {
             self.with_decoders(|decoders| decoders.insert(profile, state));
         }
         Ok(())
+    }
+}
+
+/// The error of a client that loads nothing but exact levels and would store others.
+fn no_exact_level(problem: &str) -> Error {
+    Error::Config {
+        what: format!(
+            "quality exact needs a profile with an exact level whose chunks record their errors, and {problem}: train one \
+             (`kvasir profile train --recipe exact-only`) and give it to the client that saves, or ask for quality \
+             transparent"
+        ),
     }
 }

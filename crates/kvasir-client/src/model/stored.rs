@@ -22,7 +22,8 @@ pub enum ProfileState {
     Announced,
     /// They only read chunks stored with it.
     Earlier,
-    /// They never encode with it, because its loss is too large or it is of another model.
+    /// They never encode with it, because its loss is too large, its chunks do not record theirs, or it is of
+    /// another model.
     PassedOver,
 }
 

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 
 use crate::{
     Error,
-    limits::{PROFILE_ANNOUNCED, PROFILE_ERROR_MAX, PROFILES_MAX},
+    limits::{EXACT_PROFILES_TRIED_MAX, PROFILE_ANNOUNCED, PROFILE_ERROR_MAX, PROFILES_MAX},
     rest::Client,
 };
 
@@ -43,15 +43,17 @@ impl Writer {
         Ok(Self { spec, profile, encoder, published, chosen_at: None })
     }
 
-    /// A writer with the profile in force at the service. If there is none, one is made from a sample of the
-    /// model's KV and published.
+    /// A writer with the profile in force at the service, one with an exact level if `exact`. If there is none,
+    /// `current` is kept, which a codec for exact levels always has; others make one from a sample of the
+    /// model's KV and publish it.
     pub(crate) async fn choose(
         client: &Client,
         spec: &Arc<ModelSpec>,
         current: Option<&Self>,
+        exact: bool,
         sample: Sample<'_>,
     ) -> Result<Self, Error> {
-        if let Some(found) = Self::in_force(client, spec, current).await? {
+        if let Some(found) = Self::in_force(client, spec, current, exact).await? {
             return Ok(found);
         }
         if let Some(Self { profile, encoder, .. }) = current {
@@ -62,7 +64,7 @@ impl Writer {
         }
         let profile = sample.train(spec).await?;
         // Training takes seconds, and another client may have published a profile in the meantime.
-        if let Some(found) = Self::in_force(client, spec, None).await? {
+        if let Some(found) = Self::in_force(client, spec, None, exact).await? {
             return Ok(found);
         }
         let made = Self { chosen_at: Some(Instant::now()), ..Self::given(spec, Arc::new(profile))? };
@@ -89,7 +91,8 @@ impl Writer {
         listed.sort_by_key(|info| (info.stored_at_ms, info.profile_hash));
         for info in listed.into_iter().take(PROFILES_MAX) {
             match fetch(client, &model, &info.profile_hash).await {
-                Ok(profile) if profile.training().recipe == STARTER_RECIPE => {
+                // Others would not load chunks whose errors are unknown.
+                Ok(profile) if profile.training().recipe == STARTER_RECIPE && profile.is_measured() => {
                     let found = Self::given(spec, Arc::new(profile))?;
                     return Ok(Self::chosen(spec, &found.profile, &found.encoder));
                 }
@@ -108,13 +111,16 @@ impl Writer {
         self.chosen_at.is_some() && self.profile.training().recipe != STARTER_RECIPE
     }
 
-    /// A writer with the profile in force at the service, if there is one.
+    /// A writer with the profile in force at the service, if there is one; among those with an exact level if
+    /// `exact`.
     pub(crate) async fn in_force(
         client: &Client,
         spec: &Arc<ModelSpec>,
         current: Option<&Self>,
+        exact: bool,
     ) -> Result<Option<Self>, Error> {
         let model = spec.model_id();
+        let is_suitable: fn(&Profile) -> bool = if exact { is_exact } else { is_fine };
         let listed = match client.list_profiles(&model).await {
             // The service's bucket was emptied in the meantime.
             Err(error) if error.code() == Some(ErrorCode::UnknownModel) => {
@@ -123,19 +129,28 @@ impl Writer {
             }
             listed => listed?.profiles,
         };
-        for hash in by_preference(listed, SystemTime::now()).into_iter().take(PROFILES_MAX) {
+        let mut preferred = by_preference(listed, SystemTime::now());
+        if exact {
+            // Any number of others may be newer. A client keeps its own: to look for a newer one of these, it would
+            // fetch them all.
+            let own = current.map(|now| now.profile.hash());
+            preferred.sort_by_key(|hash| own != Some(*hash));
+        }
+        preferred.truncate(if exact { EXACT_PROFILES_TRIED_MAX } else { PROFILES_MAX });
+        for hash in preferred {
             if let Some(Self { profile, encoder, .. }) = current.filter(|now| now.profile.hash() == hash) {
                 return Ok(Some(Self::chosen(spec, profile, encoder)));
             }
             let fetched = async {
                 let profile = fetch(client, &model, &hash).await?;
-                Ok::<_, Error>((is_fine(&profile), Self::given(spec, Arc::new(profile))?))
+                let found = is_suitable(&profile).then(|| Self::given(spec, Arc::new(profile)));
+                Ok::<_, Error>(found.transpose()?)
             };
             match fetched.await {
-                Ok((true, found)) => {
+                Ok(Some(found)) => {
                     return Ok(Some(Self::chosen(spec, &found.profile, &found.encoder)));
                 }
-                Ok((false, _)) => {}
+                Ok(None) => {}
                 // Its author runs another version, or is hostile; this client need not encode with it.
                 Err(Error::Profile(error)) => {
                     tracing::debug!(%error, %hash, "skipping a profile that cannot be used")
@@ -214,10 +229,16 @@ pub(crate) async fn fetch(client: &Client, model: &ModelId, hash: &ProfileHash) 
     Ok(Profile::from_bytes(&client.get_profile(model, hash).await?)?)
 }
 
-/// Whether chunks of a profile decode nearly losslessly. Other profiles are used only on explicit request.
+/// Whether chunks of a profile are found in quality exact: they have an exact level, and record their errors.
+pub(super) fn is_exact(profile: &Profile) -> bool {
+    profile.is_lossless() && profile.is_measured()
+}
+
+/// Whether chunks of a profile decode nearly losslessly, and record their errors: by default, others are not
+/// loaded. Other profiles are used only on explicit request.
 pub(super) fn is_fine(profile: &Profile) -> bool {
     let is_fine = |level: &LevelNote| level.nmse <= PROFILE_ERROR_MAX;
-    profile.is_lossless() || profile.levels().last().is_some_and(is_fine)
+    profile.is_measured() && (profile.is_lossless() || profile.levels().last().is_some_and(is_fine))
 }
 
 /// Profiles in their order of precedence: the newest that readers had time to fetch, then the others from the

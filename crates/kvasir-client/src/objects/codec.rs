@@ -48,7 +48,8 @@ impl PageCodec {
         (model, revision): (&str, &str),
     ) -> Result<Self, Error> {
         layout.check_quality(quality)?;
-        let codec = Codec::new(Arc::new(layout.spec(model, revision)), None)?;
+        // Exact pages need no profile.
+        let codec = Codec::new(Arc::new(layout.spec(model, revision)), None, false)?;
         Ok(Self { layout, quality, codec, gathered: Mutex::default() })
     }
 

@@ -2,7 +2,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use kvasir_codec::{Profile, container::Head};
+use kvasir_codec::{LayerGroup, Profile, container::Head};
 use kvasir_types::Level;
 
 use super::{BlockTable, PageRef, Shard};
@@ -70,15 +70,15 @@ impl DeviceBytes {
 
 /// A part of a verified chunk: some scopes of its profile at one level, for some of its tokens.
 pub struct DevicePart<'a> {
-    pub(crate) table: &'a BlockTable,
-    pub(crate) profile: &'a Arc<Profile>,
-    pub(crate) head: &'a Head,
-    pub(crate) object_prefix: &'a [u8],
-    pub(crate) scopes: Vec<usize>,
-    pub(crate) level: Level,
-    pub(crate) tokens: Range<usize>,
-    pub(crate) pages: &'a [PageRef],
-    pub(crate) first_slot: usize,
+    table: &'a BlockTable,
+    profile: &'a Arc<Profile>,
+    head: &'a Head,
+    object_prefix: &'a [u8],
+    scopes: Vec<usize>,
+    level: Level,
+    tokens: Range<usize>,
+    pages: &'a [PageRef],
+    first_slot: usize,
 }
 
 impl std::fmt::Debug for DevicePart<'_> {
@@ -93,6 +93,23 @@ impl std::fmt::Debug for DevicePart<'_> {
 }
 
 impl<'a> DevicePart<'a> {
+    /// The part that a load makes of some tokens of a chunk, which is given by its head and its bytes from the first one on; all
+    /// that the part needs must have passed their checksums. Token 0 of the chunk is the table's `first_token`. `None` if the
+    /// table is shorter.
+    pub fn new(
+        table: &'a BlockTable,
+        profile: &'a Arc<Profile>,
+        (head, object_prefix): (&'a Head, &'a [u8]),
+        group: &LayerGroup,
+        level: Level,
+        first_token: usize,
+        tokens: Range<usize>,
+    ) -> Option<Self> {
+        let (pages, first_slot) = table.pages_of(&(first_token + tokens.start..first_token + tokens.end))?;
+        let scopes = group.scopes.iter().map(|reach| reach.scope).collect();
+        Some(Self { table, profile, head, object_prefix, scopes, level, tokens, pages, first_slot })
+    }
+
     /// The part of the model that the table's rank holds.
     pub const fn shard(&self) -> &'a Shard {
         self.table.shard()

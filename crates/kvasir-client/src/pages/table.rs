@@ -143,7 +143,10 @@ impl BlockTable {
 
     /// Copies a layer's rows of `tokens` of the context into `to`, whose token 0 is the first of them. As
     /// [`PageStore::read_rows`].
-    pub(crate) fn read(
+    ///
+    /// # Errors
+    /// As [`PageStore::read_rows`], and for a table that has not so many tokens.
+    pub fn read(
         &self,
         spec: &ModelSpec,
         layer: usize,

@@ -1,4 +1,4 @@
-//! The service's REST API: one method per route, typed errors, retries under a shared budget. For tools; an
+//! The service's REST API: requests with types, typed errors, retries under a shared budget. For tools; an
 //! engine needs [`Kvasir`](crate::Kvasir).
 
 mod active_loads;
@@ -24,7 +24,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use bytes::Bytes;
 use kvasir_api::{
     ChunkSample, ConfigResponse, HEADER_NAMESPACE, HEADER_OBJECT_DIGEST, HEADER_ROUTE, LookupRequest,
-    LookupResponse, MEDIA_CHUNK, MEDIA_PROFILE, NamespaceRequest, NamespaceResponse, ProfileList,
+    LookupResponse, MEDIA_CHUNK, MEDIA_PROFILE, ModelList, NamespaceRequest, NamespaceResponse, ProfileList,
     RegisteredModel, SampleQuery, StoredChunk, routes,
 };
 use kvasir_types::{ModelId, ModelSpec, Name, ObjectDigest, ProfileHash, RootHash, SeqHash};
@@ -60,11 +60,6 @@ pub struct ClientConfig {
     /// Longest silence during a response. Control requests and uploads have a time for the whole request, and where that is
     /// longer, it alone.
     pub read_timeout: Duration,
-    /// Longest control request.
-    pub control_timeout: Duration,
-    /// Use HTTP/2 without negotiation (plain-text services behind a trusted network). Otherwise TLS
-    /// negotiates the version, and plain text uses HTTP/1.1 with kept-alive connections.
-    pub http2_prior_knowledge: bool,
     /// Sent as `Authorization: Bearer …` to the service, and to no other host.
     pub token: Option<BearerToken>,
     /// CA certificates to trust in addition to the system's, as PEM.
@@ -105,8 +100,6 @@ impl Default for ClientConfig {
         Self {
             connect_timeout: limits::CONNECT_TIMEOUT,
             read_timeout: limits::READ_TIMEOUT,
-            control_timeout: limits::CONTROL_TIMEOUT,
-            http2_prior_knowledge: false,
             token: None,
             ca_certificates: None,
             class: RequestClass::default(),
@@ -127,9 +120,6 @@ impl Connections {
     fn new(config: &ClientConfig) -> Result<Self, Error> {
         let build = |read_timeout: Option<Duration>| {
             let mut builder = connections(config)?.redirect(redirect::Policy::none());
-            if config.http2_prior_knowledge {
-                builder = builder.http2_prior_knowledge();
-            }
             if let Some(limit) = read_timeout {
                 builder = builder.read_timeout(limit);
             }
@@ -230,6 +220,14 @@ impl Client {
         &self.config.class
     }
 
+    /// The time to first byte to expect of a read: the median of the last ones, or the fastest of the last lookups where that
+    /// is less or there are too few reads; `None` before the first of either. A time so long that loads read nothing is
+    /// measured by no read, but each load follows a lookup, which waits for a round trip as a read does.
+    pub(crate) fn expected_first_byte(&self) -> Option<Duration> {
+        let reads = self.first_byte_latencies.quantile(0.5);
+        reads.into_iter().chain(self.lookup_latencies.fastest()).min()
+    }
+
     /// The same client on behalf of one engine request, whose class is sent to the service.
     #[must_use]
     pub fn for_request(&self, class: RequestClass) -> Self {
@@ -248,7 +246,7 @@ impl Client {
         first: usize,
         request: RequestBuilder,
     ) -> Result<T, Error> {
-        body::read_json(self.send_from(first, request.timeout(self.config.control_timeout)).await?).await
+        body::read_json(self.send_from(first, request.timeout(limits::CONTROL_TIMEOUT)).await?).await
     }
 
     fn with_json(
@@ -274,7 +272,7 @@ impl Client {
     /// # Errors
     /// As for every request: see [`Error`].
     pub async fn ready(&self) -> Result<(), Error> {
-        self.send(self.request(Method::GET, routes::READYZ).timeout(self.config.control_timeout))
+        self.send(self.request(Method::GET, routes::READYZ).timeout(limits::CONTROL_TIMEOUT))
             .await
             .map(|_| ())
     }
@@ -299,6 +297,14 @@ impl Client {
     /// `unknown_model`.
     pub async fn model(&self, model_id: &ModelId) -> Result<ModelSpec, Error> {
         self.json(self.request(Method::GET, &routes::model(model_id))).await
+    }
+
+    /// The models of the caller's tenant, by id, at most 1,000.
+    ///
+    /// # Errors
+    /// As for every request: see [`Error`].
+    pub async fn list_models(&self) -> Result<ModelList, Error> {
+        self.json(self.request(Method::GET, routes::MODELS)).await
     }
 
     /// Stores a profile under its hash.

@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 
 use kvasir_api::{
     Context, ContextChange, ContextList, ContextRequest, ContextVersions, ContextsQuery, Event,
-    EventsDropped, EventsQuery, ExplainRequest, ExplainResponse, Job, JobList, JobRequest, LoadRecord,
-    ObjectUrl, TrainingList, TrainingRecord, UsageResponse, routes,
+    EventsDropped, EventsQuery, ExplainRequest, ExplainResponse, Job, JobRequest, LoadRecord, TrainingList,
+    TrainingRecord, UsageResponse, routes,
 };
-use kvasir_types::{ModelId, ObjectDigest, SeqHash};
+use kvasir_types::{ModelId, SeqHash};
 use reqwest::{Method, Response};
 use uuid::Uuid;
 
@@ -18,19 +18,6 @@ use super::{
 use crate::{Error, limits};
 
 impl Client {
-    /// A presigned URL of an object, or a new one to replace an expired one.
-    ///
-    /// # Errors
-    /// `unknown_chunk`, `direct_unavailable`.
-    pub async fn object_url(
-        &self,
-        model_id: &ModelId,
-        seq_hash: &SeqHash,
-        object: &ObjectDigest,
-    ) -> Result<ObjectUrl, Error> {
-        self.json(self.request(Method::GET, &routes::object_url(model_id, seq_hash, object))).await
-    }
-
     /// Explains why a lookup misses.
     ///
     /// # Errors
@@ -150,20 +137,12 @@ impl Client {
         self.json(self.request(Method::GET, &routes::job(job_id))).await
     }
 
-    /// The jobs that the replica keeps a record of.
-    ///
-    /// # Errors
-    /// As for every request: see [`Error`].
-    pub async fn jobs(&self) -> Result<JobList, Error> {
-        self.json(self.request(Method::GET, routes::JOBS)).await
-    }
-
     /// The service's metrics in the Prometheus text format.
     ///
     /// # Errors
     /// As for every request: see [`Error`].
     pub async fn metrics(&self) -> Result<String, Error> {
-        let request = self.request(Method::GET, routes::METRICS).timeout(self.config.control_timeout);
+        let request = self.request(Method::GET, routes::METRICS).timeout(limits::CONTROL_TIMEOUT);
         let body = read_bounded(self.send(request).await?, limits::CONTROL_BYTES_MAX).await?;
         String::from_utf8(body).map_err(|e| Error::protocol(e.to_string()))
     }
@@ -344,6 +323,22 @@ mod tests {
             let error = client.delete_context(&Uuid::nil()).await.expect_err("no try removed it");
             assert_eq!(error.code(), Some(kvasir_api::ErrorCode::UnknownContext), "{answers:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_lookup_that_is_refused_tells_nothing_of_a_first_byte() {
+        const UNKNOWN: &str = "HTTP/1.1 404 Not Found\r\nconnection: close\r\ncontent-length: 24\r\n\r\n\
+                               {\"code\":\"unknown_model\"}";
+        const NOTHING: &str = "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 32\r\n\r\n\
+                               {\"matched_tokens\":0,\"chunks\":[]}";
+        let (client, _) = answering(&[UNKNOWN, NOTHING]).await;
+        let namespace = "n".parse().expect("a name");
+        let target =
+            kvasir_api::LookupQuery { model_id: [1; 32].into(), namespace, fresh: false, direct: false };
+        client.lookup_blocks(&target, &[]).await.expect_err("it is refused");
+        assert_eq!(client.expected_first_byte(), None);
+        client.lookup_blocks(&target, &[]).await.expect("it is answered");
+        assert!(client.expected_first_byte().is_some());
     }
 
     /// A credential would be dropped on the way there, and the service would refuse the request.

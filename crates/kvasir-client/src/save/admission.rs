@@ -1,45 +1,19 @@
-//! Admission policy of the save queue.
+//! Which saves a queue accepts.
 
-use std::collections::BTreeSet;
-
-use kvasir_types::{LevelError, Loss, Name, Quality};
+use kvasir_types::{LevelError, Loss, Quality};
 
 use crate::limits::{HOPS_MAX, STORE_TOKENS_MIN};
-
-/// Selects the saves that a queue accepts: only contexts that are likely to be requested again.
-#[derive(Debug, Clone, PartialEq)]
-pub struct AdmissionPolicy {
-    /// Fewest tokens of a context; shorter ones are recomputed in less time than a lookup takes.
-    pub tokens_min: usize,
-    /// Types of request to store; `None` for all. A session without a type matches no type.
-    pub classes: Option<BTreeSet<Name>>,
-    /// Largest predicted KL beneath stored KV, in nats per token: errors compound over turns. Default: twice
-    /// that of the profile's finest level. If that is unknown, KV is stored if it was computed over loads of
-    /// quality [`Transparent`](kvasir_types::Quality::Transparent), at most two in a chain.
-    pub kl_beneath_max: Option<f64>,
-}
-
-impl Default for AdmissionPolicy {
-    fn default() -> Self {
-        Self { tokens_min: STORE_TOKENS_MIN, classes: None, kl_beneath_max: None }
-    }
-}
 
 /// Why a save is refused.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SaveRefusal {
     /// Too short to be worth storing.
-    #[error("{tokens} tokens are fewer than the minimum of {tokens_min} for storing")]
+    #[error("{tokens} tokens are fewer than the minimum of {STORE_TOKENS_MIN} for storing")]
     TooShort {
         /// Tokens offered.
         tokens: usize,
-        /// Minimum number of tokens.
-        tokens_min: usize,
     },
-    /// This type of request is not stored.
-    #[error("requests of this type are not stored")]
-    Class,
     /// Computed over a prefix that was loaded too coarsely.
     #[error(
         "its prefix has a predicted KL of {kl_beneath:.1e} nats per token, above {kl_beneath_max:.1e}: \
@@ -74,27 +48,15 @@ pub enum SaveRefusal {
     NotConnected,
 }
 
-impl AdmissionPolicy {
-    /// Whether a context of `tokens` tokens of a class, over a prefix with the loss `beneath`, is accepted.
-    /// `kl_beneath_max` is the profile's.
-    ///
-    /// # Errors
-    /// The reason for refusal.
-    pub(crate) fn check(
-        &self,
-        tokens: usize,
-        class: Option<&Name>,
-        beneath: Loss,
-        kl_beneath_max: Option<f64>,
-    ) -> Result<(), SaveRefusal> {
-        if tokens < self.tokens_min {
-            return Err(SaveRefusal::TooShort { tokens, tokens_min: self.tokens_min });
-        }
-        if self.classes.as_ref().is_some_and(|classes| !class.is_some_and(|class| classes.contains(class))) {
-            return Err(SaveRefusal::Class);
-        }
-        check_beneath(beneath, self.kl_beneath_max.or(kl_beneath_max))
+/// Whether a context of `tokens` tokens, over a prefix with the loss `beneath`, is accepted.
+///
+/// # Errors
+/// The reason for refusal.
+pub(super) fn check(tokens: usize, beneath: Loss, kl_beneath_max: Option<f64>) -> Result<(), SaveRefusal> {
+    if tokens < STORE_TOKENS_MIN {
+        return Err(SaveRefusal::TooShort { tokens });
     }
+    check_beneath(beneath, kl_beneath_max)
 }
 
 /// Whether KV over a prefix with the loss `beneath` is stored: by the predicted KL, at most `kl_beneath_max`

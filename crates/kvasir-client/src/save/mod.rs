@@ -16,18 +16,17 @@ use std::{
 use futures::StreamExt;
 use kvasir_api::ErrorCode;
 use kvasir_codec::{ChunkEncoder, ChunkInput, KvBuffer, container::Head};
-use kvasir_types::{ChainLink, Level, Loss, Name, Quality, RootHash, SeqHash, TokenChain, TokenRange};
+use kvasir_types::{ChainLink, Level, Loss, Quality, RootHash, SeqHash, TokenChain, TokenRange};
 use tokio::time::Instant;
 
-pub use admission::{AdmissionPolicy, SaveRefusal};
+pub use admission::SaveRefusal;
 pub(crate) use queue::SaveQueue;
-pub use queue::{DropPolicy, QueueConfig, QueueStats, SaveOutcome, SaveTicket};
+pub use queue::{QueueConfig, QueueStats, SaveOutcome, SaveTicket};
 pub use report::{ChunkOutcome, ChunkSaveReport, SaveProgress, SaveReport};
 
 use self::rows::SaveRows;
 use crate::{
     Error,
-    fetcher::ByteRate,
     limits::{ENCODE_PATIENCE, STORE_CONCURRENCY, TAIL_GROWTH_MIN},
     lookup::Matched,
     model::{Binding, Sample},
@@ -43,8 +42,6 @@ pub(crate) struct StoredTokens(AtomicUsize);
 pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) binding: Arc<Binding>,
-    /// Type of the request, for admission.
-    pub(crate) kind: Option<Name>,
     /// The tokens; the chain says how many of them are saved.
     pub(crate) tokens: Arc<Vec<u32>>,
     pub(crate) chain: Arc<TokenChain>,
@@ -78,10 +75,7 @@ enum Urgency {
     /// At full speed: two chunks at a time.
     Now,
     /// One chunk at a time, yielding to the client's loads.
-    Background {
-        /// Most bytes per second, even when no load is active.
-        rate: Option<ByteRate>,
-    },
+    Background,
 }
 
 /// Stores contexts.
@@ -89,7 +83,7 @@ enum Urgency {
 struct Saver {
     chunk_tokens: usize,
     urgency: Urgency,
-    /// As that of the [`AdmissionPolicy`].
+    /// As that of the [`QueueConfig`].
     kl_beneath_max: Option<f64>,
 }
 
@@ -107,7 +101,7 @@ impl Saver {
         let too_lossy = admission::check_beneath(context.beneath, kl_max).is_err();
         let at_once = match self.urgency {
             Urgency::Now => STORE_CONCURRENCY,
-            Urgency::Background { .. } => 1,
+            Urgency::Background => 1,
         };
         let started = Instant::now();
         let lookup = context.binding.lookup(&context.chain, false);
@@ -172,9 +166,7 @@ impl Saver {
         let (codec, tokens) = (&binding.codec, context.tokens());
         let pacer = match self.urgency {
             Urgency::Now => None,
-            Urgency::Background { rate } => {
-                Some(UploadPacer { active_loads: Arc::clone(&client.active_loads), rate })
-            }
+            Urgency::Background => Some(UploadPacer { active_loads: Arc::clone(&client.active_loads) }),
         };
         let hash = seq_hash(chain, range.end)?;
         let kv = Arc::new(kv.copy(&codec.spec, &range).await?);
@@ -267,12 +259,13 @@ struct EncodeJob {
     beneath: Loss,
 }
 
-/// Whether the encoder measured an error above that of [`Quality::Transparent`] at the finest level.
+/// Whether a client of quality [`Quality::Transparent`] would not find the object: the encoder measured a larger
+/// error at the finest level, or none.
 fn misses_transparent(object: &[u8]) -> bool {
     Head::parse(object).is_ok_and(|head| {
         let finest = Level(head.header.level_count.saturating_sub(1));
         let error = head.measured().map(|measured| measured.error(finest));
-        error.is_some_and(|error| error > Quality::Transparent.error_max())
+        error.is_none_or(|error| error > Quality::Transparent.error_max())
     })
 }
 

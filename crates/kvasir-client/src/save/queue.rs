@@ -16,53 +16,33 @@ use tokio::{
 };
 
 use super::{
-    AdmissionPolicy, Context, SaveProgress, SaveRefusal, SaveReport, Saver, Urgency,
+    Context, SaveProgress, SaveRefusal, SaveReport, Saver, Urgency, admission,
     rows::{QueuedRows, SaveRows, check_tables},
 };
 use crate::{
     Error,
-    fetcher::ByteRate,
     limits::{
         STORE_ATTEMPTS_MAX, STORE_BACKOFF_BASE, STORE_BACKOFF_MAX, STORE_QUEUE_BYTES, STORE_QUEUE_JOBS,
     },
     pages::BlockTable,
 };
 
-/// Which job to drop when there is no room for a new one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum DropPolicy {
-    /// The one that has waited longest, and more if needed: recently used contexts are requested again
-    /// soonest.
-    #[default]
-    Oldest,
-    /// The new one.
-    Newest,
-}
-
 /// Configuration of a save queue.
 #[derive(Debug, Clone, PartialEq)]
 pub struct QueueConfig {
-    /// Admission policy.
-    pub admission: AdmissionPolicy,
+    /// Largest predicted KL beneath stored KV, in nats per token: errors compound over turns. Default: twice
+    /// that of the profile's finest level. If that is unknown, KV is stored if it was computed over loads of
+    /// quality [`Transparent`](kvasir_types::Quality::Transparent), at most two in a chain.
+    pub kl_beneath_max: Option<f64>,
     /// Maximum number of queued jobs.
     pub jobs_max: usize,
     /// Maximum bytes of copied KV in the queue.
     pub bytes_max: u64,
-    /// Which job to drop when it is full.
-    pub drop_policy: DropPolicy,
-    /// Most bytes per second for uploads, even when no load is active.
-    pub rate: Option<ByteRate>,
 }
 
 impl Default for QueueConfig {
     fn default() -> Self {
-        Self {
-            admission: AdmissionPolicy::default(),
-            jobs_max: STORE_QUEUE_JOBS,
-            bytes_max: STORE_QUEUE_BYTES,
-            drop_policy: DropPolicy::default(),
-            rate: None,
-        }
+        Self { kl_beneath_max: None, jobs_max: STORE_QUEUE_JOBS, bytes_max: STORE_QUEUE_BYTES }
     }
 }
 
@@ -273,8 +253,8 @@ impl SaveQueue {
     /// Makes room, or returns the refusal. Space is reserved before the copy is made.
     fn admit(&self, context: &Context, bytes: u64) -> Result<u64, SaveRefusal> {
         let config = &self.shared.config;
-        let (tokens, kl_max) = (context.chain.token_count(), context.binding.codec.kl_beneath_max());
-        let admitted = config.admission.check(tokens, context.kind.as_ref(), context.beneath, kl_max);
+        let kl_max = config.kl_beneath_max.or_else(|| context.binding.codec.kl_beneath_max());
+        let admitted = admission::check(context.chain.token_count(), context.beneath, kl_max);
         self.shared.with(|state| {
             if let Err(refusal) = admitted {
                 state.stats.refused += 1;
@@ -290,10 +270,8 @@ impl SaveQueue {
             let waiting: u64 = state.jobs.iter().map(|job| job.bytes).sum();
             let fits_alone = (state.stats.bytes - waiting).saturating_add(bytes) <= config.bytes_max;
             while full(state) {
-                let oldest = match config.drop_policy {
-                    DropPolicy::Oldest if fits_alone => state.jobs.pop_front(),
-                    DropPolicy::Oldest | DropPolicy::Newest => None,
-                };
+                // Recently used contexts are requested again soonest.
+                let oldest = if fits_alone { state.jobs.pop_front() } else { None };
                 state.stats.dropped += 1;
                 let Some(oldest) = oldest else { return Err(SaveRefusal::QueueFull) };
                 state.stats.bytes -= oldest.bytes;
@@ -338,11 +316,7 @@ impl QueueShared {
     }
 
     fn saver(&self, urgency: Urgency) -> Saver {
-        Saver {
-            chunk_tokens: self.chunk_tokens,
-            urgency,
-            kl_beneath_max: self.config.admission.kl_beneath_max,
-        }
+        Saver { chunk_tokens: self.chunk_tokens, urgency, kl_beneath_max: self.config.kl_beneath_max }
     }
 
     /// Ends a queued or running job; a finished one is ignored.
@@ -413,7 +387,7 @@ async fn cancellation(shared: &QueueShared, id: u64) {
 
 /// Saves a job and resumes it after an interruption: the next attempt's lookup finds the acknowledged chunks.
 async fn save_with_retries(shared: &QueueShared, job: &SaveJob) -> SaveOutcome {
-    let saver = shared.saver(Urgency::Background { rate: shared.config.rate });
+    let saver = shared.saver(Urgency::Background);
     let mut context = Box::new(job.context.clone());
     for attempt in 1.. {
         match saver.save(&mut context, job.kv.rows(), |_| ()).await {

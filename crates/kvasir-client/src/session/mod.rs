@@ -18,7 +18,7 @@ use crate::{
     model::Binding,
     overlapped::OverlappedLoad,
     pages::BlockTable,
-    rest::{Client, RequestClass},
+    rest::Client,
     save::{Context, SaveProgress, SaveReport, SaveTicket, StoredTokens},
 };
 
@@ -32,7 +32,6 @@ pub struct Session {
     kvasir: Kvasir,
     /// Sends the request's class.
     client: Client,
-    class: RequestClass,
     /// `None` if the root of this salt or adapter could not be fetched.
     bound: Option<Bound>,
     tokens: Arc<Vec<u32>>,
@@ -58,7 +57,6 @@ impl Session {
         let client = kvasir.client(&class);
         let mut session = Self {
             client,
-            class,
             bound: None,
             tokens: Arc::new(tokens.to_vec()),
             lookup_error: None,
@@ -138,13 +136,20 @@ impl Session {
             matched => matched?,
         };
         let (codec, floor) = (&bound.binding.codec, self.kvasir.quality());
+        let (stored, mut is_coarse) = (matched.tokens(), false);
         matched.take_while(|chunk| match codec.decoder(&chunk.profile_hash) {
-            Some(decoder) => PlannedLevels::new(chunk, &*decoder, floor).is_some(),
+            Some(decoder) => {
+                is_coarse = PlannedLevels::new(chunk, &*decoder, floor).is_none();
+                !is_coarse
+            }
             None => {
                 codec.fetch_in_background(&self.client, chunk.profile_hash, self.kvasir.runtime());
                 false
             }
         });
+        if is_coarse {
+            self.kvasir.lookup_log().below_floor(stored - matched.tokens());
+        }
         bound.matched = matched;
         Ok(())
     }
@@ -289,7 +294,6 @@ impl Session {
         let mut context = Context {
             client: self.client.for_prompt(bound.chain.blocks()),
             binding: Arc::clone(&bound.binding),
-            kind: self.class.kind.clone(),
             tokens: Arc::clone(&self.tokens),
             chain: Arc::clone(&bound.chain),
             beneath: self.beneath.loss(),

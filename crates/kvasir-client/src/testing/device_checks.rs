@@ -68,18 +68,8 @@ impl Chunk {
         let device = table.device().ok_or("there is none any more")?;
         for group in self.decoder.layer_groups() {
             let part = |tokens: Range<usize>| {
-                let (pages, first_slot) = table.pages_of(&tokens)?;
-                Some(DevicePart {
-                    table,
-                    profile: &self.profile,
-                    head: &self.head,
-                    object_prefix: &self.object,
-                    scopes: group.scopes.iter().map(|reach| reach.scope).collect(),
-                    level,
-                    tokens,
-                    pages,
-                    first_slot,
-                })
+                let object = (&self.head, &self.object[..]);
+                DevicePart::new(table, &self.profile, object, group, level, 0, tokens)
             };
             let parts: Option<Vec<_>> = parts.clone().into_iter().map(part).collect();
             let outcomes = device.decode(&parts.ok_or("the table is too short")?)?.outcomes;

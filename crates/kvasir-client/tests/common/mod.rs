@@ -4,13 +4,14 @@
 
 pub(crate) mod pages;
 pub(crate) mod store;
+pub(crate) mod warnings;
 
 use std::sync::{Arc, OnceLock};
 
 #[allow(unused_imports, reason = "each test binary uses its own part")]
 pub(crate) use kvasir_client::testing::{Fault, Server};
 use kvasir_client::{
-    Builder, Kvasir, Loaded, Session,
+    Builder, Kvasir, Loaded, QualityFloor, Session,
     pages::HostPages,
     report::{ChunkOutcome, SaveReport},
     tuning::LoadOptions,
@@ -28,8 +29,10 @@ pub(crate) async fn start() -> Server {
     Server::start().await.unwrap()
 }
 
+/// Loads every level of the toy's profile, none of which is `transparent`.
 pub(crate) fn builder(server: &Server) -> Builder {
-    Kvasir::builder(server.url()).model(spec()).profile(profile()).namespace("test").chunk_tokens(256)
+    let builder = Kvasir::builder(server.url()).model(spec()).profile(profile());
+    builder.quality(QualityFloor::Adaptive).namespace("test").chunk_tokens(256)
 }
 
 pub(crate) async fn connect(server: &Server) -> Kvasir {

@@ -118,8 +118,6 @@ impl Model {
         let of_head =
             |head: usize| (0..tokens).flat_map(move |token| &q[(token * heads + head) * dim..][..dim]);
         let queries: Vec<f32> = (0..heads).flat_map(of_head).map(|value| value * scale).collect();
-        observer.queries(layer, &queries);
-
         let bias = observer.bias(layer, cached);
         let mut probabilities = vec![0.0; heads * tokens * cached];
         let mut out = vec![0.0; queries.len()];

@@ -124,11 +124,6 @@ impl Model {
         &self.tokenizer
     }
 
-    /// The output projection of a layer as stored, `[hidden][heads × head_dim]`.
-    pub(crate) fn output_projection(&self, layer: usize) -> &[f32] {
-        self.weights.layers[layer].o.values()
-    }
-
     /// An empty cache over a new pool that holds one context, in pages of 16 tokens.
     ///
     /// # Errors

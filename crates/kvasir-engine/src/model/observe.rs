@@ -14,11 +14,6 @@ pub trait Observer {
         Ok(())
     }
 
-    /// Rotated queries of one layer, scaled as they meet the keys: `[kv head][query head of the group][token][element]`.
-    fn queries(&mut self, layer: usize, queries: &[f32]) {
-        let _ = (layer, queries);
-    }
-
     /// Attention probabilities of one layer, `[kv head][query head of the group][token][cached token]`, for the tokens
     /// `first .. cached` of this step.
     fn attention(&mut self, layer: usize, first: usize, cached: usize, probabilities: &[f32]) {

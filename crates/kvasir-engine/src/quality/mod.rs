@@ -14,11 +14,9 @@ use crate::{
     paged::PagedKv,
 };
 
-mod metric;
 mod oracle;
 mod roundtrip;
 
-pub use metric::metric;
 pub use oracle::KlOracle;
 pub use roundtrip::{DecodedLevel, LevelQuality, RoundTripError, measure_levels, round_trip};
 

@@ -110,18 +110,21 @@ fn level_bytes(elements: u64, level: &LevelRate) -> u64 {
 fn link_plan(request: &Request, context: &Context, bandwidth: Rate) -> LinkPlan {
     let d = &request.deployment;
     let within = |seconds: f64| request.slo.map(|slo| seconds <= slo);
-    let way = |name: String, bytes_moved: u64, decoded: bool| {
+    let way = |name: String, bytes_moved: u64, decoder: Option<Rate>| {
         let link = bytes_moved as f64 * 8.0 / bandwidth.value;
-        let decode = if decoded { context.bytes.fp16 as f64 / d.decode_rate.value } else { 0.0 };
+        let decode = decoder.map_or(0.0, |rate| context.bytes.fp16 as f64 / rate.value);
         let seconds = d.round_trip.value + link.max(decode);
         Way { name, bytes: bytes_moved, seconds, within_slo: within(seconds) }
     };
     let levels = request.levels.iter().enumerate();
     let mut ways: Vec<Way> = levels
-        .map(|(i, level)| way(format!("level {i}"), level_bytes(context.elements, level), true))
+        .map(|(i, level)| {
+            let bytes = level_bytes(context.elements, level);
+            way(format!("level {i}"), bytes, Some(d.decode_rate_of(i)))
+        })
         .collect();
-    ways.push(way("int8".to_owned(), context.bytes.fp8, false));
-    ways.push(way("fp16".to_owned(), context.bytes.fp16, false));
+    ways.push(way("int8".to_owned(), context.bytes.fp8, None));
+    ways.push(way("fp16".to_owned(), context.bytes.fp16, None));
     let within_slo = within(context.recompute_seconds);
     ways.push(Way {
         name: "recompute".to_owned(),

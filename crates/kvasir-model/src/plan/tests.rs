@@ -68,6 +68,23 @@ fn the_level_that_fits_is_the_finest_in_time() {
 }
 
 #[test]
+fn a_level_takes_as_long_as_its_measured_decoder() {
+    // 2 GiB of fp16 over 1 Tb/s, which no level waits for: at 10, 1 and 0.1 GB/s 0.21, 2.1 and 21 s (+ 0.03).
+    let mut measured = request(3e9, Some(0.5));
+    measured.deployment.decode_rates = [10e9, 1e9, 0.1e9].map(Rate::measured).to_vec();
+    let answer = plan(measured.clone());
+    let link = &answer.links[1];
+    assert_eq!(link.fits, Some(0), "the assumed decoder would make the finest level fit");
+    for (way, rate) in link.ways.iter().zip([10e9, 1e9, 0.1e9]) {
+        assert!((way.seconds - 0.03 - answer.bytes.fp16 as f64 / rate).abs() < 1e-9, "{way:?}");
+    }
+    measured.deployment.decode_rates.truncate(1);
+    let assumed = plan(measured);
+    let way = &assumed.links[1].ways[1];
+    assert!((way.seconds - 0.03 - answer.bytes.fp16 as f64 / 50e9).abs() < 1e-9, "{way:?}");
+}
+
+#[test]
 fn keeping_pays_above_the_break_even() {
     let answer = plan(request(3e9, None));
     let reuses = answer.break_even_reuses.expect("recomputing costs more than three reads");

@@ -82,7 +82,7 @@ class Profile:
         *,
         model: Any = None,
         recipe: str = "basis",
-        finest_nmse: float = 2.5e-4,
+        finest_nmse: float | None = None,
         progress: Tell | Any = None,
     ) -> Profile:
         """Train a profile.
@@ -97,8 +97,11 @@ class Profile:
             The model of caches in memory.
         recipe : {"basis", "direct", "exact-only", "exact-residual", "cachegen"}
             Coding recipe. ``basis`` is the smallest; the two ``exact`` ones reproduce the cache bit for bit.
-        finest_nmse : float
-            Error of the finest level: its power relative to that of the cache about its mean, above 0 and below 1.
+        finest_nmse : float, optional
+            Error of the finest level: its power relative to that of the cache about its mean, above 0 and below 1. Default: what
+            ``"transparent"`` allows in every head of held-out text, and a finer level in reserve for other text. Chunks that are
+            coarser are not loaded unless `Store.model` has a lower ``quality``. ``cachegen`` keeps its own errors, which are not
+            measured.
         progress : callable, tqdm, or True, optional
             Called with a message and the progress, 0 to 1; a tqdm is updated. True draws a bar if rich is installed, and
             otherwise writes lines to stderr.
@@ -106,7 +109,8 @@ class Profile:
         Raises
         ------
         InputError
-            ``not_trainable`` for too little data, ``wrong_shape`` and ``wrong_dtype`` for tensors that do not fit the model.
+            ``not_trainable`` for too little data or a basis that loses too much, ``wrong_shape`` and ``wrong_dtype`` for tensors
+            that do not fit the model.
         DataError
             ``invalid_dump`` if a file is not a dump.
 
@@ -351,7 +355,10 @@ def inspect(object: bytes) -> Inspection:
 
 
 class Plan(dict[str, Any]):
-    """The result of `plan`: what ``kvasir plan --json`` prints, but no decoding times; notebooks show a table of its links."""
+    """The result of `plan`: what ``kvasir plan --json`` prints, but decoding is never measured: a GPU's is assumed.
+
+    Notebooks show a table of its links.
+    """
 
     def _repr_html_(self) -> str:
         from . import _html

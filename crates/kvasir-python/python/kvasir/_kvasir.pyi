@@ -58,11 +58,11 @@ class Profile:
     def from_bytes(data: bytes) -> Profile: ...
     @staticmethod
     def train_files(
-        paths: list[str | PathLike[str]], recipe: str, finest_nmse: float, progress: _Progress
+        paths: list[str | PathLike[str]], recipe: str, finest_nmse: float | None, progress: _Progress
     ) -> tuple[Profile, Spec]: ...
     @staticmethod
     def train_tensors(
-        spec: Spec, contexts: list[tuple[list[int], Any]], recipe: str, finest_nmse: float, progress: _Progress
+        spec: Spec, contexts: list[tuple[list[int], Any]], recipe: str, finest_nmse: float | None, progress: _Progress
     ) -> Profile: ...
     def to_bytes(self) -> bytes: ...
     @property

@@ -49,9 +49,10 @@ class Session:
         into : KV, optional
             Tensors of the cache's type with room for `matched` tokens, written in place. Default: new numpy arrays.
         deadline : float, optional
-            Seconds until the first token is due; the quality adapts to the time.
+            Seconds until the first token is due; the quality adapts to the time, not below the model's `quality`.
         level : int, optional
-            Load everything at this level, including the last token, however long it takes.
+            Load everything at this level, including the last token, however long it takes; at the coarsest one of the model's
+            quality if that is finer.
         present : int, optional
             Leading tokens that are already in the tensors. A chunk without any other token is not loaded.
         rank : (int, int), optional

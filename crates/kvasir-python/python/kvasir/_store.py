@@ -88,7 +88,7 @@ class Store:
         context: int | None = None,
         chunk_tokens: int | None = None,
         prefill_tokens_per_s: float | None = None,
-        quality: str | None = None,
+        quality: str | None = "transparent",
     ) -> Model:
         """Register a model, to look up, load and save its caches.
 
@@ -107,14 +107,15 @@ class Store:
             Initial estimate of tokens that the engine computes per second. Default: 4,200, as of a 7·10⁹ parameter model on a GPU.
             A load without a level is given up if the service is silent for longer than computing takes, or if a deadline
             would be missed and computing is faster.
-        quality : str, optional
+        quality : str or None
             Lowest quality that lookups match and loads bring, by the errors that encoders measured: ``"exact"``, ``"transparent"``,
-            ``"balanced"`` or ``"small"``. Default: whatever the deadline allows.
+            ``"balanced"`` or ``"small"``. ``"exact"`` needs a profile with an exact level, given or stored. None: whatever the
+            deadline allows, also chunks whose error was not measured.
 
         Raises
         ------
         InputError
-            ``invalid_config``, ``invalid_model_spec``, ``invalid_setting``.
+            ``invalid_config``, ``invalid_model_spec``, ``invalid_setting``, also for ``"exact"`` without a profile for it.
         DataError
             ``invalid_profile`` for a profile of another model.
         ServiceError, UnavailableError

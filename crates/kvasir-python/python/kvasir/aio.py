@@ -60,7 +60,7 @@ class Store:
         *,
         chunk_tokens: int | None = None,
         prefill_tokens_per_s: float | None = None,
-        quality: str | None = None,
+        quality: str | None = "transparent",
         **options: Any,
     ) -> Model:
         """As `kvasir.Store.model`."""

@@ -95,14 +95,14 @@ class KvasirCache:
         Tokens of a stored chunk.
     prefill_tokens_per_s : float, optional
         Tokens that the model computes per second, as for `Store.model`.
-    quality : str, optional
+    quality : str or None
         Lowest quality that loads bring, as for `Store.model`.
     soft_quality : str, optional
         A quality below `quality` that a load may fall to where `deadline` leaves no time for more, or `level` says so.
     deadline : float, optional
-        Time limit of a load in seconds; the quality adapts to it.
+        Time limit of a load in seconds; the quality adapts to it, not below `quality`.
     level : int, optional
-        Load everything at this level, however long it takes.
+        Load everything at this level, however long it takes; at the coarsest one of `quality` if that is finer.
 
     Raises
     ------
@@ -124,7 +124,7 @@ class KvasirCache:
         adapter: str | None = None,
         chunk_tokens: int | None = None,
         prefill_tokens_per_s: float | None = None,
-        quality: str | None = None,
+        quality: str | None = "transparent",
         soft_quality: str | None = None,
         deadline: float | None = None,
         level: int | None = None,

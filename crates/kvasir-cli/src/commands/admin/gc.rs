@@ -122,7 +122,7 @@ fn collect_directly(arguments: &GcArguments) -> CliResult {
     ];
     let kept = [
         ("kept: pinned", report.pinned),
-        ("kept: pinned meanwhile", report.spared),
+        ("kept: pinned or needed meanwhile", report.spared),
         ("contexts unreadable: no chunk of their tenants expires or is evicted", report.contexts_unreadable),
         ("objects unreadable", report.unread),
     ];

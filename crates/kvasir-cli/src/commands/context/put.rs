@@ -3,14 +3,16 @@
 use std::{path::PathBuf, sync::Arc};
 
 use clap::Args;
+use kvasir_api::{ChunkMatch, LookupRequest};
 use kvasir_client::report::{ChunkOutcome, SaveProgress};
+use kvasir_types::{Level, Quality};
 use serde_json::json;
 
 use crate::{
     error::{CliError, CliResult},
     inputs,
     output::{bytes, print_json},
-    progress::Step,
+    progress::{Step, note},
     service::{ServiceArguments, client_error, connection, runtime},
 };
 
@@ -41,7 +43,7 @@ pub(crate) fn run(arguments: &PutArguments) -> CliResult {
     let spec = Arc::new(dump.spec);
     let given = inputs::profile_of(spec.model_id(), arguments.profile.as_deref())?;
     let step = Step::start("storing");
-    let (report, profile) = runtime()?.block_on(async {
+    let (report, profile, found) = runtime()?.block_on(async {
         let mut builder = connection(&arguments.service, &spec)?.chunk_tokens(arguments.chunk_tokens);
         if let Some(profile) = given {
             builder = builder.profile(profile);
@@ -52,7 +54,18 @@ pub(crate) fn run(arguments: &PutArguments) -> CliResult {
         };
         let session = kvasir.session(&dump.tokens).without_lookup().await;
         let report = session.save_now(&dump.kv, dump.tokens.len(), progress).await.map_err(client_error)?;
-        Ok::<_, CliError>((report, kvasir.profile()))
+        let lookup = LookupRequest {
+            model_id: spec.model_id(),
+            namespace: arguments.service.namespace.clone(),
+            tokens: Some(dump.tokens.clone()),
+            block_hashes: None,
+            chunk_ids: None,
+            fresh: true,
+            direct: false,
+        };
+        // For a note alone: everything is stored.
+        let found = kvasir.rest().lookup(&lookup).await.map_or_else(|_| Vec::new(), |found| found.chunks);
+        Ok::<_, CliError>((report, kvasir.profile(), found))
     })?;
     let there = report.chunks.iter().filter(|c| c.outcome == ChunkOutcome::AlreadyThere).count();
     let recipe = profile.as_ref().map_or_else(String::new, |p| format!(", profile: {}", p.training().recipe));
@@ -62,6 +75,15 @@ pub(crate) fn run(arguments: &PutArguments) -> CliResult {
         report.chunks.len(),
         bytes(report.bytes())
     ));
+    let below = found.iter().filter(|chunk| is_below_default(chunk)).map(|chunk| chunk.matched_tokens);
+    let below: u32 = below.sum();
+    if below > 0 {
+        note(&format!(
+            "{below} of these tokens are stored below quality transparent, or their errors are not recorded. By default, clients \
+             do not find them: they compute them, and do not store them again. Ask for a lower quality to load them; to store \
+             them better, use another --namespace and a profile of `kvasir profile train`."
+        ));
+    }
     if !arguments.json {
         return Ok(());
     }
@@ -77,4 +99,10 @@ pub(crate) fn run(arguments: &PutArguments) -> CliResult {
     });
     print_json(&json!({"tokens": dump.tokens.len(), "bytes": report.bytes(),
                 "profile_hash": profile.map(|profile| profile.hash().to_string()), "chunks": chunks.collect::<Vec<_>>()}))
+}
+
+/// Whether clients of the default quality do not find a stored chunk.
+fn is_below_default(chunk: &ChunkMatch) -> bool {
+    let finest = Level(chunk.level_bytes.len().saturating_sub(1) as u8);
+    chunk.loss_at(finest, 0.0).error > Quality::Transparent.error_max()
 }
