@@ -1,6 +1,5 @@
-//! How fast one core of this machine decodes a profile, the cores that keep up with a link, and those that a load
-//! uses. A chunk is drawn from the profile's own tables, so no KV is needed: its symbols are as frequent as those of
-//! the training text.
+//! How fast one core of this machine decodes a profile, and the cores that keep up with a link. A chunk is drawn
+//! from the profile's own tables, so no KV is needed: its symbols are as frequent as those of the training text.
 
 use std::{
     collections::BTreeMap,
@@ -8,7 +7,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use kvasir_client::limits::DECODE_CONCURRENCY;
 use kvasir_codec::{
     Bf16Buffer, ChunkDecoder as _, ChunkInput, CodedSpan, CpuDecoder, CpuEncoder, KvBuffer, LevelNote,
     PlanView, PredictorView, Profile, ProfileError,
@@ -20,8 +18,8 @@ use kvasir_codec::{
 };
 use kvasir_model::plan::Rate;
 use kvasir_types::{
-    CHUNK_TOKENS_DEFAULT, ChainLink, KvDtype, KvLayout, LayerKv, Level, Loss, ModelSpec, Pairing, Reuse,
-    Rope, RopeFormula, SPAN_TOKENS,
+    ChainLink, KvDtype, KvLayout, LayerKv, Level, Loss, ModelSpec, Pairing, Reuse, Rope, RopeFormula,
+    SPAN_TOKENS,
 };
 use serde::Serialize;
 
@@ -75,13 +73,6 @@ impl LevelSpeed {
 /// Core seconds of decoding what a link delivers in one second.
 fn cores(seconds: f64, encoded_bytes: f64, gbit_per_s: u32) -> f64 {
     f64::from(gbit_per_s) * 1e9 / 8.0 / encoded_bytes * seconds
-}
-
-/// Cores that decode for one load of so many tokens, of the `available` ones: a core for each span of the chunks that
-/// are decoded at once. Scopes of the same layers would keep more busy, which is not counted.
-pub(crate) fn cores_of_load(available: usize, tokens: u64) -> usize {
-    let spans = tokens.min(CHUNK_TOKENS_DEFAULT as u64).div_ceil(SPAN_TOKENS as u64);
-    available.min(DECODE_CONCURRENCY * spans as usize)
 }
 
 /// KV bytes (16-bit) that so many cores decode per second, for each of `count` levels; none if none was measured.
@@ -393,13 +384,6 @@ mod tests {
         let speed = LevelSpeed::new(0, 0.02, &LevelNote::default(), 5_000);
         assert!(speed.bytes_per_1000_tokens.is_none() && speed.cores.is_empty());
         assert!(table(&[speed]).contains('–'));
-    }
-
-    #[test]
-    fn a_load_decodes_on_a_core_for_each_span_of_two_chunks() {
-        assert_eq!(cores_of_load(2, 100_000), 2, "all that there are");
-        assert_eq!(cores_of_load(64, 100_000), 12, "two chunks of six spans");
-        assert_eq!(cores_of_load(64, 300), 4);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 pub use crate::{
     fetcher::*,
     kvasir::StoredKv,
-    load::{CostModels, LoadOptions},
+    load::{CostModels, LoadOptions, decoding_cores},
     model::{ProfileState, StoredProfile, stored_profiles},
     save::{QueueConfig, QueueStats},
 };

@@ -6,6 +6,7 @@ use std::{
 };
 
 use clap::Args;
+use kvasir_client::tuning::decoding_cores;
 use kvasir_codec::Profile;
 use kvasir_model::plan::{
     Deployment, GPUS, LevelRate, LinkPlan, ModelPreset, Plan, Rate, Request, bytes_at, gpu, plan, preset,
@@ -76,8 +77,9 @@ pub(crate) fn run(arguments: &PlanArguments) -> CliResult {
     let is_of_model = |profile: &&Profile| decode_speed::elements(profile) as u64 == elements;
     let decoding = profile.as_deref().filter(is_of_model).map(decode_speed::measure).transpose()?;
     let speeds = decoding.as_deref().unwrap_or_default();
-    let decoding_cores = (!speeds.is_empty())
-        .then(|| decode_speed::cores_of_load(rayon::current_num_threads(), arguments.tokens));
+    let chunk_tokens = arguments.tokens.min(CHUNK_TOKENS_DEFAULT as u64);
+    let decoding_cores =
+        (!speeds.is_empty()).then(|| decoding_cores(rayon::current_num_threads(), chunk_tokens));
     let decode_rates = decode_speed::rates(speeds, elements, decoding_cores.unwrap_or(0), levels.len());
     let plan = plan(Request {
         levels,

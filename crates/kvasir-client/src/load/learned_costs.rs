@@ -206,17 +206,22 @@ pub(super) fn unmeasured_decode(
     chunks: &[PlannedChunk],
 ) -> DecodeModel {
     let held = context.tables.iter().map(|table| table.shard().part_of(&context.spec).elements_per_token());
-    let elements: usize = held.sum();
+    // A load without tables decodes nothing, and must not assume that it takes no time.
+    let elements = held.sum::<usize>().max(1);
     if context.is_on_device() {
         return DecodeModel::from_seconds(2.0 * elements as f64 / DEVICE_BYTES_PER_SECOND, 0.0);
     }
     let profiles = decoders.iter().filter_map(|decoder| decoder.shared_profile());
     let rank = profiles.map(|profile| profile.basis_rank()).fold(0.0, f64::max);
-    // A core takes a span at a time of the chunks that are decoded at once.
-    let spans = chunks.iter().map(|chunk| (chunk.tokens.len() as usize).div_ceil(SPAN_TOKENS)).max();
-    let cores = available_parallelism().map_or(1, NonZero::get);
-    let cores = cores.min(DECODE_CONCURRENCY * spans.unwrap_or(1));
+    let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(1);
+    let cores = decoding_cores(available_parallelism().map_or(1, NonZero::get), longest);
     DecodeModel::from_seconds(thread_seconds(elements, rank, cores), 0.0)
+}
+
+/// Cores that decode for one load of chunks of at most so many tokens, of the `available` ones: a core for each span of the
+/// chunks that are decoded at once. Scopes of the same layers would keep more busy, which is not counted.
+pub fn decoding_cores(available: usize, chunk_tokens: u64) -> usize {
+    available.min(DECODE_CONCURRENCY * chunk_tokens.div_ceil(SPAN_TOKENS as u64) as usize)
 }
 
 /// Seconds of decoding threads for one token, summed over them as a load's report does: they share the cores, so the

@@ -266,6 +266,13 @@ fn what_is_assumed_is_what_was_measured() {
 }
 
 #[test]
+fn a_load_decodes_on_a_core_for_each_span_of_two_chunks() {
+    assert_eq!(decoding_cores(2, 1_536), 2, "all that there are");
+    assert_eq!(decoding_cores(64, 1_536), 12, "two chunks of six spans");
+    assert_eq!(decoding_cores(64, 300), 4);
+}
+
+#[test]
 fn a_rank_decodes_its_own_part() {
     let layer = LayerKv { layout: KvLayout::Gqa { kv_heads: 2, head_dim: 8 }, rope: None };
     let spec = ModelSpec {
@@ -287,4 +294,5 @@ fn a_rank_decodes_its_own_part() {
     let (whole, ranks) = (seconds(&[Shard::ALL]), [0, 1].map(|rank| Shard::tensor_parallel(rank, 2, 2)));
     assert!((seconds(&ranks) / whole - 1.0).abs() < 1e-6);
     assert!((seconds(&ranks[..1]) / whole - 0.5).abs() < 1e-6);
+    assert!(seconds(&[]) > 0.0);
 }
