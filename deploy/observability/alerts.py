@@ -175,7 +175,7 @@ STORE = [
           fires=[one("kvasir_stored_bytes", "2147483648x200"), one("kvasir_stored_capacity_bytes", "1073741824x200")],
           silent=[one("kvasir_stored_bytes", "1073741824x200"), one("kvasir_stored_capacity_bytes", "1073741824x200")]),
     Alert("KvasirBackgroundPanics", TICKET, "increase(kvasir_background_panics_total[1h]) > 0", "0m",
-          "A background task of a Kvasir replica panics.", "It runs again after a pause that doubles up to a minute; a replica that needs the task leaves the traffic.",
+          "A background task of a Kvasir replica panics.", "It runs again, unless it is a job, which has failed; a replica that needs the task leaves the traffic.",
           at="20m", labels={**KVASIR, "instance": "a", "task": "gc"}, fires=[one("kvasir_background_panics_total", "0x10 1x40", 'task="gc"')],
           silent=[one("kvasir_background_panics_total", "1x60", 'task="gc"')]),
     Alert("KvasirCacheUnusable", TICKET, "kvasir_cache_unusable == 1", "5m",

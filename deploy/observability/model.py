@@ -161,9 +161,9 @@ class Alert:
         return {"summary": self.summary, "description": self.description.replace("{value}", value),
                 "runbook": RUNBOOK + self.name.lower()}
 
-    def test(self, rule_files: list) -> dict:
+    def tests(self) -> list:
         fires = [self.case("fires", series, [self.expected(labels)]) for series, labels in ((self.fires, self.labels), *self.also)]
-        return {"rule_files": rule_files, "evaluation_interval": "1m", "tests": [*fires, self.case("is silent", self.silent, [])]}
+        return [*fires, self.case("is silent", self.silent, [])]
 
     def expected(self, labels: dict) -> dict:
         return {"exp_labels": {"severity": self.severity, **labels}, "exp_annotations": self.annotations(self.value)}

@@ -160,7 +160,7 @@ class Stack:
         root, port, home = package("prometheus"), free_port(), self.folder / "prometheus"
         (home / "targets").mkdir(parents=True)
         (home / "prometheus.yml").symlink_to(DEPLOY / "prometheus/prometheus.yml")
-        (home / "rules").symlink_to(DEPLOY / "observability/rules")
+        (home / "rules").symlink_to(DEPLOY / "../helm/kvasir/files/rules")
         targets = [{"targets": [f"127.0.0.1:{replica.port}" for replica in self.replicas], "labels": {"namespace": "local"}}]
         (home / "targets/local.json").write_text(json.dumps(targets))
         self.prometheus_url = f"http://127.0.0.1:{port}"

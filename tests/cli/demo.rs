@@ -24,6 +24,8 @@ fn the_demo_runs_the_whole_path_and_shows_it_in_the_console() {
     // How many is a matter of time: on a slow machine part of them is computed.
     assert!(get(host, "/v1/loads").contains("\"loaded_tokens\":"), "the load that the page replays");
     assert_eq!(browser.opened(), format!("http://{host}/console/#/loads"));
+    // A service that has the demo's chunks already, as after `demo --url` once.
+    bench.ok(&format!("demo --url http://{host} --out again"));
     let id = demo.id().to_string();
     assert!(Command::new("kill").args(["-INT", &id]).status().expect("kill is there").success());
     let ended = demo.wait_with_output().expect("it ends");

@@ -176,7 +176,7 @@ fn measure(
     let stored = path::store(runtime, &engine, tokens, &exact)?;
     service.settle(runtime);
     step.done(&format!("{} chunks, {} new", stored.chunks.len(), bytes(stored.bytes())));
-    let coder = Coder::new(&model, engine.profile())?;
+    let coder = Coder::of_stored(runtime, &engine, (&model, tokens))?;
     let top = coder.profile.top_level();
     let mut costs = Costs::measure(runtime, &engine, (&model, tokens), recompute, top)?;
     // Only the tokens remain; the exact cache is kept apart for the comparison.

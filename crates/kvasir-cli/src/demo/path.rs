@@ -105,10 +105,20 @@ pub(crate) struct Coder {
 }
 
 impl Coder {
-    /// The codec of the profile that an engine saved with.
-    pub(crate) fn new(model: &Model, profile: Option<Arc<Profile>>) -> CliResult<Self> {
-        let profile = profile.ok_or_else(|| CliError::internal("a cache was saved without a profile"))?;
-        let spec = model.spec();
+    /// The codec of the profile that a context is stored with. An engine that saves what is already there
+    /// chooses none.
+    pub(crate) fn of_stored(
+        runtime: &Runtime,
+        kvasir: &Kvasir,
+        (model, tokens): (&Model, &[u32]),
+    ) -> CliResult<Self> {
+        let profile = runtime.block_on(async {
+            let session = look_up(kvasir, tokens).await?;
+            let chunk = session.chunks().first();
+            let chunk = chunk.ok_or_else(|| CliError::internal("the cache just stored is not found"))?;
+            kvasir.rest().profile(kvasir.spec(), &chunk.profile_hash).await.map_err(client_error)
+        })?;
+        let (profile, spec) = (Arc::new(profile), model.spec());
         let encoder = CpuEncoder::new(Arc::clone(spec), Arc::clone(&profile)).map_err(CliError::internal)?;
         let decoder = CpuDecoder::new(Arc::clone(spec), Arc::clone(&profile)).map_err(CliError::internal)?;
         Ok(Self { profile, encoder: Arc::new(encoder), decoder: Arc::new(decoder) })

@@ -79,6 +79,9 @@ impl ApiMetrics {
         for slo in ["met", "missed"] {
             this.loads.with_label_values(&[slo]);
         }
+        for result in ["loaded", "recomputed"] {
+            this.load_tokens.with_label_values(&[result]);
+        }
         // Likewise the first one that ends in any way is an increase.
         for outcome in TrainingOutcome::ALL {
             this.trainings.with_label_values(&[outcome.as_str()]);

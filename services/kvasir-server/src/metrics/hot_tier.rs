@@ -33,7 +33,6 @@ pub(crate) struct HotTierMetrics {
     bytes: IntGaugeVec,
     first_bytes: IntGaugeVec,
     capacity: IntGaugeVec,
-    frames: IntGaugeVec,
     memory: IntGauge,
     estimated_hit_ratio: GaugeVec,
 }
@@ -81,7 +80,6 @@ impl HotTierMetrics {
                 &["medium"],
             ),
             capacity: gauges("kvasir_hot_capacity_bytes", "Capacity in bytes.", &["medium"]),
-            frames: gauges("kvasir_hot_frames", "Frames kept.", &["medium"]),
             memory: IntGauge::new(
                 "kvasir_hot_memory_bytes",
                 "Memory of all frames: cached, being fetched, waiting for the disk, and being sent to slow readers.",
@@ -109,7 +107,6 @@ impl HotTierMetrics {
             registry.register(Box::new(this.bytes.clone())),
             registry.register(Box::new(this.first_bytes.clone())),
             registry.register(Box::new(this.capacity.clone())),
-            registry.register(Box::new(this.frames.clone())),
             registry.register(Box::new(this.memory.clone())),
             registry.register(Box::new(this.estimated_hit_ratio.clone())),
         ];
@@ -141,15 +138,14 @@ impl HotTierMetrics {
         let gauge = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         self.memory.set(gauge(hot.tier().memory().used()));
         let (usage, settings) = (hot.tier().usage(), hot.tier().settings());
-        for (medium, levels, first, frames, capacity) in [
-            ("cpu", &usage.ram_level_bytes, usage.ram_first_bytes, usage.ram_frames, settings.ram_bytes),
-            ("disk", &usage.disk_level_bytes, usage.disk_first_bytes, usage.disk_frames, settings.disk_bytes),
+        for (medium, levels, first, capacity) in [
+            ("cpu", &usage.ram_level_bytes, usage.ram_first_bytes, settings.ram_bytes),
+            ("disk", &usage.disk_level_bytes, usage.disk_first_bytes, settings.disk_bytes),
         ] {
             for (level, bytes) in levels.iter().enumerate() {
                 self.bytes.with_label_values(&[medium, &level.to_string()]).set(gauge(*bytes));
             }
             self.first_bytes.with_label_values(&[medium]).set(gauge(first));
-            self.frames.with_label_values(&[medium]).set(frames as i64);
             self.capacity.with_label_values(&[medium]).set(gauge(capacity));
         }
     }

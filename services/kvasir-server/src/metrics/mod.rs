@@ -52,9 +52,7 @@ pub(crate) struct Metrics {
     gc_deleted_bytes: IntCounter,
     gc_objects_met: IntGauge,
     scrub_objects: IntCounterVec,
-    scrub_bytes: IntCounter,
     corrupt_reads: IntCounter,
-    stored_objects: IntGauge,
     stored_bytes: IntGauge,
     stored_capacity: IntGauge,
     gc_last_pass: IntGauge,
@@ -201,16 +199,14 @@ impl Metrics {
                 "Objects verified against their names by scrubs.",
                 &["result"],
             ),
-            scrub_bytes: counter("kvasir_scrub_bytes_total", "Bytes read by scrubs."),
             corrupt_reads: counter(
                 "kvasir_corrupt_reads_total",
                 "Times that a read found other bytes in the store than were stored.",
             ),
-            stored_objects: gauge(
-                "kvasir_stored_objects",
-                "Chunk objects seen by the last pass of this replica; 0 if it listed only its share of the store.",
+            stored_bytes: gauge(
+                "kvasir_stored_bytes",
+                "Bytes of chunk objects seen by the last pass of this replica; 0 if it listed only its share of the store.",
             ),
-            stored_bytes: gauge("kvasir_stored_bytes", "Bytes of these objects."),
             stored_capacity: gauge(
                 "kvasir_stored_capacity_bytes",
                 "Limit on the bytes of stored chunk objects; 0: no limit.",
@@ -257,9 +253,7 @@ impl Metrics {
             Box::new(this.gc_deleted_bytes.clone()),
             Box::new(this.gc_objects_met.clone()),
             Box::new(this.scrub_objects.clone()),
-            Box::new(this.scrub_bytes.clone()),
             Box::new(this.corrupt_reads.clone()),
-            Box::new(this.stored_objects.clone()),
             Box::new(this.stored_bytes.clone()),
             Box::new(this.stored_capacity.clone()),
             Box::new(this.gc_last_pass.clone()),
@@ -382,7 +376,6 @@ impl Metrics {
         for (result, now, before) in results {
             self.scrub_objects.with_label_values(&[result]).inc_by(now.saturating_sub(before));
         }
-        self.scrub_bytes.inc_by(now.bytes.saturating_sub(before.bytes));
     }
 
     /// A pass ended, or was stopped before it had seen all objects.
@@ -391,8 +384,7 @@ impl Metrics {
             self.gc_passes.inc();
             self.gc_last_pass.set(unix_seconds());
             // What another replica listed since then is newer than this one's last listing.
-            let (objects, bytes) = if report.listed_all { (report.objects, report.bytes) } else { (0, 0) };
-            self.stored_objects.set(objects as i64);
+            let bytes = if report.listed_all { report.bytes } else { 0 };
             self.stored_bytes.set(bytes as i64);
         }
         let actions = [

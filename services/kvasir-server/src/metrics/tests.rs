@@ -25,6 +25,9 @@ fn loads_are_counted_from_the_start() {
     for slo in ["met", "missed"] {
         assert!(text.contains(&format!("kvasir_loads_total{{slo=\"{slo}\"}} 0\n")), "{slo}");
     }
+    for result in ["loaded", "recomputed"] {
+        assert!(text.contains(&format!("kvasir_load_tokens_total{{result=\"{result}\"}} 0\n")), "{result}");
+    }
 }
 
 /// The page of metrics lists exactly those there are.
