@@ -26,7 +26,7 @@ const BLOCK_TOKENS: usize = 32;
 const BLOCKS: usize = 12;
 
 /// The device; `None` after the test ran in a process with the emulator as its driver.
-fn device(test: &str, kernels: &TempDir) -> Option<Arc<CudaDevice>> {
+pub(crate) fn device(test: &str, kernels: &TempDir) -> Option<Arc<CudaDevice>> {
     match CudaDevice::new(0, kernels.path().to_owned()) {
         Ok(device) => Some(Arc::new(device)),
         // No driver, or one that finds no GPU.
@@ -38,7 +38,7 @@ fn device(test: &str, kernels: &TempDir) -> Option<Arc<CudaDevice>> {
 }
 
 /// A rank's cache as FlashAttention has it: `[layer][plane][block][token][head][element]` in one piece.
-struct Rank {
+pub(crate) struct Rank {
     spec: Arc<ModelSpec>,
     shard: Shard,
     device: Arc<CudaDevice>,
@@ -48,7 +48,7 @@ struct Rank {
 }
 
 impl Rank {
-    fn new(spec: &Arc<ModelSpec>, device: &Arc<CudaDevice>, shard: Shard) -> Self {
+    pub(crate) fn new(spec: &Arc<ModelSpec>, device: &Arc<CudaDevice>, shard: Shard) -> Self {
         let [(heads, dim), _] = spec.layers[0].layout.planes();
         let held = shard.heads_of(heads);
         let dtype = match spec.kv_dtype {
@@ -82,7 +82,7 @@ impl Rank {
         (0..BLOCKS as u32).map(|page| page * 5 % BLOCKS as u32).collect()
     }
 
-    fn table(&self) -> BlockTable {
+    pub(crate) fn table(&self) -> BlockTable {
         self.pages.table(&Self::order()).expect("they exist")
     }
 
@@ -109,9 +109,27 @@ impl Rank {
         at..at + 2 * dim
     }
 
-    fn content(&self) -> Vec<u8> {
+    pub(crate) fn content(&self) -> Vec<u8> {
         let bytes = self.spec.layers.len() * self.layer_bytes;
         self.device.read_back(&self.memory, 0, bytes).and_then(DeviceReadback::bytes).expect("copies")
+    }
+
+    /// Whether the rows of all tokens are those of `host` bit for bit.
+    pub(crate) fn holds(&self, host: &HostPages, tokens: usize) -> bool {
+        let content = self.content();
+        let held = self.held().into_iter().flat_map(|place| (0..tokens).map(move |token| (place, token)));
+        let mut rows = held.map(|(place, token)| {
+            content[self.place(place, token)] == host.row(place.0, place.1, place.2, token)[..]
+        });
+        rows.all(|is_equal| is_equal)
+    }
+
+    /// Overwrites all of its memory, whose pages are another request's from now on.
+    pub(crate) fn reassign(&self, bytes: &[u8]) {
+        self.pages.reassign(&Self::order());
+        let place = [(self.memory.address(), 0..bytes.len())];
+        // SAFETY: the rank's own memory.
+        unsafe { self.device.write(bytes, &place) }.expect("writes");
     }
 
     /// The largest difference to the rows of `host` relative to the row's largest value, over all tokens.
@@ -218,6 +236,7 @@ async fn contexts_are_loaded_into_pages_on_a_device() {
                 memory.scratch > 0 && memory.pinned > 0 && memory.profiles > 0,
                 "{namespace}: {memory:?}"
             );
+            assert!(!used.times.copies.is_zero() && !used.times.kernels.is_zero(), "{namespace}: {used:?}");
         }
         let tokens = on_host.prefix_tokens() as usize;
         assert!(tokens > 256, "both chunks: {tokens}");

@@ -3,10 +3,12 @@
 mod auth;
 mod bench;
 mod binary;
+mod cache_directory;
 mod cluster;
 mod console;
 mod contexts;
 mod device;
+mod device_ranks;
 mod direct;
 mod events;
 mod explain;

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use kvasir_codec::limits::TOKEN_FACTORS_MAX;
+
 /// Longest wait for a TCP and TLS connection: longer than any round trip, but a dead replica must not use up
 /// the SLO.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -27,6 +29,12 @@ pub const RETRY_REFILL: f64 = 0.1;
 pub const CONTROL_BYTES_MAX: usize = 16 << 20;
 /// Most bytes of a profile: 5 % of the weights of a 70 B model in bf16.
 pub const PROFILE_BYTES_MAX: usize = 7 << 30;
+/// Most multiply-adds for an element that decoding with another client's profile may take: by a basis of full rank of the
+/// widest scope that training finds one for, and by as many factors of a token predictor as a profile may have.
+pub const PROFILE_ELEMENT_MACS_MAX: usize = 8_192 + TOKEN_FACTORS_MAX;
+/// Most bytes of another client's profile beside those of bases that large: the tables of 21 scopes' token predictors, each
+/// of 384 factors for 262,144 tokens. Bases of smaller scopes leave room for more.
+pub const PROFILE_TABLE_BYTES_MAX: usize = 2 << 30;
 /// Most bytes of a chunk object that is read whole.
 pub const OBJECT_BYTES_MAX: usize = 1 << 30;
 /// Most bytes of an engine's identity: a few dozen fields with their values.
@@ -52,6 +60,15 @@ pub const DEVICE_TOKENS_MAX: usize = 4096;
 /// How often a device may refuse all that it is given at once before the CPU decodes the rest of the load for it:
 /// each costs the time until the fault.
 pub const DEVICE_FAULTS_MAX: u32 = 3;
+/// Runs of devices before a load counts on their pace.
+pub const DEVICE_RUNS_MIN: u32 = 8;
+/// How many times longer than in earlier loads a device may take for what it is given at once: a GPU's decodes wait for each
+/// other, and four may run for the pages of a rank.
+pub const DEVICE_SLOW_FACTOR: f64 = 4.0;
+/// A run that is shorter is not slow: so long may a host take to wake a thread.
+pub const DEVICE_SLOW_MIN: Duration = Duration::from_millis(20);
+/// Slow runs of a rank in a row after which its device may be given nothing more: one is an accident.
+pub const DEVICE_SLOW_RUNS: u32 = 2;
 /// Arrivals queued for the load's task; a batch is at most a few hundred KB.
 pub const ARRIVALS_QUEUE: usize = 256;
 /// A partial tail is stored again only with at least this many tokens more than before.
@@ -99,11 +116,17 @@ pub const IDLE_TIME_MAX: Duration = Duration::from_secs(10);
 pub const H2_STREAM_WINDOW_BYTES: u32 = 8 << 20;
 /// HTTP/2 receive window of a connection: the parts of three chunks at 1 MiB, or 130 ms at 1 Gb/s.
 pub const H2_CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
+/// Longest frame that a server may send over HTTP/2: 16 KiB, the default, to 16 MiB (RFC 9113, section 4.2). The service
+/// writes frames to its socket one by one, so long ones are fewer calls. But a frame is received whole, and responses take
+/// turns: of 18 parts at once, each one's next frame comes within [`SHARED_SILENCE_MAX`] over links down to 19 Mb/s.
+pub const H2_FRAME_BYTES_MAX: u32 = 32 << 10;
 /// Profiles of one model that a client holds.
 pub const PROFILES_MAX: usize = 16;
 /// Profiles of one model that a client for exact chunks fetches before it gives up: any number of others may be newer than one
 /// with an exact level, and a service lists up to 1,000.
 pub const EXACT_PROFILES_TRIED_MAX: usize = 128;
+/// Refused profiles that a client remembers: as many as a service lists of one model.
+pub const PROFILES_REFUSED_MAX: usize = 1_000;
 /// Wait before a failed fetch of a profile is retried.
 pub const PROFILE_RETRY: Duration = Duration::from_secs(60);
 /// Age at which a profile comes into force: by then readers have met it in a lookup and fetched it. Also the

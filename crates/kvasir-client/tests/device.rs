@@ -4,11 +4,17 @@
 mod common;
 
 use std::{
-    sync::{Arc, Mutex, mpsc},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     time::Duration,
 };
 
-use common::{LAYERS, connect, find, load, profile, save, spec, start, tokens};
+use common::{
+    LAYERS, builder, connect, find, kv, load, profile, save, spec, start, tokens, warnings::Warnings,
+};
 use kvasir_client::{
     pages::{
         BlockTable, DeviceBytes, DeviceDecode, DeviceDecoder, DevicePart, HostPages, PageRef, PageRows,
@@ -16,8 +22,10 @@ use kvasir_client::{
     },
     tuning::{DecodeModel, LoadOptions},
 };
-use kvasir_codec::KvBuffer;
+use kvasir_codec::{KvBuffer, Profile};
+use kvasir_train::{BasisRecipe, Recipe, TrainingContext, train};
 use kvasir_types::Level;
+use tokio::{runtime::Handle, time};
 
 const PAGE_TOKENS: usize = 24;
 
@@ -154,7 +162,8 @@ async fn parts_that_a_device_refuses_take_no_others_with_them() {
             16 => refused(),
             _ => PartOutcome::Decoded,
         };
-        Ok(DeviceDecode { outcomes: parts.iter().map(outcome).collect(), memory })
+        let outcomes = parts.iter().map(outcome).collect();
+        Ok(DeviceDecode { outcomes, memory, ..DeviceDecode::default() })
     });
     let session = find(&kvasir, &text).await;
     let options = LoadOptions::at_level(Level(1));
@@ -167,6 +176,61 @@ async fn parts_that_a_device_refuses_take_no_others_with_them() {
     let found = KvBuffer::from_source(&spec(), 700, &*device.pages);
     assert_eq!(found.slice(256..512).as_slice(), expected.slice(256..512).as_slice());
     assert!(found.slice(0..256).as_slice().iter().all(|value| *value == 0.0));
+}
+
+/// A profile that decodes layer by layer.
+fn profile_of_layers() -> Profile {
+    let text = tokens(1024, 99);
+    let context = TrainingContext { first_position: 0, kv: kv(&text), tokens: text };
+    let recipe = BasisRecipe {
+        scope_layers: Some(1),
+        token_factors: [0, 0],
+        exact_tokens: Some(0),
+        ..BasisRecipe::default()
+    };
+    train(&spec(), &[context], &Recipe::Basis(recipe), 0.01, &mut |_, _| ()).unwrap()
+}
+
+/// Once it is slow, it takes a second for whatever it is given, by the test's clock. The engine needs all of a load's time for
+/// itself.
+#[tokio::test]
+async fn a_device_that_becomes_slower_than_it_was_is_given_no_more() {
+    let server = start().await;
+    let kvasir = builder(&server).profile(profile_of_layers()).connect().await.unwrap();
+    let text = tokens(256, 1);
+    save(&kvasir, &text).await;
+    let (turn, is_slow) = (Mutex::new(()), Arc::new(AtomicBool::new(false)));
+    let slow = Arc::clone(&is_slow);
+    let device = Device::new(256, move |parts| {
+        if slow.load(Ordering::Relaxed) {
+            let _turn = turn.lock().unwrap();
+            Handle::current().block_on(async {
+                time::pause();
+                time::advance(Duration::from_secs(1)).await;
+                time::resume();
+            });
+        }
+        all(parts, PartOutcome::Decoded)
+    });
+    // Six runs each tell how fast it is. The loads after those ask it again, and learn nothing from it.
+    for (slow, ranks) in [(false, 1), (false, 1), (true, 1), (true, 1), (true, 2)] {
+        is_slow.store(slow, Ordering::Relaxed);
+        let warnings = Warnings::collect();
+        let suffix_time = Some(Duration::from_secs(7_200));
+        let options = LoadOptions { suffix_time, ..LoadOptions::at_level(Level::BASE) };
+        let tables = (0..ranks)
+            .map(|rank| device.table(256).with_shard(Shard::tensor_parallel(rank, ranks, 2)))
+            .collect::<Vec<_>>();
+        let loaded = find(&kvasir, &text).await.load(tables, options).unwrap().finish().await;
+        let used = &loaded.report().unwrap().device;
+        let what = format!("slow: {slow}, {ranks} ranks: {used:?}");
+        assert_eq!(loaded.loaded_tokens(), 256, "{what}");
+        assert_eq!(used.parts + used.slow_parts, (ranks * LAYERS) as u64, "{what}");
+        assert_eq!((used.slow_parts > 0, used.refused_parts), (slow, 0), "{what}");
+        assert!(ranks > 1 || !slow || used.parts == 3, "two, and the one that began between them: {what}");
+        assert_eq!(used.first_reason.is_some(), slow, "{what}");
+        assert_eq!(warnings.with("a device is slow"), usize::from(slow), "{what}");
+    }
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! Decoding on a device: chunks into pages.
 
-use std::{collections::BTreeMap, ops::Range, sync::Arc};
+use std::{collections::BTreeMap, ops::Range, sync::Arc, time::Duration};
 
 use kvasir_codec::{ChunkDecoder, CpuDecoder, Profile, ProfileError, ScopeSpan, container::Head};
 use kvasir_kernels::{
@@ -13,7 +13,7 @@ use crate::{
     batch::{DecodeBatch, Destination},
     buffers::DecodeBuffers,
     lower::TASK_COEFFICIENTS_MAX,
-    pending::PendingGroup,
+    pending::{Marks, PendingGroup},
     queue::Queue,
     resident::{DecodeProfile, index_u32},
     tiles::{check_tiles, tile_bytes},
@@ -26,8 +26,9 @@ const DIRECT_KERNELS: [Kernel; 4] = [Kernel::Direct1, Kernel::Direct2, Kernel::D
 
 /// What a request takes, or why it is refused.
 type Outline<'a> = Result<Vec<ScopeSpan<'a>>, CudaError>;
-/// What became of each request, in their order.
-type Outcomes = Vec<Result<(), CudaError>>;
+/// What became of each request, in their order; then the bytes of the device that all of them took, and the time of their
+/// copies and of their kernels.
+type Decoded = (Vec<Result<(), CudaError>>, usize, [Duration; 2]);
 
 /// Decodes chunks of one profile on a device.
 #[derive(Debug)]
@@ -102,12 +103,11 @@ impl<D: Device> KernelDecoder<D> {
         pages: &PagedKv,
     ) -> Result<(), CudaError> {
         // SAFETY: the caller's promise.
-        let (outcomes, _) = unsafe { self.decode_each(requests, pages)? };
+        let (outcomes, ..) = unsafe { self.decode_each(requests, pages)? };
         outcomes.into_iter().collect()
     }
 
-    /// As [`decode_into`](Self::decode_into), with the outcome of each request, in their order, and the bytes
-    /// of the device that all of them took.
+    /// As [`decode_into`](Self::decode_into), with the outcome of each request, and what all of them took.
     ///
     /// # Safety
     /// As [`decode_into`](Self::decode_into).
@@ -119,7 +119,7 @@ impl<D: Device> KernelDecoder<D> {
         &self,
         requests: &[ChunkRequest<'_>],
         pages: &PagedKv,
-    ) -> Result<(Outcomes, usize), CudaError> {
+    ) -> Result<Decoded, CudaError> {
         let mut outlines: Vec<_> = requests.iter().map(|request| self.outline(request, pages)).collect();
         // A request may leave tasks in a batch before it is refused: the batch is made again without it.
         let batch = loop {
@@ -127,19 +127,20 @@ impl<D: Device> KernelDecoder<D> {
                 break batch;
             }
         };
-        let (mut failed, mut scratch_bytes) = (BTreeMap::new(), 0);
+        let (mut failed, mut scratch_bytes, mut times) = (BTreeMap::new(), 0, [Duration::ZERO; 2]);
         if outlines.iter().flatten().any(|spans| !spans.is_empty()) {
             let layers = 0..self.cpu.spec().layers.len();
             // SAFETY: the caller's promise; `build_each` checked everything else against it.
-            let mut group = unsafe { self.run(layers, batch, pages)? };
+            let mut group = unsafe { self.run(layers, batch, pages, true)? };
             scratch_bytes = group.scratch_bytes();
             failed = group.failed_requests()?;
+            times = group.times();
         }
         let outcome = |(index, outline): (usize, Outline<'_>)| match failed.remove(&index) {
             Some(error) => Err(error),
             None => outline.map(drop),
         };
-        Ok((outlines.into_iter().enumerate().map(outcome).collect(), scratch_bytes))
+        Ok((outlines.into_iter().enumerate().map(outcome).collect(), scratch_bytes, times))
     }
 
     /// Queues the decode of several chunks into an engine's pages: one launch a kernel for every group of layers that
@@ -169,7 +170,7 @@ impl<D: Device> KernelDecoder<D> {
             }
             batch.sort();
             // SAFETY: the caller's promise; `outline` and `add` checked everything else against it.
-            pending.groups.push(unsafe { self.run(group.layers.clone(), batch, pages)? });
+            pending.groups.push(unsafe { self.run(group.layers.clone(), batch, pages, false)? });
         }
         Ok(pending)
     }
@@ -252,6 +253,8 @@ impl<D: Device> KernelDecoder<D> {
         Ok(())
     }
 
+    /// Queues a batch, with marks if it `is_timed`.
+    ///
     /// # Safety
     /// As [`decode_into`](Self::decode_into), with a batch that was built for these pages.
     unsafe fn run(
@@ -259,7 +262,12 @@ impl<D: Device> KernelDecoder<D> {
         layers: Range<usize>,
         batch: DecodeBatch,
         pages: &PagedKv,
+        is_timed: bool,
     ) -> Result<PendingGroup<D>, CudaError> {
+        let mark = |record: fn(&D) -> Result<D::Event, DeviceError>| {
+            is_timed.then(|| record(&self.device)).transpose()
+        };
+        let first_copy = mark(D::record_copies)?;
         let buffers = DecodeBuffers::new(&self.device, &batch, pages, self.cpu.spec())?;
         let bank = self.cpu.profile().bank();
         let base = DecodeParams {
@@ -286,12 +294,18 @@ impl<D: Device> KernelDecoder<D> {
         // memory behind the kernels that were queued. Indices and offsets in the records were made by `DecodeBatch` for these
         // arrays.
         let mut queue = unsafe { Queue::new(&self.device, &buffers.counters) };
-        let queued = self.launch_all(&mut queue, &batch, &buffers, base).and_then(|()| {
+        let queued = mark(D::record).and_then(|first_kernel| {
+            self.launch_all(&mut queue, &batch, &buffers, base)?;
+            let marks = first_copy.zip(first_kernel).zip(mark(D::record_copies)?);
+            let marks = marks.map(|((first_copy, first_kernel), last_copy)| Marks {
+                copies: [first_copy, last_copy],
+                first_kernel,
+            });
             let bytes = batch.streams.len() * size_of::<Status>();
-            Ok((self.device.read_back(&buffers.statuses, 0, bytes)?, self.device.record()?))
+            Ok((marks, self.device.read_back(&buffers.statuses, 0, bytes)?, self.device.record()?))
         });
         let kept = queue.into_kept();
-        let (statuses, event) = match queued {
+        let (marks, statuses, event) = match queued {
             Ok(queued) => queued,
             Err(error) => {
                 // After an error the pages are the caller's: kernels that were launched before it must have ended.
@@ -302,6 +316,7 @@ impl<D: Device> KernelDecoder<D> {
         Ok(PendingGroup {
             layers,
             batch,
+            marks,
             event,
             statuses: Some(statuses),
             verdict: Ok(BTreeMap::new()),

@@ -21,7 +21,7 @@ pub enum Work {
 pub trait Device: Debug + Send + Sync {
     /// Memory on the device, freed when dropped, after the kernels that were queued until then.
     type Memory: DeviceMemory;
-    /// A point in the queue of kernels.
+    /// A point in one of the queues.
     type Event: DeviceEvent;
     /// A copy on its way back.
     type Readback: DeviceReadback;
@@ -97,11 +97,17 @@ pub trait Device: Debug + Send + Sync {
     /// [`DeviceError`].
     unsafe fn read(&self, out: &mut [u8], places: &[(u64, Range<usize>)]) -> Result<(), DeviceError>;
 
-    /// An event after all kernels queued so far.
+    /// An event after all kernels queued so far, and what they wait for.
     ///
     /// # Errors
     /// [`DeviceError`].
     fn record(&self) -> Result<Self::Event, DeviceError>;
+
+    /// An event after all copies towards the device queued so far.
+    ///
+    /// # Errors
+    /// [`DeviceError`].
+    fn record_copies(&self) -> Result<Self::Event, DeviceError>;
 
     /// Bytes of the host's memory that it keeps pinned for copies.
     fn pinned_bytes(&self) -> usize {
@@ -122,7 +128,7 @@ pub trait DeviceMemory: Debug + Send + Sync {
     fn bytes(&self) -> usize;
 }
 
-/// A point in a device's queue of kernels.
+/// A point in one of a device's queues.
 pub trait DeviceEvent: Debug + Send + Sync {
     /// Whether everything before it is done.
     ///
@@ -135,6 +141,12 @@ pub trait DeviceEvent: Debug + Send + Sync {
     /// # Errors
     /// As [`is_ready`](Self::is_ready).
     fn wait(&self) -> Result<(), DeviceError>;
+
+    /// Milliseconds from this point to a later one of the same queue, by the device's clock. Waits for both.
+    ///
+    /// # Errors
+    /// As [`is_ready`](Self::is_ready).
+    fn milliseconds_to(&self, later: &Self) -> Result<f32, DeviceError>;
 }
 
 /// Bytes on their way back.
@@ -199,6 +211,10 @@ impl<D: Device> Device for std::sync::Arc<D> {
 
     fn record(&self) -> Result<Self::Event, DeviceError> {
         (**self).record()
+    }
+
+    fn record_copies(&self) -> Result<Self::Event, DeviceError> {
+        (**self).record_copies()
     }
 
     fn pinned_bytes(&self) -> usize {

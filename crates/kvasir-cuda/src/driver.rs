@@ -10,7 +10,7 @@ use std::{
 };
 
 use cudarc::driver::{
-    CudaContext, DriverError, result,
+    CudaContext, CudaStream, DriverError, result,
     sys::{self, CUdevice_attribute, CUevent_flags, CUfunction_attribute},
 };
 use kvasir_kernels::{KERNELS, Kernel, translation_unit_with};
@@ -414,11 +414,20 @@ impl Device for CudaDevice {
 
     fn record(&self) -> Result<CudaEvent, DeviceError> {
         let _entered = Entered::new();
-        let flags = Some(CUevent_flags::CU_EVENT_DEFAULT);
         self.shared.order_copies().map_err(failed("order its streams"))?;
-        let event = self.shared.kernels.record_event(flags).map_err(failed("record an event"))?;
-        Ok(CudaEvent(Handle::new(event)))
+        record_on(&self.shared.kernels)
     }
+
+    fn record_copies(&self) -> Result<CudaEvent, DeviceError> {
+        let _entered = Entered::new();
+        record_on(&self.shared.copies)
+    }
+}
+
+/// An event with a time.
+fn record_on(stream: &CudaStream) -> Result<CudaEvent, DeviceError> {
+    let event = stream.record_event(Some(CUevent_flags::CU_EVENT_DEFAULT));
+    Ok(CudaEvent(Handle::new(event.map_err(failed("record an event"))?)))
 }
 
 #[cfg(test)]

@@ -151,7 +151,7 @@ impl Drop for CudaMemory {
     }
 }
 
-/// A point in the stream of kernels.
+/// A point in the stream of kernels, or of copies.
 #[derive(Debug)]
 pub struct CudaEvent(pub(crate) Handle<RawEvent>);
 
@@ -159,15 +159,6 @@ impl CudaEvent {
     /// The driver's handle, for an engine's own stream to wait on (`cuStreamWaitEvent`); it lives as long as this.
     pub fn cu_event(&self) -> sys::CUevent {
         self.0.cu_event()
-    }
-
-    /// Milliseconds from this point to `later`; both have to be reached.
-    ///
-    /// # Errors
-    /// [`DeviceError`].
-    pub fn milliseconds_to(&self, later: &Self) -> Result<f32, DeviceError> {
-        let _entered = Entered::new();
-        self.0.elapsed_ms(&later.0).map_err(failed("read the elapsed time"))
     }
 }
 
@@ -181,6 +172,11 @@ impl DeviceEvent for CudaEvent {
         let _entered = Entered::new();
         // The first error may be an older one, which cudarc returns instead of waiting.
         self.0.synchronize().or_else(|_| self.0.synchronize()).map_err(failed("wait for the kernels"))
+    }
+
+    fn milliseconds_to(&self, later: &Self) -> Result<f32, DeviceError> {
+        let _entered = Entered::new();
+        self.0.elapsed_ms(&later.0).map_err(failed("read the elapsed time"))
     }
 }
 

@@ -3,11 +3,12 @@
 use std::{
     ops::Range,
     sync::{Arc, Mutex, Once, PoisonError},
+    time::Instant,
 };
 
 use kvasir_client::pages::{
-    BlockTable, DeviceBytes, DeviceDecode, DeviceDecoder, DevicePart, PageRead, PageRef, PageRows, PageStore,
-    PartOutcome, Shard,
+    BlockTable, DeviceBytes, DeviceDecode, DeviceDecoder, DevicePart, DeviceTimes, PageRead, PageRef,
+    PageRows, PageStore, PartOutcome, Shard,
 };
 use kvasir_codec::{KvSink, Profile};
 use kvasir_kernels::Dtype;
@@ -171,9 +172,11 @@ impl<D: Device> DeviceDecoder for DevicePages<D> {
         for part in parts {
             self.check_cut(part.shard(), part.page_tokens())?;
         }
+        let asked = Instant::now();
         let (decoder, profiles) = self.decoder(first.head().header.profile_hash, first.profile())?;
         // Before pages are claimed, so that whoever reassigns them waits for no other decode.
         let _slot = self.slots.take();
+        let waited = asked.elapsed();
         let mut claimed = Vec::with_capacity(parts.len());
         for (index, part) in parts.iter().enumerate() {
             if let Some(claim) = self.claims.claim(part.pages()) {
@@ -195,7 +198,7 @@ impl<D: Device> DeviceDecoder for DevicePages<D> {
         }
         // SAFETY: the memory is as `new` was promised, and the claims keep the pages ours until the rows are in place.
         let decoded = unsafe { decoder.decode_each(&requests, &self.pages) };
-        let (results, scratch) = decoded.map_err(|error| error.to_string())?;
+        let (results, scratch, [copies, kernels]) = decoded.map_err(|error| error.to_string())?;
         let mut outcomes = vec![PartOutcome::Stale; parts.len()];
         for ((index, ..), result) in claimed.iter().zip(results) {
             let refused = |error: CudaError| PartOutcome::Refused(error.to_string());
@@ -206,7 +209,7 @@ impl<D: Device> DeviceDecoder for DevicePages<D> {
             pinned: self.device.pinned_bytes() as u64,
             profiles: profiles as u64,
         };
-        Ok(DeviceDecode { outcomes, memory })
+        Ok(DeviceDecode { outcomes, memory, times: DeviceTimes { waited, copies, kernels } })
     }
 }
 

@@ -1,6 +1,6 @@
 //! Running decodes: groups of layers become ready in sequence.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::{collections::BTreeMap, ops::Range, time::Duration};
 
 use kvasir_codec::DecodeError;
 use kvasir_kernels::{STATUS_PATTERN, Status};
@@ -13,6 +13,15 @@ use crate::{
 /// Requests that failed, by index; the error is the device's.
 type Verdict = Result<BTreeMap<usize, CudaError>, CudaError>;
 
+/// Points in a device's queues around a group, whose last kernel is before its event.
+#[derive(Debug)]
+pub(crate) struct Marks<E> {
+    /// Before and after all that was copied for it.
+    pub(crate) copies: [E; 2],
+    /// Before its first kernel, and behind the copies that it waits for.
+    pub(crate) first_kernel: E,
+}
+
 /// A decode that was submitted. Waits when dropped.
 #[derive(Debug)]
 pub struct PendingDecode<D: Device> {
@@ -24,6 +33,8 @@ pub struct PendingDecode<D: Device> {
 pub(crate) struct PendingGroup<D: Device> {
     pub(crate) layers: Range<usize>,
     pub(crate) batch: DecodeBatch,
+    /// `None` if nobody asks for its times.
+    pub(crate) marks: Option<Marks<D::Event>>,
     pub(crate) event: D::Event,
     /// `None` once read.
     pub(crate) statuses: Option<D::Readback>,
@@ -37,6 +48,18 @@ impl<D: Device> PendingGroup<D> {
     pub(crate) fn scratch_bytes(&self) -> usize {
         let (buffers, tasks) = &self.memory;
         buffers.size() + tasks.iter().map(DeviceMemory::bytes).sum::<usize>()
+    }
+
+    /// Time from the first of its copies to the last, and from its first kernel to the last. Zeros without marks, or if the
+    /// device does not say: the rows are in place all the same.
+    pub(crate) fn times(&self) -> [Duration; 2] {
+        let Some(Marks { copies: [from, to], first_kernel }) = &self.marks else {
+            return [Duration::ZERO; 2];
+        };
+        [from.milliseconds_to(to), first_kernel.milliseconds_to(&self.event)].map(|milliseconds| {
+            let seconds = milliseconds.map_or(0.0, |milliseconds| f64::from(milliseconds) / 1e3);
+            Duration::try_from_secs_f64(seconds).unwrap_or_default()
+        })
     }
 
     fn look(&self, statuses: D::Readback) -> Verdict {

@@ -256,6 +256,8 @@ fn the_callers_context_stays_current() {
     is_own("copy_on_device");
     let event = device.record().expect("records");
     is_own("record");
+    drop(device.record_copies().expect("records"));
+    is_own("record_copies");
     while !event.is_ready().expect("no fault") {}
     is_own("is_ready");
     event.wait().expect("no fault");
@@ -284,6 +286,57 @@ fn the_callers_context_stays_current() {
     is_own("memory was dropped");
     drop(to);
     is_own("the last memory was dropped");
+}
+
+/// By the clock of the device: on the fake driver a kernel takes a millisecond, and so does a copy of a megabyte.
+#[test]
+fn events_tell_the_time_of_copies_and_of_kernels() {
+    let Some((device, _folder)) = device("events_tell_the_time_of_copies_and_of_kernels") else { return };
+    let first_copy = device.record_copies().expect("records");
+    let _bytes = device.upload("bytes", &vec![7; 3_000_000]).expect("copies");
+    let counter = device.allocate("counter", 4).expect("there is room");
+    let last_copy = device.record_copies().expect("records");
+    let first_kernel = device.record().expect("records");
+    let params = record_bytes(&[DecodeParams { counter: counter.address(), ..DecodeParams::default() }]);
+    for _ in 0..2 {
+        // SAFETY: of no task and no table, only the counter is used.
+        unsafe { device.launch(Kernel::Direct1, Work::Warps(1), 40 * 1_024, &params) }.expect("launches");
+    }
+    let last_kernel = device.record().expect("records");
+    let copies = first_copy.milliseconds_to(&last_copy).expect("is reached");
+    let kernels = first_kernel.milliseconds_to(&last_kernel).expect("is reached");
+    if device.name().expect("has one") == "Kvasir emulator" {
+        assert!((copies - 3.0).abs() < 1e-3 && (kernels - 2.0).abs() < 1e-3, "{copies}, {kernels}");
+    } else {
+        assert!(copies > 0.0 && kernels > 0.0, "{copies}, {kernels}");
+    }
+}
+
+/// The fake driver has two GPUs, and refuses copies on one while the context of the other is current.
+#[test]
+fn two_devices_keep_apart() {
+    let Some((first, folder)) = device("two_devices_keep_apart") else { return };
+    let Ok(second) = CudaDevice::new(1, folder.path().join("kernels")) else {
+        return; // a machine with one GPU
+    };
+    let is_own = callers_context(&first);
+    let devices = [&first, &second];
+    let memories = devices.map(|device| device.upload("bytes", &[7; 64]).expect("copies"));
+    for (index, device) in devices.iter().enumerate() {
+        let place = |of: usize| [(memories[of].address() + 8, 0..1)];
+        // SAFETY: inside the device's own memory.
+        unsafe { device.write(&[index as u8], &place(index)) }.expect("writes");
+        if device.name().expect("has one") == "Kvasir emulator" {
+            // SAFETY: the fake driver refuses what is not the device's.
+            assert!(unsafe { device.write(&[9], &place(1 - index)) }.is_err());
+        }
+    }
+    for (index, (device, memory)) in devices.iter().zip(&memories).enumerate() {
+        let found = device.read_back(memory, 0, 64).and_then(DeviceReadback::bytes).expect("copies");
+        assert_eq!(found[7..10], [7, index as u8, 7]);
+    }
+    drop((second, memories));
+    is_own("the memory of two devices was dropped");
 }
 
 /// Kernels of the same text, architecture and driver are the same file of a cache, and a rehearsal may share one with a GPU.

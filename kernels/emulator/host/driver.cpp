@@ -1,6 +1,7 @@
 // A driver and an NVRTC that are the emulator: the calls that `kvasir-cuda` makes, as libcuda.so and libnvrtc.so for tests.
 // Streams are as late as the rules allow: an operation runs when somebody waits for it, so that a missing order between two
 // streams, host memory used again too early or device memory freed too early give wrong numbers every time.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -24,14 +25,27 @@ extern "C" int32_t kvasir_emulate(uint32_t, uint32_t, uint32_t, uint32_t, const 
 
 namespace {
 
+struct Operation {
+  std::function<void()> run;
+  double milliseconds;
+};
 struct DriverStream {
-  std::deque<std::function<void()>> pending;
+  void* context = nullptr;
+  std::deque<Operation> pending{};
   uint64_t queued = 0, done = 0;
   bool copies = false, kernels = false;
+  // Milliseconds by its own clock, before the first operation and after each: 1 for a kernel, and 1 for each MB that is copied.
+  std::vector<double> times{0.0};
 };
 struct Event {
+  bool is_timed = true;
   DriverStream* stream = nullptr;
   uint64_t at = 0;
+};
+// What an allocation is of.
+struct Memory {
+  size_t bytes;
+  void* context;
 };
 struct Kernel {
   const char* name;
@@ -53,13 +67,14 @@ struct Function {
 };
 
 constexpr int kInvalid = 1, kOutOfMemory = 2, kNoDevice = 101, kNoContext = 201, kNotReady = 600, kNotFound = 500;
+constexpr int kDevices = 2;
 // Tests of faults: opening GPU kFaults + n has call n from then on refused, once. GPU kFaults - 1 is there when that was done.
 constexpr int kFaults = 1000;
 constexpr size_t kGuard = 256;
 constexpr int kSharedMax = 227 * 1024;  // of a block
 std::recursive_mutex lock;
-std::map<uint64_t, size_t> memory;  // address to bytes
-void* context = reinterpret_cast<void*>(0x10);
+std::map<uint64_t, Memory> memory;  // by address
+uint8_t contexts[kDevices];         // of which only the addresses are used
 thread_local void* current = nullptr;
 
 #define GUARD std::lock_guard<std::recursive_mutex> guard(lock)
@@ -71,10 +86,16 @@ bool is_refused() { return calls_until_fault >= 0 && calls_until_fault-- == 0; }
 #define MAY_FAIL \
   GUARD;         \
   if (is_refused()) return kOutOfMemory
+bool is_entered() { return current >= contexts && current < contexts + kDevices; }
+
 // Calls that take effect in the current context, which callers may leave to be another.
 #define IN_CONTEXT \
   MAY_FAIL;        \
-  if (current != context) return kNoContext
+  if (!is_entered()) return kNoContext
+// Launches, fills and copies, whose stream has to be of the GPU whose context is current.
+#define ON_STREAM \
+  IN_CONTEXT;     \
+  if (stream == nullptr || stream->context != current) return kInvalid
 
 [[noreturn]] void fail(const char* what) {
   std::fprintf(stderr, "fake driver: %s\n", what);
@@ -83,18 +104,33 @@ bool is_refused() { return calls_until_fault >= 0 && calls_until_fault-- == 0; }
 
 void advance(DriverStream* stream, uint64_t to) {
   while (stream->done < to) {
-    auto next = std::move(stream->pending.front());
+    const Operation next = std::move(stream->pending.front());
     stream->pending.pop_front();
     ++stream->done;
-    next();
+    const double begun = stream->times.back();
+    stream->times.push_back(begun);
+    next.run();  // a wait moves the clock
+    stream->times.back() += next.milliseconds;
   }
 }
 
-int put(DriverStream* stream, std::function<void()> operation) {
+int put(DriverStream* stream, std::function<void()> run, double milliseconds = 0) {
   if (stream == nullptr) return kInvalid;
-  stream->pending.push_back(std::move(operation));
+  stream->pending.push_back(Operation{std::move(run), milliseconds});
   ++stream->queued;
   return 0;
+}
+
+int put_copy(DriverStream* stream, void* to, const void* from, size_t bytes) {
+  return put(stream, [=] { std::memcpy(to, from, bytes); }, double(bytes) / 1e6);
+}
+
+int elapsed(float* out, const Event* from, const Event* to) {
+  for (const Event* event : {from, to}) {
+    if (event->stream == nullptr || !event->is_timed) return kInvalid;
+    if (event->stream->done < event->at) return kNotReady;
+  }
+  return *out = float(to->stream->times[to->at] - from->stream->times[from->at]), 0;
 }
 
 // Garbage between two guards.
@@ -103,26 +139,35 @@ uint64_t allocate(size_t bytes) {
   std::memset(block, 0xc7, bytes + 2 * kGuard);
   std::memset(block + kGuard, 0xcd, bytes);
   const auto address = reinterpret_cast<uint64_t>(block) + kGuard;
-  memory[address] = bytes;
+  memory[address] = Memory{bytes, current};
   return address;
 }
 
 void release(uint64_t address) {
   const auto found = memory.find(address);
   if (found == memory.end()) fail("memory is freed that is not there");
+  const size_t bytes = found->second.bytes;
   auto* block = reinterpret_cast<uint8_t*>(address) - kGuard;
   for (size_t i = 0; i < kGuard; ++i)
-    if (block[i] != 0xc7 || block[kGuard + found->second + i] != 0xc7) fail("something wrote outside of its memory");
-  std::memset(block + kGuard, 0xdd, found->second);
+    if (block[i] != 0xc7 || block[kGuard + bytes + i] != 0xc7) fail("something wrote outside of its memory");
+  std::memset(block + kGuard, 0xdd, bytes);
   std::free(block);
   memory.erase(found);
 }
 
+// Whether that is memory of the GPU whose context is current.
 bool inside(uint64_t address, size_t bytes) {
   auto found = memory.upper_bound(address);
   if (found == memory.begin()) return false;
   --found;
-  return address + bytes <= found->first + found->second;
+  return address + bytes <= found->first + found->second.bytes && found->second.context == current;
+}
+
+// Frees are never refused.
+void expect_context(uint64_t address) {
+  const auto found = memory.find(address);
+  if (!is_entered() || (found != memory.end() && found->second.context != current))
+    fail("memory is freed outside its context");
 }
 
 }  // namespace
@@ -135,17 +180,18 @@ int cuDriverGetVersion(int* version) { return *version = 1, 0; }
 int cuDeviceGet(int* device, int ordinal) {
   GUARD;
   if (ordinal >= kFaults) calls_until_fault = ordinal - kFaults;
-  const bool is_there = ordinal == 0 || (ordinal == kFaults - 1 && calls_until_fault < 0);
-  return *device = 0, is_there ? 0 : kNoDevice;
+  const bool is_known = ordinal >= 0 && ordinal < kDevices;
+  const bool is_there = is_known || (ordinal == kFaults - 1 && calls_until_fault < 0);
+  return *device = is_known ? ordinal : 0, is_there ? 0 : kNoDevice;
 }
-int cuDeviceGetCount(int* count) { return *count = 1, 0; }
+int cuDeviceGetCount(int* count) { return *count = kDevices, 0; }
 int cuDeviceGetName(char* name, int length, int) { return std::snprintf(name, size_t(length), "Kvasir emulator"), 0; }
 int cuDeviceGetAttribute(int* value, int attribute, int) {
   // Capability 9.0, 2 multiprocessors, shared memory of a block, memory pools.
   *value = attribute == 75 ? 9 : attribute == 16 ? 2 : attribute == 97 ? kSharedMax : attribute == 115 ? 1 : 0;
   return 0;
 }
-int cuDevicePrimaryCtxRetain(void** out, int) { return *out = context, 0; }
+int cuDevicePrimaryCtxRetain(void** out, int device) { return *out = contexts + device, 0; }
 int cuDevicePrimaryCtxRelease_v2(int) { return 0; }
 int cuCtxGetCurrent(void** out) { return *out = current, 0; }
 int cuCtxSetCurrent(void* to) { return current = to, 0; }
@@ -153,7 +199,7 @@ int cuCtxSynchronize() { return 0; }
 int cuGetErrorName(int, const char** name) { return *name = "fake", 0; }
 int cuGetErrorString(int, const char** text) { return *text = "an error of the fake driver", 0; }
 
-int cuStreamCreate(DriverStream** out, uint32_t) { return *out = new DriverStream, 0; }
+int cuStreamCreate(DriverStream** out, uint32_t) { return *out = new DriverStream{current}, 0; }
 int cuStreamDestroy_v2(DriverStream* stream) {
   GUARD;
   advance(stream, stream->queued);
@@ -164,14 +210,14 @@ int cuStreamSynchronize(DriverStream* stream) {
   advance(stream, stream->queued);
   return 0;
 }
-int cuEventCreate(Event** out, uint32_t) {
+int cuEventCreate(Event** out, uint32_t flags) {
   MAY_FAIL;
-  return *out = new Event, 0;
+  return *out = new Event{(flags & 2) == 0}, 0;
 }
 int cuEventDestroy_v2(Event* event) { return delete event, 0; }
 int cuEventRecord(Event* event, DriverStream* stream) {
   MAY_FAIL;
-  *event = Event{stream, stream->queued};
+  *event = Event{event->is_timed, stream, stream->queued};
   return 0;
 }
 int cuEventSynchronize(Event* event) {
@@ -186,15 +232,20 @@ int cuEventQuery(Event* event) {
   advance(event->stream, event->stream->done + 1);
   return kNotReady;
 }
-int cuEventElapsedTime(float* out, Event*, Event*) { return *out = 1.0f, 0; }
-int cuEventElapsedTime_v2(float* out, Event*, Event*) { return *out = 1.0f, 0; }
+int cuEventElapsedTime(float* out, const Event* from, const Event* to) {
+  GUARD;
+  return elapsed(out, from, to);
+}
+int cuEventElapsedTime_v2(float* out, const Event* from, const Event* to) { return cuEventElapsedTime(out, from, to); }
 int cuStreamWaitEvent(DriverStream* stream, Event* event, uint32_t) {
   MAY_FAIL;
   if (stream->copies && !stream->kernels && event->stream != nullptr && event->stream->kernels)
     fail("copies wait for kernels: nothing overlaps");
   const Event at = *event;
-  return put(stream, [at] {
-    if (at.stream != nullptr) advance(at.stream, at.at);
+  return put(stream, [stream, at] {
+    if (at.stream == nullptr) return;
+    advance(at.stream, at.at);
+    stream->times.back() = std::max(stream->times.back(), at.stream->times[at.at]);
   });
 }
 
@@ -215,7 +266,7 @@ int cuMemAllocAsync(uint64_t* out, size_t bytes, DriverStream* stream) {
 }
 int cuMemFreeAsync(uint64_t address, DriverStream* stream) {
   GUARD;
-  if (current != context) fail("memory is freed outside its context");
+  expect_context(address);
   return put(stream, [address] { release(address); });
 }
 int cuMemAlloc_v2(uint64_t* out, size_t bytes) {
@@ -224,7 +275,7 @@ int cuMemAlloc_v2(uint64_t* out, size_t bytes) {
 }
 int cuMemFree_v2(uint64_t address) {
   GUARD;
-  if (current != context) fail("memory is freed outside its context");
+  expect_context(address);
   return release(address), 0;
 }
 int cuMemHostAlloc(void** out, size_t bytes, uint32_t) {
@@ -232,35 +283,35 @@ int cuMemHostAlloc(void** out, size_t bytes, uint32_t) {
   return *out = std::malloc(bytes), 0;
 }
 int cuMemFreeHost(void* block) {
-  if (current != context) fail("memory is freed outside its context");
+  if (!is_entered()) fail("memory is freed outside its context");
   return std::free(block), 0;
 }
 int cuMemsetD8Async(uint64_t address, uint8_t value, size_t bytes, DriverStream* stream) {
-  IN_CONTEXT;
+  ON_STREAM;
   if (!inside(address, bytes)) return kInvalid;
   return put(stream, [=] { std::memset(reinterpret_cast<void*>(address), value, bytes); });
 }
 int cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, DriverStream* stream) {
-  IN_CONTEXT;
+  ON_STREAM;
   if (!inside(to, bytes)) return kInvalid;
   stream->copies = true;
-  return put(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), from, bytes); });
+  return put_copy(stream, reinterpret_cast<void*>(to), from, bytes);
 }
 int cuMemcpyDtoHAsync_v2(void* to, uint64_t from, size_t bytes, DriverStream* stream) {
-  IN_CONTEXT;
+  ON_STREAM;
   if (!inside(from, bytes)) return kInvalid;
-  return put(stream, [=] { std::memcpy(to, reinterpret_cast<void*>(from), bytes); });
+  return put_copy(stream, to, reinterpret_cast<const void*>(from), bytes);
 }
 int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t bytes, DriverStream* stream) {
   GUARD;
-  if (current != context) return kNoContext;
+  if (!is_entered()) return kNoContext;
   if (!inside(to, bytes) || !inside(from, bytes)) return kInvalid;
-  return put(stream, [=] { std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<void*>(from), bytes); });
+  return put_copy(stream, reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
 }
 
 int cuModuleLoadData(void** out, const void* image) {
-  if (current != context) return kNoContext;
-  return *out = context, std::memcmp(image, "\x7f" "ELF", 4) == 0 ? 0 : 200;
+  if (!is_entered()) return kNoContext;
+  return *out = current, std::memcmp(image, "\x7f" "ELF", 4) == 0 ? 0 : 200;
 }
 int cuModuleGetFunction(Function** out, void*, const char* name) {
   for (const Kernel& kernel : kKernels)
@@ -277,7 +328,7 @@ int cuFuncSetAttribute(Function* function, int, int value) {
 int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* out, const Function*, int, size_t) { return *out = 1, 0; }
 int cuLaunchKernel(const Function* function, uint32_t grid, uint32_t, uint32_t, uint32_t threads, uint32_t, uint32_t,
                    uint32_t shared, DriverStream* stream, void** params, void**) {
-  IN_CONTEXT;
+  ON_STREAM;
   if (shared > uint32_t(function->shared) || grid == 0) return kInvalid;
   stream->kernels = true;
   const Kernel* kernel = function->kernel;
@@ -288,12 +339,12 @@ int cuLaunchKernel(const Function* function, uint32_t grid, uint32_t, uint32_t, 
   const auto number = uint32_t(kernel - kKernels);
   return put(stream, [=] {
     if (kvasir_emulate(number, grid, threads, shared, record.data()) != 0) fail("a launch that no GPU would run");
-  });
+  }, 1);
 }
 
 int nvrtcVersion(int* major, int* minor) { return *major = 13, *minor = 0, 0; }
 int nvrtcCreateProgram(void** out, const char*, const char*, int, const char* const*, const char* const*) {
-  return *out = context, 0;
+  return *out = contexts, 0;
 }
 int nvrtcCompileProgram(void*, int, const char* const*) { return 0; }
 int nvrtcGetCUBINSize(void*, size_t* size) { return *size = 8, 0; }

@@ -8,8 +8,14 @@ use kvasir_types::{Level, Loss, Quality, TokenRange};
 use tokio::{runtime::Handle, sync::mpsc, time::Instant};
 
 use super::{
-    Beneath, LearnedCosts, LoadOptions, Running, assembly::ExpectedTokens, decode::DecodeContext,
-    decode_queue::DecodeQueue, driver::LoadDriver, learned_costs::unmeasured_decode, network::Network,
+    Beneath, LearnedCosts, LoadOptions, Running,
+    assembly::ExpectedTokens,
+    decode::DecodeContext,
+    decode_queue::DecodeQueue,
+    device_promise::DevicePromise,
+    driver::LoadDriver,
+    learned_costs::{cpu_pace, unmeasured_decode},
+    network::Network,
     progress::LoadProgress,
 };
 use crate::{
@@ -174,8 +180,13 @@ impl LoadTask<'_> {
             first_byte: self.client.expected_first_byte(),
         };
         let gate = Arc::<WriteGate>::default();
-        let context = DecodeContext::new(Arc::clone(&codec.spec), tables, Arc::clone(&gate));
-        let on_device = context.is_on_device();
+        let mut context = DecodeContext::new(Arc::clone(&codec.spec), tables, Arc::clone(&gate));
+        let (started, on_device) = (Instant::now(), context.is_on_device());
+        context.promise = self.learned.device_pace().filter(|_| on_device).map(|device| DevicePromise {
+            device,
+            cpu: cpu_pace(learned.decode.as_ref(), &context, &decoders, &plan.chunks),
+            due: started + plan.deadline(),
+        });
         // What the caller gives stays as it is.
         let is_given = options.decode.is_some() || options.rate.is_some();
         let decode = options.decode.or(if on_device { learned.device_decode } else { learned.decode });
@@ -207,7 +218,7 @@ impl LoadTask<'_> {
             Error::protocol(format!("the lookup's chunks do not form a valid plan: {error}"))
         })?;
         let driver = LoadDriver::new(
-            Instant::now(),
+            started,
             fetcher,
             network,
             decodes,

@@ -13,10 +13,15 @@ use kvasir_codec::{ChunkDecoder, LayerGroup, container::Head};
 use kvasir_types::{Level, ModelSpec, TokenRange};
 use tokio::time::Instant;
 
-use super::{LoadError, assembly::VerifiedChunk, token_ranges::context_range};
+use super::{
+    LoadError,
+    assembly::VerifiedChunk,
+    device_promise::{DevicePromise, DeviceRun},
+    token_ranges::context_range,
+};
 use crate::{
     limits::{DEVICE_FAULTS_MAX, DEVICE_TOKENS_MAX},
-    pages::{BlockTable, DeviceBytes, DeviceDecode, DeviceDecoder, DevicePart, PartOutcome, WriteGate},
+    pages::{BlockTable, DeviceBytes, DeviceDecode, DevicePart, PartOutcome, Shard, WriteGate},
 };
 
 /// Context shared by all decode units of a load.
@@ -27,12 +32,14 @@ pub(super) struct DecodeContext {
     pub(super) gate: Arc<WriteGate>,
     /// For each table, how often its device refused what it was given, and decoded none of it.
     device_faults: Vec<AtomicU32>,
+    /// How fast devices were so far; `None` if nobody knows.
+    pub(super) promise: Option<DevicePromise>,
 }
 
 impl DecodeContext {
     pub(super) fn new(spec: Arc<ModelSpec>, tables: Vec<BlockTable>, gate: Arc<WriteGate>) -> Self {
         let device_faults = tables.iter().map(|_| AtomicU32::new(0)).collect();
-        Self { spec, tables, gate, device_faults }
+        Self { spec, tables, gate, device_faults, promise: None }
     }
 
     /// Whether a device decodes for one of the tables.
@@ -40,26 +47,22 @@ impl DecodeContext {
         self.tables.iter().any(|table| table.device().is_some())
     }
 
-    /// The device that is given a unit; `None` without one, or if the CPU has to decode.
-    fn device_of(&self, unit: &DecodeUnit) -> Option<&dyn DeviceDecoder> {
-        let device = self.tables[unit.rank].device()?;
-        let is_given = unit.group.is_some()
+    /// Whether a unit has a device that may be asked for it.
+    pub(super) fn has_device_for(&self, unit: &DecodeUnit) -> bool {
+        self.tables[unit.rank].device().is_some()
+            && unit.group.is_some()
             && unit.decoder.shared_profile().is_some()
-            && self.device_faults[unit.rank].load(Ordering::Relaxed) < DEVICE_FAULTS_MAX;
-        is_given.then_some(device)
+            && self.device_faults[unit.rank].load(Ordering::Relaxed) < DEVICE_FAULTS_MAX
     }
+}
 
-    /// Whether a device takes `next` together with `units`: other tokens of the same layers, for the same rank, by the
-    /// same profile.
-    pub(super) fn joins(&self, units: &[DecodeUnit], next: &DecodeUnit) -> bool {
-        let Some(first) = units.first() else { return false };
-        let kind = |unit: &DecodeUnit| (unit.rank, unit.layers.clone(), unit.head.header.profile_hash);
-        let tokens: usize = units.iter().map(|unit| unit.tokens.len()).sum();
-        kind(first) == kind(next)
-            && tokens + next.tokens.len() <= DEVICE_TOKENS_MAX
-            && self.device_of(first).is_some()
-            && self.device_of(next).is_some()
-    }
+/// Whether a device that is given `units` takes `next` together with them: other tokens of the same layers, for the same
+/// rank, by the same profile.
+pub(super) fn joins(units: &[DecodeUnit], next: &DecodeUnit) -> bool {
+    let Some(first) = units.first() else { return false };
+    let kind = |unit: &DecodeUnit| (unit.rank, unit.layers.clone(), unit.head.header.profile_hash);
+    let tokens: usize = units.iter().map(|unit| unit.tokens.len()).sum();
+    kind(first) == kind(next) && tokens + next.tokens.len() <= DEVICE_TOKENS_MAX
 }
 
 /// Some layers of some tokens of one chunk, for one rank, at one level.
@@ -100,6 +103,8 @@ pub(super) enum DecodedBy {
     Nobody,
     /// The CPU, because the device did not, for this reason.
     CpuInstead(String),
+    /// The CPU, because the device was too slow before, for this reason, and was not asked.
+    CpuIsFaster(String),
 }
 
 /// The result of a decode unit.
@@ -109,6 +114,8 @@ pub(super) struct DecodeOutcome {
     /// When it ended.
     pub(super) at: Instant,
     pub(super) by: DecodedBy,
+    /// What a device did, told once: with the first of the units that it was given at once.
+    pub(super) on_device: Option<DeviceRun>,
     /// The number of rows not written because their page was reassigned; all others are in their pages.
     pub(super) result: Result<usize, LoadError>,
 }
@@ -128,6 +135,14 @@ impl DecodeUnit {
             tokens: context_range(self.first_token, &self.tokens),
             level: self.level,
         }
+    }
+
+    /// Elements of the cache that it writes.
+    pub(super) fn elements(&self, context: &DecodeContext) -> u64 {
+        let Shard { layers, heads } = context.tables[self.rank].shard().clone();
+        let layers = layers.start.max(self.layers.start)..layers.end.min(self.layers.end);
+        let of_token = Shard { layers, heads }.part_of(&context.spec).elements_per_token();
+        (of_token * self.tokens.len()) as u64
     }
 
     /// What a device is given; `None` if none decodes it.
@@ -152,32 +167,45 @@ impl DecodeUnit {
 /// Who decoded a unit, and the number of its rows that were not written.
 type Decoded = (DecodedBy, Result<usize, LoadError>);
 
-/// Decodes units on a blocking thread: one, or several that [join](DecodeContext::joins) each other.
-pub(super) async fn run(units: Vec<DecodeUnit>, context: Arc<DecodeContext>) -> Vec<DecodeOutcome> {
+/// Decodes units on a blocking thread: several that [join](joins) each other, on a device, or one `on_cpu`, with what that is
+/// reported as. That was decided when they left the queue.
+pub(super) async fn run(
+    units: Vec<DecodeUnit>,
+    on_cpu: Option<DecodedBy>,
+    context: Arc<DecodeContext>,
+) -> Vec<DecodeOutcome> {
     let scopes: Vec<UnitScope> = units.iter().map(DecodeUnit::scope).collect();
     let work = move || {
         let started = Instant::now();
-        let decoded = decode(&units, &context);
-        (started.elapsed(), Instant::now(), decoded)
+        let (decoded, on_device) = decode(&units, on_cpu, &context);
+        (started.elapsed(), Instant::now(), decoded, on_device)
     };
-    let (took, at, decoded) = tokio::task::spawn_blocking(work).await.unwrap_or_else(|panic| {
-        let what = format!("what was decoded together with it failed: {panic}");
-        let others = std::iter::repeat_with(|| LoadError::Object(what.clone()));
-        let errors = std::iter::once(LoadError::Read(panic.into())).chain(others);
-        let decoded = scopes.iter().zip(errors).map(|(_, error)| (DecodedBy::Cpu, Err(error)));
-        (Duration::ZERO, Instant::now(), decoded.collect())
-    });
+    let (took, at, decoded, mut on_device) =
+        tokio::task::spawn_blocking(work).await.unwrap_or_else(|panic| {
+            let what = format!("what was decoded together with it failed: {panic}");
+            let others = std::iter::repeat_with(|| LoadError::Object(what.clone()));
+            let errors = std::iter::once(LoadError::Read(panic.into())).chain(others);
+            let decoded = scopes.iter().zip(errors).map(|(_, error)| (DecodedBy::Cpu, Err(error)));
+            (Duration::ZERO, Instant::now(), decoded.collect(), None)
+        });
     let tokens: u64 = scopes.iter().map(|scope| scope.tokens.len()).sum();
     let outcome = |(scope, (by, result)): (UnitScope, Decoded)| {
         let took = took.mul_f64(scope.tokens.len() as f64 / tokens.max(1) as f64);
-        DecodeOutcome { scope, took, at, by, result }
+        DecodeOutcome { scope, took, at, by, on_device: on_device.take(), result }
     };
     scopes.into_iter().zip(decoded).map(outcome).collect()
 }
 
-fn decode(units: &[DecodeUnit], context: &DecodeContext) -> Vec<Decoded> {
-    let Some(DeviceDecode { outcomes, memory }) = decode_on_device(units, context) else {
-        return units.iter().map(|unit| (DecodedBy::Cpu, unit.decode_on_cpu(context))).collect();
+fn decode(
+    units: &[DecodeUnit],
+    on_cpu: Option<DecodedBy>,
+    context: &DecodeContext,
+) -> (Vec<Decoded>, Option<DeviceRun>) {
+    let on_device = if on_cpu.is_none() { decode_on_device(units, context) } else { None };
+    let Some((DeviceDecode { outcomes, memory, .. }, run)) = on_device else {
+        let by = on_cpu.unwrap_or(DecodedBy::Cpu);
+        let decoded = units.iter().map(|unit| (by.clone(), unit.decode_on_cpu(context)));
+        return (decoded.collect(), None);
     };
     let decoded = |(unit, outcome): (&DecodeUnit, PartOutcome)| match outcome {
         PartOutcome::Decoded => (DecodedBy::Device(memory), Ok(0)),
@@ -186,17 +214,19 @@ fn decode(units: &[DecodeUnit], context: &DecodeContext) -> Vec<Decoded> {
         // If an object is at fault, the CPU finds it too.
         PartOutcome::Refused(reason) => (DecodedBy::CpuInstead(reason), unit.decode_on_cpu(context)),
     };
-    units.iter().zip(outcomes).map(decoded).collect()
+    (units.iter().zip(outcomes).map(decoded).collect(), Some(run))
 }
 
 /// What a device did, with an outcome for each unit. `None` if the CPU has to decode them.
-fn decode_on_device(units: &[DecodeUnit], context: &DecodeContext) -> Option<DeviceDecode> {
-    let first = units.first()?;
-    let device = context.device_of(first)?;
-    let table = &context.tables[first.rank];
+fn decode_on_device(units: &[DecodeUnit], context: &DecodeContext) -> Option<(DeviceDecode, DeviceRun)> {
+    let rank = units.first()?.rank;
+    let table = &context.tables[rank];
+    let device = table.device()?;
     let parts: Vec<DevicePart<'_>> = units.iter().map(|unit| unit.part(table)).collect::<Option<_>>()?;
+    let started = Instant::now();
     // The gate stays open until the device is done: after the load was dropped it writes nothing.
     let decoded = context.gate.hold_open(|| device.decode(&parts));
+    let took = started.elapsed();
     let all = |outcome| DeviceDecode { outcomes: vec![outcome; units.len()], ..DeviceDecode::default() };
     let mut decoded = match decoded {
         Some(decoded) => decoded.unwrap_or_else(|reason| all(PartOutcome::Refused(reason))),
@@ -207,9 +237,13 @@ fn decode_on_device(units: &[DecodeUnit], context: &DecodeContext) -> Option<Dev
     let is_refused = |outcome: &PartOutcome| matches!(outcome, PartOutcome::Refused(_));
     // A part that is refused beside others that are decoded, for its bytes for instance, is no fault of the device.
     if decoded.outcomes.iter().any(is_refused) && !decoded.outcomes.contains(&PartOutcome::Decoded) {
-        context.device_faults[first.rank].fetch_add(1, Ordering::Relaxed);
+        context.device_faults[rank].fetch_add(1, Ordering::Relaxed);
     }
-    Some(decoded)
+    let is_whole = decoded.outcomes.iter().all(|outcome| *outcome == PartOutcome::Decoded);
+    let elements: u64 = if is_whole { units.iter().map(|unit| unit.elements(context)).sum() } else { 0 };
+    let (times, took) = (decoded.times, took.saturating_sub(decoded.times.waited));
+    let is_slow = context.promise.is_some_and(|promise| promise.is_broken_by(elements, took));
+    Some((decoded, DeviceRun { rank, elements, took, is_slow, times }))
 }
 
 /// The decode units of a verified chunk, one for every run of tokens, group of layers, and rank that holds

@@ -13,7 +13,8 @@ use tokio::task::JoinSet;
 
 use super::{
     assembly::VerifiedChunk,
-    decode::{self, DecodeContext, DecodeOutcome, DecodeUnit, decode_units},
+    decode::{self, DecodeContext, DecodeOutcome, DecodeUnit, DecodedBy, decode_units, joins},
+    device_promise::SlowDevices,
     token_ranges::{context_range, insert_range},
 };
 use crate::limits::DECODE_CONCURRENCY;
@@ -21,6 +22,7 @@ use crate::limits::DECODE_CONCURRENCY;
 /// The decodes of a load.
 pub(super) struct DecodeQueue {
     context: Arc<DecodeContext>,
+    slow: SlowDevices,
     /// One per chunk of the load.
     decoders: Vec<Arc<dyn ChunkDecoder>>,
     /// In the order of [`DecodeUnit::key`].
@@ -46,6 +48,7 @@ pub(super) struct ChunkDecode {
 impl DecodeQueue {
     pub(super) fn new(context: DecodeContext, decoders: Vec<Arc<dyn ChunkDecoder>>) -> Self {
         Self {
+            slow: SlowDevices::new(context.tables.len()),
             context: Arc::new(context),
             decoders,
             waiting: BinaryHeap::new(),
@@ -93,6 +96,7 @@ impl DecodeQueue {
             }
             match self.running.join_next().await {
                 Some(Ok(outcomes)) => {
+                    self.judge(&outcomes);
                     self.ended.extend(outcomes);
                     self.start();
                 }
@@ -102,18 +106,34 @@ impl DecodeQueue {
         }
     }
 
+    /// Whether a device whose turn ended was fast enough to be given more.
+    fn judge(&mut self, outcomes: &[DecodeOutcome]) {
+        let run = outcomes.iter().find_map(|outcome| outcome.on_device.as_ref());
+        if let (Some(promise), Some(run)) = (&self.context.promise, run) {
+            let units = self.waiting.iter().map(|Reverse(QueuedUnit(unit))| unit);
+            let waiting = units.map(|unit| (unit.rank, unit.elements(&self.context)));
+            self.slow.judge(promise, run, waiting);
+        }
+    }
+
     fn start(&mut self) {
         while self.running.len() < DECODE_CONCURRENCY
             && let Some(Reverse(QueuedUnit(unit))) = self.waiting.pop()
         {
+            let on_cpu = if self.context.has_device_for(&unit) {
+                self.slow.reason(unit.rank).map(DecodedBy::CpuIsFaster)
+            } else {
+                Some(DecodedBy::Cpu)
+            };
             let mut units = vec![unit];
-            while let Some(Reverse(QueuedUnit(next))) = self.waiting.peek()
-                && self.context.joins(&units, next)
+            while on_cpu.is_none()
+                && let Some(Reverse(QueuedUnit(next))) = self.waiting.peek()
+                && joins(&units, next)
                 && let Some(Reverse(QueuedUnit(next))) = self.waiting.pop()
             {
                 units.push(next);
             }
-            self.running.spawn(decode::run(units, Arc::clone(&self.context)));
+            self.running.spawn(decode::run(units, on_cpu, Arc::clone(&self.context)));
         }
     }
 
@@ -158,16 +178,23 @@ mod tests {
 
     use kvasir_codec::{CpuDecoder, DecodeError, KvBuffer, KvSink, container::Head, starter};
     use kvasir_types::{KvDtype, KvLayout, LayerKv, Level, ModelSpec, Pairing, Reuse, Rope, SPAN_TOKENS};
+    use tokio::{
+        runtime::Handle,
+        time::{self, Instant},
+    };
 
     use super::{
-        super::{decode::DecodedBy, sample::SampleChunk},
+        super::{
+            device_promise::{DevicePromise, DeviceRun},
+            sample::SampleChunk,
+        },
         *,
     };
     use crate::{
         limits::{DEVICE_FAULTS_MAX, DEVICE_TOKENS_MAX},
         pages::{
-            BlockTable, DeviceBytes, DeviceDecode, DeviceDecoder, DevicePart, HostPages, PageRef, PageRows,
-            PageStore, PartOutcome,
+            BlockTable, DeviceBytes, DeviceDecode, DeviceDecoder, DevicePart, DeviceTimes, HostPages,
+            PageRef, PageRows, PageStore, PartOutcome,
         },
     };
 
@@ -266,6 +293,8 @@ mod tests {
     struct Noting {
         given: Mutex<Vec<Vec<u32>>>,
         answer: Answer,
+        /// How long it says that it waited.
+        waited: Mutex<Duration>,
     }
 
     /// What became of each of so many parts.
@@ -287,7 +316,9 @@ mod tests {
         fn decode(&self, parts: &[DevicePart<'_>]) -> Result<DeviceDecode, String> {
             let page = |part: &DevicePart<'_>| part.pages()[0].index;
             self.given.lock().unwrap().push(parts.iter().map(page).collect());
-            Ok(DeviceDecode { outcomes: (self.answer)(parts.len()), memory: MEMORY })
+            let outcomes = (self.answer)(parts.len());
+            let times = DeviceTimes { waited: *self.waited.lock().unwrap(), ..DeviceTimes::default() };
+            Ok(DeviceDecode { outcomes, memory: MEMORY, times })
         }
     }
 
@@ -299,7 +330,7 @@ mod tests {
         let profile = starter(&spec, &(0..200).collect::<Vec<u32>>(), 0, &kv).unwrap();
         let decoder = Arc::new(CpuDecoder::new(Arc::clone(&spec), Arc::new(profile)).unwrap());
         assert_eq!(decoder.layer_groups().len(), 1);
-        let device = Arc::new(Noting { given: Mutex::default(), answer });
+        let device = Arc::new(Noting { given: Mutex::default(), answer, waited: Mutex::default() });
         let pages: Vec<_> = (0..2 * chunks as u32).map(|index| PageRef { index, generation: 0 }).collect();
         let table = BlockTable::new(Arc::clone(&device) as _, pages, SPAN_TOKENS).unwrap();
         let context = DecodeContext::new(spec, vec![table], Arc::default());
@@ -371,6 +402,52 @@ mod tests {
         let given = device.given.lock().unwrap();
         assert!(given.len() > DEVICE_FAULTS_MAX as usize + 1, "{given:?}");
         assert_eq!(given.concat().len(), 2 * chunks, "every part");
+    }
+
+    /// It takes a second for each batch, by the test's clock. Two chunks are with it, then a full batch, when it was slow twice.
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_device_decodes_what_it_was_given_and_gets_no_more() {
+        const LEFT: usize = 8;
+        let most = DEVICE_TOKENS_MAX / SPAN_TOKENS;
+        let chunks = (2 + 2 + most + LEFT) / 2;
+        let slow: Answer = |parts| {
+            Handle::current().block_on(time::advance(Duration::from_secs(1)));
+            vec![PartOutcome::Decoded; parts]
+        };
+        // As long as it waits for others, it is not slow.
+        for (waited, left) in [(Duration::ZERO, LEFT), (Duration::MAX, 0)] {
+            let (mut queue, device) = device_queue(chunks, slow);
+            *device.waited.lock().unwrap() = waited;
+            let promise = DevicePromise { device: 1e-9, cpu: 1e-9, due: Instant::now() };
+            Arc::get_mut(&mut queue.context).unwrap().promise = Some(promise);
+            for chunk in 0..chunks {
+                queue.push(chunk, span(2 * chunk as u64).start, &verified(&[Some(0), Some(1)])).unwrap();
+            }
+            let mut by_cpu = 0;
+            for _ in 0..2 * chunks {
+                by_cpu += usize::from(matches!(queue.next().await.0.by, DecodedBy::CpuIsFaster(_)));
+            }
+            let mut given: Vec<usize> = device.given.lock().unwrap().iter().map(Vec::len).collect();
+            given.sort();
+            let expected = if left > 0 { vec![2, 2, most] } else { vec![2, 2, LEFT, most] };
+            assert_eq!((by_cpu, given), (left, expected), "{waited:?}");
+        }
+    }
+
+    /// What has no device, or none that decodes it, is decoded by the CPU anyway.
+    #[tokio::test]
+    async fn only_what_a_slow_device_would_be_given_counts_as_left_to_the_cpu() {
+        let promise = DevicePromise { device: 1e-9, cpu: 1e-9, due: Instant::now() };
+        let (took, times) = (Duration::from_secs(1), DeviceTimes::default());
+        let run = DeviceRun { rank: 0, elements: 1, took, is_slow: true, times };
+        let of_device = device_queue(1, |_| unreachable!("it is slow")).0;
+        for (mut queue, is_left) in [(of_device, true), (queue(&[&[]]), false)] {
+            for _ in 0..2 {
+                queue.slow.judge(&promise, &run, [(0, 1)].into_iter());
+            }
+            queue.push(0, 0, &verified(&[Some(0)])).unwrap();
+            assert_eq!(matches!(queue.next().await.0.by, DecodedBy::CpuIsFaster(_)), is_left);
+        }
     }
 
     #[tokio::test]

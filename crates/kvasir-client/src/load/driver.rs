@@ -181,8 +181,12 @@ impl LoadDriver {
 
     fn on_decoded(&mut self, outcome: DecodeOutcome, chunk_decode: Option<ChunkDecode>) {
         self.clock.advance(outcome.at);
-        let DecodeOutcome { scope, took, by, result, .. } = outcome;
+        let DecodeOutcome { scope, took, by, on_device, result, .. } = outcome;
         self.recorder.record_decode(took, by);
+        if let Some(run) = on_device {
+            self.recorder.record_device_times(run.times);
+            self.learned.observe_device_run(&run);
+        }
         let chunk = scope.chunk;
         match result {
             Ok(0) => self.report_layers(scope),

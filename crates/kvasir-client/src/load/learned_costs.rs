@@ -11,7 +11,11 @@ use std::{
 use kvasir_codec::ChunkDecoder;
 use kvasir_types::{Level, SPAN_TOKENS, TokenRange};
 
-use super::{LoadReport, decode::DecodeContext};
+use super::{
+    LoadReport,
+    decode::DecodeContext,
+    device_promise::{DevicePace, DeviceRun},
+};
 use crate::{
     fetcher::{
         ByteRate, DecodeModel, FetchPlan, Fetcher, FetcherConfig, PlannedChunk, RecomputeModel, TextMode,
@@ -39,6 +43,7 @@ pub(crate) struct LearnedCosts(Mutex<Learned>);
 #[derive(Debug, Clone)]
 struct Learned {
     models: CostModels,
+    device_pace: DevicePace,
     /// Of loads into pages of the host, and of those into pages on a device.
     patience: [Patience; 2],
 }
@@ -107,7 +112,8 @@ impl Patience {
 impl LearnedCosts {
     pub(crate) fn new(recompute: RecomputeModel) -> Self {
         let models = CostModels { recompute, decode: None, device_decode: None, rate: None };
-        Self(Mutex::new(Learned { models, patience: [Patience::NEW; 2] }))
+        let (device_pace, patience) = (DevicePace::default(), [Patience::NEW; 2]);
+        Self(Mutex::new(Learned { models, device_pace, patience }))
     }
 
     fn with<T>(&self, f: impl FnOnce(&mut Learned) -> T) -> T {
@@ -153,7 +159,7 @@ impl LearnedCosts {
         let is_whole = fetcher.is_done() && report.failures.is_empty();
         let is_untried = is_slow && !has_decoded && is_whole;
         let has_tried = is_trial && (has_decoded || measured.is_some() || is_whole);
-        self.with(|Learned { models, patience }| {
+        self.with(|Learned { models, patience, .. }| {
             let patience = &mut patience[usize::from(on_device)];
             if has_tried {
                 patience.on_tried();
@@ -172,6 +178,16 @@ impl LearnedCosts {
     /// Learns from one prefill at once: a load that began before it does not know it, and must not undo it.
     pub(crate) fn observe_prefill(&self, range: TokenRange, took: Duration) {
         self.with(|learned| learned.models.recompute.observe(range, took));
+    }
+
+    /// Learns from what a device did, at once and apart from [`CostModels`], which counts the waits and the CPU, too.
+    pub(super) fn observe_device_run(&self, run: &DeviceRun) {
+        self.with(|learned| learned.device_pace.observe(run));
+    }
+
+    /// Seconds of a device for an element, if enough runs were observed.
+    pub(super) fn device_pace(&self) -> Option<f64> {
+        self.with(|learned| learned.device_pace.seconds_per_element())
     }
 }
 
@@ -205,17 +221,47 @@ pub(super) fn unmeasured_decode(
     decoders: &[Arc<dyn ChunkDecoder>],
     chunks: &[PlannedChunk],
 ) -> DecodeModel {
-    let held = context.tables.iter().map(|table| table.shard().part_of(&context.spec).elements_per_token());
-    // A load without tables decodes nothing, and must not assume that it takes no time.
-    let elements = held.sum::<usize>().max(1);
     if context.is_on_device() {
-        return DecodeModel::from_seconds(2.0 * elements as f64 / DEVICE_BYTES_PER_SECOND, 0.0);
+        let bytes = 2.0 * elements_held(context) as f64;
+        return DecodeModel::from_seconds(bytes / DEVICE_BYTES_PER_SECOND, 0.0);
     }
+    unmeasured_cpu(context, decoders, chunks)
+}
+
+/// The same for the CPU, whatever the tables' pages are.
+fn unmeasured_cpu(
+    context: &DecodeContext,
+    decoders: &[Arc<dyn ChunkDecoder>],
+    chunks: &[PlannedChunk],
+) -> DecodeModel {
     let profiles = decoders.iter().filter_map(|decoder| decoder.shared_profile());
     let rank = profiles.map(|profile| profile.basis_rank()).fold(0.0, f64::max);
     let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(1);
     let cores = decoding_cores(available_parallelism().map_or(1, NonZero::get), longest);
-    DecodeModel::from_seconds(thread_seconds(elements, rank, cores), 0.0)
+    DecodeModel::from_seconds(thread_seconds(elements_held(context), rank, cores), 0.0)
+}
+
+/// Seconds of a thread of the CPU for an element of a load's chunks: the longer one of what was measured, perhaps of other
+/// profiles, and of what is assumed of theirs.
+pub(super) fn cpu_pace(
+    measured: Option<&DecodeModel>,
+    context: &DecodeContext,
+    decoders: &[Arc<dyn ChunkDecoder>],
+    chunks: &[PlannedChunk],
+) -> f64 {
+    let assumed = unmeasured_cpu(context, decoders, chunks);
+    let time = |model: &DecodeModel| -> Duration {
+        chunks.iter().map(|chunk| model.predict(chunk.tokens.len(), chunk.bytes_at(chunk.top_level()))).sum()
+    };
+    let longest = measured.map_or(Duration::ZERO, time).max(time(&assumed));
+    let tokens: u64 = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
+    longest.as_secs_f64() / (tokens as f64 * elements_held(context) as f64)
+}
+
+/// Elements of a token that the tables hold. A load without tables decodes nothing, and must not assume that it takes no time.
+fn elements_held(context: &DecodeContext) -> usize {
+    let held = context.tables.iter().map(|table| table.shard().part_of(&context.spec).elements_per_token());
+    held.sum::<usize>().max(1)
 }
 
 /// Cores that decode for one load of chunks of at most so many tokens, of the `available` ones: a core for each span of the

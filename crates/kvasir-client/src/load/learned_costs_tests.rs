@@ -225,7 +225,7 @@ fn loads_that_fail_change_nothing() {
     let machine = Machine::new(100 * MS);
     assert_eq!(machine.load(progressive(), FAST, 100 * MS), 4);
     let state = || {
-        let Learned { models, patience } = machine.learned.with(|learned| learned.clone());
+        let Learned { models, patience, .. } = machine.learned.with(|learned| learned.clone());
         (models.decode, models.rate, patience.map(|p| (p.untried, p.decoded, p.max)))
     };
     let before = state();
@@ -272,8 +272,8 @@ fn a_load_decodes_on_a_core_for_each_span_of_two_chunks() {
     assert_eq!(decoding_cores(64, 300), 4);
 }
 
-#[test]
-fn a_rank_decodes_its_own_part() {
+/// Three layers of 32 elements a token, of which the tables hold these parts.
+fn context(shards: &[Shard]) -> DecodeContext {
     let layer = LayerKv { layout: KvLayout::Gqa { kv_heads: 2, head_dim: 8 }, rope: None };
     let spec = ModelSpec {
         weights: "toy".into(),
@@ -285,12 +285,29 @@ fn a_rank_decodes_its_own_part() {
         thinning: None,
         reuse: Reuse::Prefix,
     };
-    let seconds = |shards: &[Shard]| {
-        let pages = HostPages::new(&spec, 16, 16).unwrap();
-        let tables = shards.iter().map(|shard| pages.table().with_shard(shard.clone())).collect();
-        let context = DecodeContext::new(Arc::new(spec.clone()), tables, Arc::default());
-        unmeasured_decode(&context, &[], &[]).predict(1 << 30, 0).as_secs_f64()
+    let pages = HostPages::new(&spec, 16, 16).unwrap();
+    let tables = shards.iter().map(|shard| pages.table().with_shard(shard.clone())).collect();
+    DecodeContext::new(Arc::new(spec), tables, Arc::default())
+}
+
+/// What was measured may be of a profile that decodes much faster.
+#[test]
+fn the_cpu_is_as_slow_as_it_was_or_is_assumed_to_be() {
+    let (held, tokens) = (context(&[Shard::ALL]), TokenRange { start: 0, end: 1 << 20 });
+    let chunks = [PlannedChunk::with_default_loss(tokens, vec![1_000, 2_000])];
+    let pace = |seconds: Option<f64>| {
+        let measured = seconds.map(|seconds| DecodeModel::from_seconds(seconds, 0.0));
+        cpu_pace(measured.as_ref(), &held, &[], &chunks)
     };
+    let assumed = pace(None);
+    assert!(assumed > 0.0 && pace(Some(assumed * 96.0 / 2.0)) == assumed, "{assumed}");
+    assert!((pace(Some(assumed * 96.0 * 2.0)) / assumed - 2.0).abs() < 1e-3);
+}
+
+#[test]
+fn a_rank_decodes_its_own_part() {
+    let seconds =
+        |shards: &[Shard]| unmeasured_decode(&context(shards), &[], &[]).predict(1 << 30, 0).as_secs_f64();
     let (whole, ranks) = (seconds(&[Shard::ALL]), [0, 1].map(|rank| Shard::tensor_parallel(rank, 2, 2)));
     assert!((seconds(&ranks) / whole - 1.0).abs() < 1e-6);
     assert!((seconds(&ranks[..1]) / whole - 0.5).abs() < 1e-6);

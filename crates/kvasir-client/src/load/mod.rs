@@ -18,6 +18,7 @@ mod byte_ranges;
 mod clock;
 mod decode;
 mod decode_queue;
+mod device_promise;
 mod driver;
 mod error;
 mod fetch;

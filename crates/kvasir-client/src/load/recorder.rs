@@ -12,6 +12,7 @@ use super::{
 };
 use crate::{
     fetcher::{ChunkFetchState, Fetcher, PlannedChunk},
+    pages::DeviceTimes,
     rest::ReadReport,
 };
 
@@ -72,7 +73,18 @@ impl LoadRecorder {
                 self.device.refused_parts += 1;
                 self.device.first_reason.get_or_insert(reason);
             }
+            DecodedBy::CpuIsFaster(reason) => {
+                self.device.slow_parts += 1;
+                self.device.first_reason.get_or_insert(reason);
+            }
         }
+    }
+
+    /// A device was given units at once: where its time went.
+    pub(super) fn record_device_times(&mut self, times: DeviceTimes) {
+        self.device.times.waited += times.waited;
+        self.device.times.copies += times.copies;
+        self.device.times.kernels += times.kernels;
     }
 
     /// Time passed while something was being read or decoded, or neither.
@@ -164,7 +176,7 @@ mod tests {
             DecodeModel, EstimatorKind, FetchPlan, FetcherConfig, FetcherEvent, Fixed, RecomputeModel,
             RequestId, TextMode,
         },
-        pages::DeviceBytes,
+        pages::{DeviceBytes, DeviceTimes},
     };
 
     const MS: Duration = Duration::from_millis(1);
@@ -231,6 +243,11 @@ mod tests {
         }
         recorder.record_decode(MS, DecodedBy::Cpu);
         recorder.record_decode(MS, DecodedBy::CpuInstead("out of memory".into()));
+        recorder.record_decode(MS, DecodedBy::CpuIsFaster("it was slow".into()));
+        let times = DeviceTimes { waited: 3 * MS, copies: MS, kernels: 2 * MS };
+        for _ in 0..2 {
+            recorder.record_device_times(times);
+        }
         let mut progress = LoadProgress::new(vec![0..1, 0..1], 1, TokenRange { start: 0, end: 512 });
         progress.recompute(TokenRange { start: 256, end: 512 }, super::super::RecomputeCause::Failed);
         let report = recorder.report(&fetcher, progress, ReadReport::default(), 6 * MS);
@@ -241,10 +258,12 @@ mod tests {
         assert_eq!((report.chunks[0].fetched, report.chunks[0].requests), (Some(MS), 1));
         assert_eq!((report.failures.len(), report.elapsed), (1, 6 * MS));
         let LoadTimes { network, decode, recompute, wait } = report.times;
-        assert_eq!([network, decode, recompute, wait], [4, 4, 40, 4].map(|ms| ms * MS));
+        assert_eq!([network, decode, recompute, wait], [4, 5, 40, 4].map(|ms| ms * MS));
         let memory = DeviceBytes { scratch: 7, pinned: 2, profiles: 5 };
         let first_reason = Some("out of memory".into());
-        assert_eq!(report.device, DeviceUse { parts: 2, refused_parts: 1, first_reason, memory });
+        let times = DeviceTimes { waited: 6 * MS, copies: 2 * MS, kernels: 4 * MS };
+        let used = DeviceUse { parts: 2, refused_parts: 1, slow_parts: 1, first_reason, memory, times };
+        assert_eq!(report.device, used);
         let predict = |model: &RecomputeModel| model.predict(prefill);
         assert_ne!(
             predict(&report.recompute_model),

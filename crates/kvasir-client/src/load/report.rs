@@ -8,7 +8,7 @@ use kvasir_types::{Level, Loss, TokenRange};
 use super::{LoadFailure, timeline::timeline};
 use crate::{
     fetcher::{ByteRate, DecodeModel, RecomputeModel},
-    pages::DeviceBytes,
+    pages::{DeviceBytes, DeviceTimes},
     rest::ReadReport,
 };
 
@@ -56,11 +56,17 @@ pub struct DeviceUse {
     pub parts: u64,
     /// Parts that it did not decode, and the CPU did.
     pub refused_parts: u64,
+    /// Parts that the device would have been given, and the CPU decoded, because it was slow before: twice in a row, without
+    /// its waits, it took more than [four times](crate::limits::DEVICE_SLOW_FACTOR) as long as in earlier loads, and longer
+    /// than the CPU would as far as that is measured or assumed, and the load would have been late at that pace.
+    pub slow_parts: u64,
     /// Why it did not decode the first of these.
     pub first_reason: Option<String>,
     /// The most memory that it took while it decoded what this load gave it together; a load has two such
     /// decodes at a time at most. Of several devices, the most of any.
     pub memory: DeviceBytes,
+    /// Where its time went, summed over what it was given at once. Each is a part of [`LoadTimes::decode`].
+    pub times: DeviceTimes,
 }
 
 /// The report of a load: enough to draw its timeline and to plan the next one.

@@ -1,6 +1,6 @@
 //! Pages in the memory of a device that decodes chunks itself.
 
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use kvasir_codec::{LayerGroup, Profile, container::Head};
 use kvasir_types::Level;
@@ -32,6 +32,22 @@ pub struct DeviceDecode {
     pub outcomes: Vec<PartOutcome>,
     /// The memory that it took.
     pub memory: DeviceBytes,
+    /// Where its time went.
+    pub times: DeviceTimes,
+}
+
+/// Time of decodes on a device. Copies and kernels are by its own clock, go on beside each other, and are upper bounds: what
+/// others queue between one's own counts, too, and so do the gaps while the host has not queued the next one yet. Zeros where
+/// a device does not say.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DeviceTimes {
+    /// Before a decode began, by the host's clock: until others had made room for it, and its profile was brought there. No
+    /// device is called slow for that.
+    pub waited: Duration,
+    /// From the first copy of what a decode reads to the last.
+    pub copies: Duration,
+    /// From the first kernel, once its bytes were there, to the last.
+    pub kernels: Duration,
 }
 
 /// What became of a part.

@@ -12,7 +12,7 @@ use kvasir_types::{KvDtype, ModelSpec};
 
 use crate::Error;
 
-pub use device::{DeviceBytes, DeviceDecode, DeviceDecoder, DevicePart, PartOutcome};
+pub use device::{DeviceBytes, DeviceDecode, DeviceDecoder, DevicePart, DeviceTimes, PartOutcome};
 pub use host::HostPages;
 #[cfg(feature = "testing")]
 pub(crate) use host::widen;

@@ -38,6 +38,8 @@ pub(super) struct EmulatedDevice {
     launches: Mutex<Vec<Kernel>>,
     /// The launch that the driver refuses, counted from 0.
     fails_at: Mutex<Option<usize>>,
+    /// Copies towards it so far.
+    copies: AtomicUsize,
     /// Calls so far, and the one that is refused.
     calls: AtomicUsize,
     refused: Mutex<Option<usize>>,
@@ -62,10 +64,12 @@ pub(super) struct EmulatedMemory {
     bytes: usize,
 }
 
-/// The emulator runs a kernel when it is launched: every point of its queue is behind us.
+/// The emulator runs a kernel when it is launched: every point of its queues is behind us. A launch takes a millisecond, and so
+/// does a copy.
 #[derive(Debug)]
 pub(super) struct EmulatedEvent {
-    launches: usize,
+    /// Launches before it, or copies.
+    before: usize,
     waited: Arc<AtomicUsize>,
 }
 
@@ -75,8 +79,12 @@ impl DeviceEvent for EmulatedEvent {
     }
 
     fn wait(&self) -> Result<(), DeviceError> {
-        self.waited.fetch_max(self.launches, Ordering::Relaxed);
+        self.waited.fetch_max(self.before, Ordering::Relaxed);
         Ok(())
+    }
+
+    fn milliseconds_to(&self, later: &Self) -> Result<f32, DeviceError> {
+        Ok((later.before - self.before) as f32)
     }
 }
 
@@ -118,6 +126,11 @@ impl EmulatedDevice {
     /// Holds the next read: it says when it has begun, and waits for leave to end.
     pub(super) fn hold_read(&self, begun: Sender<()>, may_end: Receiver<()>) {
         *self.held_read.lock().expect("not poisoned") = Some((begun, may_end));
+    }
+
+    /// Copies towards it so far.
+    pub(super) fn copies(&self) -> usize {
+        self.copies.load(Ordering::Relaxed)
     }
 
     /// Calls so far.
@@ -223,6 +236,7 @@ impl Device for EmulatedDevice {
 
     fn upload(&self, label: &'static str, bytes: &[u8]) -> Result<EmulatedMemory, DeviceError> {
         self.call("copy to the device")?;
+        self.copies.fetch_add(1, Ordering::Relaxed);
         Ok(EmulatedMemory::new(label, bytes, &self.memories))
     }
 
@@ -268,8 +282,12 @@ impl Device for EmulatedDevice {
 
     fn record(&self) -> Result<EmulatedEvent, DeviceError> {
         self.call("record an event")?;
-        let launches = self.launched().len();
-        Ok(EmulatedEvent { launches, waited: Arc::clone(&self.waited) })
+        Ok(EmulatedEvent { before: self.launched().len(), waited: Arc::clone(&self.waited) })
+    }
+
+    fn record_copies(&self) -> Result<EmulatedEvent, DeviceError> {
+        self.call("record an event")?;
+        Ok(EmulatedEvent { before: self.copies(), waited: Arc::default() })
     }
 
     unsafe fn launch(

@@ -82,6 +82,7 @@ fn decode_and_compare(
     };
     // SAFETY: the cache is of the layout that its planes say.
     let mut pending = unsafe { decoder.submit(&[request], &cache.pages) }.expect("submits");
+    assert!(pending.groups.iter().all(|group| group.marks.is_none()), "nobody asks for its times");
     for layer in 0..setup.spec.layers.len() {
         pending.wait_layer(layer).expect("decodes");
     }

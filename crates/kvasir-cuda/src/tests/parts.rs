@@ -1,6 +1,6 @@
 //! Several requests at once: what becomes of one is nothing to the others.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use kvasir_client::pages::Shard;
 use kvasir_codec::{
@@ -117,9 +117,15 @@ fn a_request_that_fails_keeps_no_other_from_the_device() {
             unsafe { decoder.decode_into(&[request(n)], &alone.pages) }.expect("decodes");
         }
         let requests: Vec<_> = (0..objects.len()).map(request).collect();
+        let done = || [decoder.device().copies(), decoder.device().launched().len()];
+        let before = done();
         // SAFETY: as above.
         let decoded = unsafe { decoder.decode_each(&requests, &together.pages) };
-        let (outcomes, scratch_bytes) = decoded.expect("the device works");
+        let (outcomes, scratch_bytes, times) = decoded.expect("the device works");
+        let after = done();
+        // Each of them takes a millisecond.
+        let expected = [0, 1].map(|kind| Duration::from_millis((after[kind] - before[kind]) as u64));
+        assert!(times == expected && !times.contains(&Duration::ZERO), "profile {index}: {times:?}");
         let failed: Vec<usize> = (0..outcomes.len()).filter(|n| outcomes[*n].is_err()).collect();
         assert_eq!((&failed[..], scratch_bytes > 0), (&[1, 3, 4][..], true), "profile {index}: {outcomes:?}");
         for n in failed {
@@ -152,16 +158,23 @@ fn a_request_that_fails_keeps_no_other_from_the_device() {
 }
 
 #[tokio::test]
-async fn a_load_says_what_memory_it_took_of_the_device() {
+async fn a_load_says_what_memory_and_time_it_took_of_the_device() {
     let [first, second] = [&setups()[0], &setups()[1]];
     let pages = Pages::new(&first.spec, (Layout::Flash, 32, Dtype::Bf16), Shard::ALL, None);
     let mut taken = Vec::new();
     for setup in [first, second, first] {
         let (_server, kvasir, text) = stored(setup).await;
+        let before = pages.device.launched().len();
         let loaded = load(&kvasir, &text, vec![pages.table()], 1).await;
-        let memory = loaded.report().expect("it loaded").device.memory;
+        let used = &loaded.report().expect("it loaded").device;
+        let memory = used.memory;
         assert!(memory.scratch > 0 && memory.pinned == 0, "the emulator pins nothing: {memory:?}");
         taken.push(memory.profiles);
+        // Those of the other thread count where they are in between.
+        let launched = pages.device.launched().len() - before;
+        let least = Duration::from_millis(launched as u64);
+        assert!(launched > 0 && used.times.kernels >= least && used.times.copies >= least, "{used:?}");
+        assert!(!used.times.waited.is_zero(), "for a profile, or a slot: {used:?}");
     }
     // Both profiles stay.
     assert!(0 < taken[0] && taken[0] < taken[1] && taken[1] == taken[2], "{taken:?}");

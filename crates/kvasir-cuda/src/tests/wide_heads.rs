@@ -62,7 +62,7 @@ fn a_head_that_a_device_has_no_room_for_is_refused_before_anything_is_launched()
     let (wide, narrow): (Vec<_>, Vec<_>) = scopes.partition(|(scope, _)| is_wide(&decoder.cpu, *scope));
     // SAFETY: as above.
     let decoded = unsafe { decoder.decode_each(&[request(wide), request(narrow)], &cache.pages) };
-    let (outcomes, _) = decoded.expect("the device works");
+    let (outcomes, ..) = decoded.expect("the device works");
     assert!(matches!(outcomes[..], [Err(CudaError::SharedMemory { .. }), Ok(())]), "{outcomes:?}");
     let rank = Cache::new(&setup.spec, decoder.device(), how, 4..5, None);
     let request = ChunkRequest { blocks: &rank.table, ..request(all) };

@@ -116,6 +116,10 @@ impl Device for Timed {
         self.device.record()
     }
 
+    fn record_copies(&self) -> Result<CudaEvent, DeviceError> {
+        self.device.record_copies()
+    }
+
     fn pinned_bytes(&self) -> usize {
         self.device.pinned_bytes()
     }
