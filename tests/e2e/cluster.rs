@@ -336,6 +336,11 @@ async fn each_key_is_kept_by_its_replica_and_batches_are_divided() {
     for (key, bytes) in objects.iter().take(5) {
         assert_eq!(client.get_opaque(&namespace, key).await.expect("reads"), bytes.to_vec());
     }
+    let wanted: Vec<_> = (0u64..).zip(&keys).map(|(first, key)| (key.clone(), first..first + 9)).collect();
+    let parts = client.read_opaque_ranges(&namespace, &wanted).await.expect("reads");
+    let cut: Vec<&[u8]> =
+        expected.iter().enumerate().map(|(first, bytes)| &bytes[first..first + 9]).collect();
+    assert!(parts == cut, "each key has its own range");
     // A key that is not there, in the middle.
     let mut gap = keys.clone();
     gap.insert(25, "page-x".parse().expect("a key"));

@@ -1,5 +1,6 @@
 //! Objects by key, over HTTP and through the client's crate.
 
+use kvasir_api::{ErrorCode, PayloadRange, ReadObjectsRequest, WriteObjectsResponse, WrittenObject};
 use kvasir_client::rest::{Client, ClientConfig};
 use kvasir_tests::{
     s3::{Lacks, S3Server},
@@ -160,5 +161,110 @@ async fn several_objects_are_stored_at_once() {
     let other = [(key("cut"), "another value".into())];
     let written = client.write_opaque(&namespace, &other).await.expect("answers");
     assert!(written[0].created, "{written:?}");
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_batch_may_name_a_range_of_each_key() {
+    let directory = TempDir::new().expect("a directory");
+    let server = S3Server::start(Lacks::default()).await;
+    let service = Service::start(server.config("o"), directory.path()).await;
+    let url = format!("http://{}", service.address).parse().expect("a url");
+    let client = Client::new(url, ClientConfig::default()).expect("an address");
+    let namespace: Name = "team-a".parse().expect("a name");
+    let long = payload(3);
+    for (name, value) in [("long", long.clone()), ("short", b"short".to_vec()), ("empty", Vec::new())] {
+        client.put_opaque(&namespace, &key(name), value.into()).await.expect("stores");
+    }
+    let wanted = [
+        ("long", 1_048_570..1_048_586),
+        ("short", 0..u64::MAX),
+        ("long", 4_999_990..9_000_000),
+        ("short", 1..3),
+        ("short", 5..9),
+        ("empty", 0..1),
+        ("long", 6_000_000..7_000_000),
+        ("long", 0..5_000_000),
+        ("missing", 0..1),
+        ("short", 0..1),
+    ];
+    let wanted = wanted.map(|(name, range)| (key(name), range));
+    let found: [&[u8]; 8] =
+        [&long[1_048_570..1_048_586], b"short", &long[4_999_990..], b"ho", b"", b"", b"", &long];
+    let read = client.read_opaque_ranges(&namespace, &wanted).await.expect("reads");
+    assert!(read == found, "{:?}", read.iter().map(Vec::len).collect::<Vec<_>>());
+    let path = "/v1/namespaces/team-a/objects:read";
+    let body = r#"{"keys": ["empty", "short", "short", "short"],
+        "ranges": [null, {"first": 3, "bytes": 9}, {"first": 0, "bytes": 0}, null]}"#;
+    let answer = service.send(Method::POST, path, body).await;
+    assert_eq!(answer.status(), StatusCode::OK);
+    assert_eq!(answer.headers()["content-length"], "39");
+    let [none, two, five] = [0u64, 2, 5].map(u64::to_le_bytes);
+    let expected = [&none[..], &two, b"rt", &none, &five, b"short"].concat();
+    assert_eq!(answer.bytes().await.expect("bytes"), expected);
+    for wrong in [
+        r#"{"keys": ["short"], "ranges": [null, null]}"#,
+        r#"{"keys": ["short", "empty"], "ranges": [{"first": 0, "bytes": 1}]}"#,
+        r#"{"keys": ["short"], "ranges": [{"first": 0}]}"#,
+    ] {
+        expect_problem(service.send(Method::POST, path, wrong).await, "bad_request").await;
+    }
+    service.stop().await;
+}
+
+/// The last objects are opened when most of the others have been sent.
+#[tokio::test]
+async fn an_object_removed_meanwhile_is_not_read_even_where_no_byte_of_it_is_asked_for() {
+    /// Together more than sockets hold.
+    const LONG: usize = 12;
+    let directory = TempDir::new().expect("a directory");
+    let server = S3Server::start(Lacks::default()).await;
+    let one_at_a_time = |config: &mut kvasir_server::Config| config.storage.lookup_parallel = 1;
+    let service = Service::start_with(server.config("o"), directory.path(), one_at_a_time).await;
+    let url = format!("http://{}", service.address).parse().expect("a url");
+    let client = Client::new(url, ClientConfig::default()).expect("an address");
+    let namespace: Name = "n".parse().expect("a name");
+    for (name, value) in [("long", payload(3)), ("short", b"short".to_vec()), ("empty", Vec::new())] {
+        client.put_opaque(&namespace, &key(name), value.into()).await.expect("stores");
+    }
+    for (name, range) in [("empty", None), ("short", Some(PayloadRange { first: 0, bytes: 0 }))] {
+        let wanted = vec![(key("long"), None); LONG].into_iter().chain([(key(name), range)]);
+        let (keys, ranges) = wanted.unzip();
+        let request = serde_json::to_vec(&ReadObjectsRequest { keys, ranges }).expect("serialises");
+        let answer = service.send(Method::POST, "/v1/namespaces/n/objects:read", request).await;
+        assert_eq!(answer.status(), StatusCode::OK);
+        client.delete_opaque(&namespace, &key(name)).await.expect("removes");
+        assert!(answer.bytes().await.is_err(), "{name}");
+    }
+    service.stop().await;
+}
+
+#[tokio::test]
+async fn a_batch_that_may_only_create_refuses_keys_that_have_an_object() {
+    let directory = TempDir::new().expect("a directory");
+    let server = S3Server::start(Lacks::default()).await;
+    let service = Service::start(server.config("o"), directory.path()).await;
+    for (name, bytes) in [("same", "page"), ("other", "else")] {
+        let path = format!("/v1/namespaces/n/objects/{name}");
+        assert_eq!(service.send(Method::PUT, &path, bytes).await.status(), StatusCode::CREATED);
+    }
+    let head = br#"{"objects": [{"key": "same", "bytes": 4}, {"key": "other", "bytes": 4}, {"key": "new", "bytes": 4}]}"#;
+    let body = [&(head.len() as u32).to_le_bytes()[..], head, b"pagepagepage"].concat();
+    let write = async |condition: Option<&str>| {
+        let request = service.http.post(format!("http://{}/v1/namespaces/n/objects:write", service.address));
+        let request =
+            condition.into_iter().fold(request, |request, tag| request.header("if-none-match", tag));
+        request.body(body.clone()).send().await.expect("an answer")
+    };
+    let outcomes = async |condition: Option<&str>| {
+        let WriteObjectsResponse { objects } = write(condition).await.json().await.expect("outcomes");
+        let outcome = |object: WrittenObject| (object.created, object.problem.map(|problem| problem.code));
+        objects.into_iter().map(outcome).collect::<Vec<_>>()
+    };
+    let exists = || (false, Some(ErrorCode::ObjectExists));
+    expect_problem(write(Some("\"etag\"")).await, "bad_request").await;
+    assert_eq!(outcomes(Some("*")).await, [exists(), exists(), (true, None)]);
+    assert_eq!(outcomes(Some("*")).await, [exists(), exists(), exists()]);
+    assert_eq!(outcomes(None).await, [(false, None), exists(), (false, None)]);
     service.stop().await;
 }

@@ -52,7 +52,7 @@ pub use model::{
 };
 pub use object::{
     ExplainObjectsResponse, NewObject, ObjectInfo, ObjectsLookup, ObjectsRequest, ObjectsResponse,
-    StoredObject, WriteObjectsRequest, WriteObjectsResponse, WrittenObject,
+    PayloadRange, ReadObjectsRequest, StoredObject, WriteObjectsRequest, WriteObjectsResponse, WrittenObject,
 };
 pub use plan::{
     PLAN_BANDWIDTHS_MAX, PlanBytes, PlanGpu, PlanLevel, PlanLink, PlanModel, PlanNumber, PlanOptions,
@@ -73,7 +73,8 @@ pub const MEDIA_PROFILE: &str = "application/vnd.kvasir.profile";
 pub const MEDIA_TOKENS: &str = "application/vnd.kvasir.tokens";
 /// Media type of block hashes: 32 bytes each, one after the other.
 pub const MEDIA_BLOCKS: &str = "application/vnd.kvasir.blocks";
-/// Media type of several opaque objects: the length of each as u64 little endian, then its bytes; one after the other.
+/// Media type of several opaque objects: of each, how many of its bytes follow, as u64 little endian, then these; one
+/// after the other.
 pub const MEDIA_OBJECTS: &str = "application/vnd.kvasir.objects";
 /// Media type of several opaque objects to be stored: the length of a [`WriteObjectsRequest`] as u32 little
 /// endian, the request as JSON, then the objects' bytes, one after another.

@@ -53,7 +53,7 @@ pub struct WrittenObject {
     pub problem: Option<Problem>,
 }
 
-/// Requests the bytes of objects.
+/// Asks why objects are not found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ObjectsRequest {
@@ -63,8 +63,31 @@ pub struct ObjectsRequest {
 }
 
 impl ObjectsRequest {
-    /// Maximum number of keys in a request.
+    /// Maximum number of keys in a request, of every route that takes several.
     pub const KEYS_MAX: usize = 256;
+}
+
+/// Requests the bytes of objects.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReadObjectsRequest {
+    /// Their keys, in order of use: each one is needed only if all previous ones are stored.
+    #[schema(max_items = 256)]
+    pub keys: Vec<ObjectKey>,
+    /// What is read of each key's object, as many entries as keys; null: all of it. Absent: all of each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(max_items = 256)]
+    pub ranges: Vec<Option<PayloadRange>>,
+}
+
+/// Bytes of an object, as far as it has them: none of an object that ends before them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PayloadRange {
+    /// Offset of the first one.
+    pub first: u64,
+    /// Number of bytes.
+    pub bytes: u64,
 }
 
 /// Requests the sizes of stored objects.

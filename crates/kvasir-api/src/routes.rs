@@ -41,7 +41,7 @@ pub const OBJECTS_EXPLAIN: &str = "/v1/namespaces/{namespace}/objects:explain";
 /// `POST` objects, see [`MEDIA_NEW_OBJECTS`](crate::MEDIA_NEW_OBJECTS), returns
 /// [`WriteObjectsResponse`](crate::WriteObjectsResponse).
 pub const OBJECTS_WRITE: &str = "/v1/namespaces/{namespace}/objects:write";
-/// `POST` an [`ObjectsRequest`](crate::ObjectsRequest), returns the objects' bytes, see
+/// `POST` a [`ReadObjectsRequest`](crate::ReadObjectsRequest), returns the objects' bytes, see
 /// [`MEDIA_OBJECTS`](crate::MEDIA_OBJECTS).
 pub const OBJECTS_READ: &str = "/v1/namespaces/{namespace}/objects:read";
 /// `POST` a [`LookupRequest`](crate::LookupRequest).

@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::Range, sync::Arc, time::Duration};
 
 use common::{
     Fault, LAYERS, builder, connect, find,
@@ -13,14 +13,14 @@ use common::{
     tokens,
 };
 use kvasir_client::{
-    Deadline, Kvasir,
+    Deadline, Error, Kvasir,
     report::LoadReport,
     rest::{Client, ClientConfig},
     testing::Server,
     tuning::{Fixed, LoadOptions, Progressive, RecomputeModel},
 };
 use kvasir_codec::KvBuffer;
-use kvasir_types::{Level, Plane};
+use kvasir_types::{Level, ObjectKey, Plane};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
@@ -286,4 +286,27 @@ async fn a_replica_that_falls_silent_ends_a_read_of_objects() {
     let read = client.read_opaque(&namespace, &keys);
     assert!(tokio::time::timeout(Duration::from_secs(60), read).await.expect("it ends").is_err());
     silent.abort();
+}
+
+#[tokio::test]
+async fn more_of_an_object_than_was_asked_for_is_refused() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap()).parse().unwrap();
+    let server = tokio::spawn(async move {
+        let mut kept = Vec::new();
+        while let Ok((mut stream, _)) = listener.accept().await {
+            stream.read_buf(&mut Vec::with_capacity(1 << 16)).await.unwrap();
+            let head = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 13\r\n\r\n";
+            let answer = [&head[..], &5u64.to_le_bytes(), b"bytes"].concat();
+            stream.write_all(&answer).await.unwrap();
+            kept.push(stream);
+        }
+    });
+    let client = Client::new(url, ClientConfig::default()).unwrap();
+    let (namespace, key) = ("n".parse().unwrap(), "a".parse().unwrap());
+    let wanted = |range: Range<u64>| [(ObjectKey::clone(&key), range)];
+    assert_eq!(client.read_opaque_ranges(&namespace, &wanted(3..8)).await.unwrap(), [b"bytes"]);
+    let refused = client.read_opaque_ranges(&namespace, &wanted(3..7)).await;
+    assert!(matches!(refused, Err(Error::Protocol { .. })), "{refused:?}");
+    server.abort();
 }

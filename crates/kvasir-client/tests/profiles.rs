@@ -8,10 +8,15 @@ use std::{sync::Arc, time::Duration};
 use common::{Fault, Server, find, kv, load, range, save, save_kv, spec, start, tokens, warnings::Warnings};
 use kvasir_client::{
     Builder, Deadline, Error, Kvasir, QualityFloor, Session,
+    limits::PROFILE_ELEMENT_MACS_MAX,
     report::{ChunkOutcome, SaveOutcome, SaveRefusal},
     tuning::{LoadOptions, RecomputeModel},
 };
-use kvasir_codec::{KvBuffer, Profile, STARTER_RECIPE, starter};
+use kvasir_codec::{
+    KvBuffer, Profile, STARTER_RECIPE,
+    authoring::{Basis, CoefficientCoding, PackedRows},
+    starter,
+};
 use kvasir_train::{BasisRecipe, Recipe, TrainingContext, train, train_transparent};
 use kvasir_types::{Level, LevelError, Loss, Plane, Quality};
 
@@ -453,4 +458,32 @@ async fn a_profile_is_kept_until_a_newer_one_is_in_force() {
     five_minutes_later().await;
     save(&kvasir, &tokens(600, 13)).await;
     assert_eq!((kvasir.profile().unwrap().hash(), profiles(&kvasir).await), (made, 1));
+}
+
+/// Whoever may publish a profile decides what others encode with, but not how much it takes them.
+#[tokio::test]
+async fn a_profile_that_takes_too_much_is_neither_encoded_nor_decoded_with() {
+    let server = start().await;
+    let text = tokens(600, 7);
+    let mut parts = starter(&spec(), &text, 0, &kv(&text)).unwrap().parts();
+    parts.training.recipe = "basis".to_owned();
+    for scope in &mut parts.scopes {
+        let (rank, elements) = (PROFILE_ELEMENT_MACS_MAX + 1, scope.elements());
+        let packed = PackedRows::quantise(&vec![1.0; rank * elements], elements, &vec![1; rank]);
+        scope.basis =
+            Basis::Trained { synthesis: packed.rows(elements), analysis: None, packed: Some(packed) };
+        scope.coding = vec![CoefficientCoding::ABSENT; rank];
+    }
+    let costly = Profile::assemble(parts).unwrap();
+    let kvasir = builder(&server).connect().await.unwrap();
+    kvasir.rest().put_profile(&kvasir.model_id(), costly.to_bytes()).await.unwrap();
+    let warnings = Warnings::collect();
+    kvasir.preload_profiles().await.unwrap();
+    assert_eq!(warnings.with("multiply-adds"), 1);
+    save(&kvasir, &text).await;
+    assert_eq!(kvasir.profile().unwrap().training().recipe, STARTER_RECIPE);
+    assert_eq!(find(&kvasir, &text).await.matched_tokens(), 600);
+    five_minutes_later().await;
+    save(&kvasir, &tokens(600, 8)).await;
+    assert_eq!(server.profile_reads(), 1, "what a hash names does not change");
 }

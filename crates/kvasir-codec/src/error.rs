@@ -53,6 +53,16 @@ pub enum ProfileError {
         /// The model at hand.
         model: ModelId,
     },
+    /// It takes more than its user allows to a profile that somebody else made.
+    #[error(
+        "the profile takes more than {most} {what}, the most that one made by others may take: train a smaller one"
+    )]
+    TooMuch {
+        /// What it takes.
+        what: &'static str,
+        /// Most of it.
+        most: u64,
+    },
     /// The model spec itself is impossible.
     #[error(transparent)]
     Spec(#[from] SpecError),

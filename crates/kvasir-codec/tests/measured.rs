@@ -13,6 +13,7 @@ use kvasir_codec::{
 };
 use kvasir_train::{BasisRecipe, Recipe, train, train_transparent};
 use kvasir_types::{KvDtype, KvLayout, Level, LevelError, ModelSpec, Plane, Quality};
+use proptest::prelude::*;
 
 const TOKENS: usize = 600;
 
@@ -135,6 +136,92 @@ fn a_starter_is_transparent_where_rows_repeat() {
     // The other spans are coded as ever, and what is said of them is what a decoder finds.
     assert_ne!(decoded.rows(layer, Plane::V, 1), kv.rows(layer, Plane::V, 1));
     assert_ne!(decoded.rows(layer, Plane::K, 1), kv.rows(layer, Plane::K, 1));
+}
+
+/// What caches of models are like and [`cache`] is not.
+#[derive(Debug, Clone, Copy)]
+enum CacheKind {
+    /// All zeros: a layer that adds nothing.
+    Zeros,
+    /// One element of each head that is the same for all tokens.
+    ConstantChannel,
+    /// A first token 100 times as large as the others.
+    Sink,
+    /// Means of 50 standard deviations, as the biases of Qwen2's keys.
+    Biases,
+}
+
+/// A cache of a kind, in the model's type. What is special about rows is so without their positions.
+fn cache_of(kind: CacheKind, spec: &ModelSpec, tokens: &[u32], seed: u64) -> KvBuffer {
+    /// About that of an element of [`cache`].
+    const DEVIATION: f32 = 4.5;
+    let mut kv = cache(spec, tokens, seed);
+    for (layer, of) in spec.layers.iter().enumerate() {
+        for plane in Plane::ALL {
+            let turned = if matches!(of.layout, KvLayout::Mla { .. }) { Plane::V } else { Plane::K };
+            let rope = of.rope.filter(|_| plane == turned).map(|rope| &spec.ropes[usize::from(rope)]);
+            let rotation = rope.map(|rope| Rotation::new(rope, 0, tokens.len()));
+            let (heads, dim) = of.layout.planes()[plane as usize];
+            for head in 0..heads {
+                let rows = kv.rows_mut(layer, plane, head).chunks_exact_mut(dim).enumerate();
+                rows.for_each(|(token, row)| {
+                    if let Some(rotation) = &rotation {
+                        rotation.unrotate(token, row);
+                    }
+                    match kind {
+                        CacheKind::Zeros => row.fill(0.0),
+                        CacheKind::ConstantChannel => row[3] = 2.5,
+                        CacheKind::Sink if token == 0 => row.iter_mut().for_each(|x| *x *= 100.0),
+                        CacheKind::Sink => {}
+                        CacheKind::Biases => row.iter_mut().enumerate().for_each(|(element, x)| {
+                            *x += DEVIATION * [50.0, 0.0, -20.0][element % 3];
+                        }),
+                    }
+                    if let Some(rotation) = &rotation {
+                        rotation.rotate(token, row);
+                    }
+                });
+            }
+        }
+    }
+    round_to(spec.kv_dtype, &mut kv);
+    kv
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// From the first request on, whose cache the profile is made of, and for the next one.
+    #[test]
+    fn a_starter_is_transparent_whatever_the_cache_is_like(
+        kind in prop::sample::select(vec![CacheKind::Zeros, CacheKind::ConstantChannel, CacheKind::Sink, CacheKind::Biases]),
+        dtype in prop::sample::select(vec![KvDtype::Bf16, KvDtype::F16]),
+        counts in (200usize..600, 1usize..600), seed in any::<u64>(),
+    ) {
+        let spec = mixed_spec(dtype);
+        let request = |count, seed| {
+            let text = Noise::new(seed).tokens(count);
+            let kv = cache_of(kind, &spec, &text, seed);
+            (text, kv)
+        };
+        let requests = [request(counts.0, seed), request(counts.1, seed ^ 1)];
+        let (text, kv) = &requests[0];
+        let profile = starter(&spec, text, 0, kv).unwrap();
+        let finest = profile.lossy_levels() - 1;
+        let setup = Setup::of(spec.clone(), profile.clone());
+        for (text, kv) in &requests {
+            let object = setup.encode(text, 0, kv);
+            let said = Head::parse(&object).unwrap().measured().unwrap().error(Level(finest as u8));
+            prop_assert!(said <= Quality::Transparent.error_max(), "{said:?}");
+            let mut decoded = setup.decode(&object, finest).unwrap();
+            round_to(dtype, &mut decoded);
+            let worst = errors(&spec, &profile, kv, &decoded).into_iter().fold(0.0, f64::max);
+            prop_assert!(worst <= 1.01, "{worst}");
+            if matches!(kind, CacheKind::Zeros) {
+                prop_assert!(decoded.as_slice().iter().all(|x| *x == 0.0));
+            }
+        }
+    }
 }
 
 #[test]

@@ -21,15 +21,10 @@ use kvasir_codec::{
 /// the predictions, or it could not express them.
 const PREDICTION_WEIGHT: f32 = 0.1;
 
-/// Fits means, scales, predictors and bases of all scopes.
-pub(super) fn draft(
-    corpus: &Corpus<'_>,
-    recipe: &BasisRecipe,
-    progress: &mut dyn FnMut(&str, f32),
-) -> Result<Draft, TrainError> {
-    let layers = recipe.scope_layers.unwrap_or(corpus.spec.layers.len());
+/// Checks a recipe, before it is used to divide the contexts.
+pub(super) fn check(recipe: &BasisRecipe) -> Result<(), TrainError> {
     let impossible = |field, why: &str| Err(TrainError::Recipe { field, why: why.to_owned() });
-    if layers == 0 {
+    if recipe.scope_layers == Some(0) {
         return impossible("scope_layers", "a scope has at least one layer");
     }
     if recipe.rank_max == Some(0) {
@@ -47,10 +42,18 @@ pub(super) fn draft(
     if recipe.exact_tokens.is_some_and(|count| count > EXACT_TOKENS_MAX) {
         return impossible("exact_tokens", "at most 16 tokens are stored exactly");
     }
+    Ok(())
+}
+
+/// Fits means, scales, predictors and bases of all scopes.
+pub(super) fn draft(
+    corpus: &Corpus<'_>,
+    recipe: &BasisRecipe,
+    progress: &mut dyn FnMut(&str, f32),
+) -> Result<Draft, TrainError> {
+    let layers = recipe.scope_layers.unwrap_or(corpus.spec.layers.len());
     let mut drafts = Vec::new();
     let scopes = scopes(corpus.spec, layers, recipe.joint, recipe.unrope);
-    // Before the first scope is fitted, which may take long.
-    scopes.iter().try_for_each(|scope| corpus.check_finite(scope))?;
     let count = scopes.len();
     for (index, scope) in scopes.into_iter().enumerate() {
         let mut tell = |what: &str, share: f32| {

@@ -1,13 +1,13 @@
 //! Training data as a stream of spans: un-roped, normalised, without attention sinks and without spans that
-//! hold non-finite values. Every pass reads the contexts again, so memory does not grow with their number.
+//! hold values that are not finite. Every pass reads the contexts again, so memory does not grow with their
+//! number.
 
 use std::ops::Range;
 
 use kvasir_types::{ModelSpec, Plane, SPAN_TOKENS};
 use rayon::prelude::*;
 
-use super::TrainingContext;
-use crate::TrainError;
+use super::{TrainError, TrainingContext, non_finite::NonFinite};
 use kvasir_codec::authoring::{Elements, Rotations, Scope};
 
 /// Spans in flight at a time.
@@ -46,7 +46,8 @@ pub(super) struct Corpus<'a> {
 }
 
 impl<'a> Corpus<'a> {
-    /// Checks and divides contexts. Whole contexts are held out if there are enough of them, else their ends.
+    /// Checks and divides contexts. Whole contexts are held out if there are enough of them, else their ends. Spans
+    /// of which a value is not finite, exact tokens aside, are in neither part.
     pub(super) fn new(
         spec: &'a ModelSpec,
         contexts: &'a [TrainingContext],
@@ -69,37 +70,22 @@ impl<'a> Corpus<'a> {
             exact_tokens,
             weights: weights.to_vec(),
         };
+        let left_out = non_finite(spec, contexts, exact_tokens);
         for (index, context) in contexts.iter().enumerate() {
             for segment in segments(index, context.tokens.len()) {
-                corpus.place(segment, contexts.len());
+                let is_finite = |tokens| NonFinite::find(spec, index, &context.kv, tokens).is_none();
+                if left_out.is_none() || is_finite(&corpus.coded(&segment)) {
+                    corpus.place(segment, contexts.len());
+                }
             }
         }
-        let found = corpus.fit_tokens().min(corpus.held_out_tokens() * (HELD_OUT_SHARE - 1));
-        check_count(if elements == 0 { 0 } else { found })?;
+        let coded = |part: &[Segment]| part.iter().map(|segment| corpus.coded(segment).len()).sum::<usize>();
+        let found = coded(&corpus.fit).min(coded(&corpus.held_out) * (HELD_OUT_SHARE - 1));
+        let found = if elements == 0 { 0 } else { found };
+        if found < TOKENS_MIN {
+            return Err(TrainError::TooFewTokens { needed: TOKENS_MIN, found, left_out });
+        }
         Ok(corpus)
-    }
-
-    /// Checks that [`stream`](Self::stream) leaves enough tokens of a scope in both parts.
-    pub(super) fn check_finite(&self, scope: &Scope) -> Result<(), TrainError> {
-        let (elements, mut raw) = (Elements::new(self.spec, scope), Vec::new());
-        // Few tokens are enough, so little of a healthy corpus is read.
-        let mut count = |segments: &[Segment], enough: usize| {
-            let mut found = 0;
-            for segment in segments {
-                if found >= enough {
-                    break;
-                }
-                let range = self.coded(segment);
-                let kv = &self.contexts[segment.context].kv;
-                if !range.is_empty() && elements.read(kv, &range, &mut raw) {
-                    found += range.len();
-                }
-            }
-            found
-        };
-        let fit = count(&self.fit, TOKENS_MIN);
-        let held_out = count(&self.held_out, TOKENS_MIN.div_ceil(HELD_OUT_SHARE - 1));
-        check_count(fit.min(held_out * (HELD_OUT_SHARE - 1)))
     }
 
     fn place(&mut self, segment: Segment, contexts: usize) {
@@ -144,21 +130,18 @@ impl<'a> Corpus<'a> {
 
     /// The tokens of a segment that are not stored exactly.
     fn coded(&self, segment: &Segment) -> Range<usize> {
-        let first_position = self.contexts[segment.context].first_position;
-        // A context that begins later has fewer exact tokens, or none.
-        let exact_tokens = (self.exact_tokens as u64).saturating_sub(first_position) as usize;
-        let start = segment.tokens.start.max(exact_tokens);
-        start..segment.tokens.end.max(start)
+        coded(&self.contexts[segment.context], segment, self.exact_tokens)
     }
 
-    /// `None` if the segment has a non-finite value, or only exact tokens.
+    /// `None` if the segment has only exact tokens.
     fn block(&self, scope: &Scope, elements: &Elements, segment: &Segment) -> Option<Block> {
         let (context, range) = (&self.contexts[segment.context], self.coded(segment));
         let tokens = range.len();
-        let mut raw = Vec::new();
-        if tokens == 0 || !elements.read(&context.kv, &range, &mut raw) {
+        if tokens == 0 {
             return None;
         }
+        let mut raw = Vec::new();
+        elements.read(&context.kv, &range, &mut raw);
         let mut out = vec![0.0; raw.len()];
         let rotations = Rotations::new(&self.spec.ropes, context.first_position, &range);
         elements.normalise(&scope.mean, &rotations, tokens, &mut raw, &mut out);
@@ -171,9 +154,30 @@ impl<'a> Corpus<'a> {
     }
 }
 
-/// Checks that tokens are enough for statistics.
-fn check_count(found: usize) -> Result<(), TrainError> {
-    if found < TOKENS_MIN { Err(TrainError::TooFewTokens { needed: TOKENS_MIN, found }) } else { Ok(()) }
+fn coded(context: &TrainingContext, segment: &Segment, exact_tokens: usize) -> Range<usize> {
+    // A context that begins later has fewer exact tokens, or none.
+    let exact_tokens = (exact_tokens as u64).saturating_sub(context.first_position) as usize;
+    let start = segment.tokens.start.max(exact_tokens);
+    start..segment.tokens.end.max(start)
+}
+
+/// What training on these contexts leaves out, given the number of the profile's exact tokens, which may have any values;
+/// `None` if all others are finite.
+pub fn non_finite(spec: &ModelSpec, contexts: &[TrainingContext], exact_tokens: usize) -> Option<NonFinite> {
+    let mut left_out: Option<NonFinite> = None;
+    for (index, context) in contexts.iter().enumerate() {
+        // Nearly always so, and seen in one pass.
+        if context.kv.as_slice().iter().all(|x| x.is_finite()) {
+            continue;
+        }
+        for segment in segments(index, context.tokens.len()) {
+            let coded = coded(context, &segment, exact_tokens);
+            if let Some(found) = NonFinite::find(spec, index, &context.kv, &coded) {
+                left_out.get_or_insert(found).tokens += segment.tokens.len();
+            }
+        }
+    }
+    left_out
 }
 
 /// Cuts a context at span boundaries; short contexts into shorter pieces, so that some can be held out.

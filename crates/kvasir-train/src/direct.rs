@@ -3,7 +3,7 @@
 use kvasir_types::Plane;
 
 use super::{
-    BasisRecipe, TrainError,
+    BasisRecipe,
     data::Corpus,
     draft::{Draft, ScopeDraft},
     moments::set_mean_and_scale,
@@ -32,9 +32,8 @@ pub(super) fn draft(
     token_factors: Option<[usize; 2]>,
     level_count: usize,
     tables: usize,
-) -> Result<Draft, TrainError> {
+) -> Draft {
     let scopes = scopes(corpus.spec, SCOPE_LAYERS, false, true);
-    scopes.iter().try_for_each(|scope| corpus.check_finite(scope))?;
     let fit = |mut scope: Scope| {
         set_mean_and_scale(corpus, &mut scope);
         let tokens = token_factors.map(|token_factors| {
@@ -44,7 +43,7 @@ pub(super) fn draft(
         ScopeDraft { scope, tokens }
     };
     let scopes = scopes.into_iter().map(fit).collect();
-    Ok(Draft { scopes, level_count, tables, entry_levels: true, centroids: true })
+    Draft { scopes, level_count, tables, entry_levels: true, centroids: true }
 }
 
 /// The CacheGen paper: anchors and deltas of the unmodified cache, one bin per third of the layers and plane.
@@ -52,14 +51,13 @@ pub(super) fn draft(
 /// The paper does not say what its bins are multiples of. Here they are multiples of a (layer, plane)'s
 /// standard deviation of deltas at the level below the finest, so that both a finer and a coarser level exist
 /// at 3:1.
-pub(super) fn cachegen_draft(corpus: &Corpus<'_>, level_count: usize) -> Result<Draft, TrainError> {
+pub(super) fn cachegen_draft(corpus: &Corpus<'_>, level_count: usize) -> Draft {
     let layers = corpus.spec.layers.len();
     let mut drafts = Vec::new();
     for (third, bin) in BINS.into_iter().enumerate() {
         for plane in Plane::ALL {
             let range = third * layers / 3..(third + 1) * layers / 3;
             let Some(mut scope) = scope_of(corpus.spec, range, &[plane], false) else { continue };
-            corpus.check_finite(&scope)?;
             let (deltas, largest) = delta_spread(corpus, &scope);
             let mut ratio = ANCHOR_RATIO_MAX as f32;
             for ((member, delta), largest) in scope.members.iter_mut().zip(deltas).zip(largest) {
@@ -74,7 +72,7 @@ pub(super) fn cachegen_draft(corpus: &Corpus<'_>, level_count: usize) -> Result<
         }
     }
     let tables = STAGE_TABLES_MAX;
-    Ok(Draft { scopes: drafts, level_count, tables, entry_levels: true, centroids: true })
+    Draft { scopes: drafts, level_count, tables, entry_levels: true, centroids: true }
 }
 
 /// By member: the standard deviation of deltas to the group's first token over its (layer, plane), and its

@@ -3,17 +3,24 @@
 use kvasir_codec::{DecodeError, EncodeError, ProfileError};
 use kvasir_types::SpecError;
 
+use super::NonFinite;
+
 /// Training that cannot succeed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TrainError {
     /// Too little KV.
-    #[error("training needs at least {needed} tokens with finite KV, {found} were given: add contexts")]
+    #[error(
+        "training needs at least {needed} tokens with finite KV, {found} were given: add contexts{}",
+        left_out.map_or_else(String::new, |left_out| format!(" ({left_out})"))
+    )]
     TooFewTokens {
         /// Tokens needed.
         needed: usize,
         /// Usable tokens given.
         found: usize,
+        /// Those whose values are not finite.
+        left_out: Option<NonFinite>,
     },
     /// A context's KV and tokens differ in length, or its shape is not the spec's.
     #[error("context {context} has {tokens} tokens but KV of {kv_tokens}: both must be of the same text")]

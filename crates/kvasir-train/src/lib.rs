@@ -13,6 +13,7 @@ mod error;
 mod linear;
 mod lossless_level;
 mod moments;
+mod non_finite;
 mod pack;
 mod rates;
 mod search;
@@ -29,7 +30,9 @@ mod weights;
 use kvasir_types::{ModelSpec, Plane};
 
 pub use self::{
+    data::non_finite,
     error::TrainError,
+    non_finite::NonFinite,
     pack::pack,
     search::{Trial, search},
     study::Study,
@@ -221,6 +224,9 @@ impl<'a> Session<'a> {
         sensitivity: Sensitivity,
         progress: &mut dyn FnMut(&str, f32),
     ) -> Result<Self, TrainError> {
+        if let Recipe::Basis(recipe) = recipe {
+            basis::check(recipe)?;
+        }
         progress("checking the contexts", 0.0);
         let exact_tokens = match recipe {
             Recipe::Basis(BasisRecipe { exact_tokens: Some(count), .. }) => *count,
@@ -230,12 +236,12 @@ impl<'a> Session<'a> {
         };
         let corpus = Corpus::new(spec, contexts, exact_tokens, sensitivity.relative())?;
         let draft = match recipe {
-            Recipe::Direct => direct::draft(&corpus, None, DIRECT_LEVELS, STAGE_TABLES_MAX)?,
+            Recipe::Direct => direct::draft(&corpus, None, DIRECT_LEVELS, STAGE_TABLES_MAX),
             Recipe::Exact | Recipe::DirectExact => {
                 let tables = STAGE_TABLES_MAX - lossless_level::LOSSLESS_TABLES;
-                direct::draft(&corpus, Some(lossless_level::TOKEN_FACTORS), DIRECT_LEVELS, tables)?
+                direct::draft(&corpus, Some(lossless_level::TOKEN_FACTORS), DIRECT_LEVELS, tables)
             }
-            Recipe::CacheGen => direct::cachegen_draft(&corpus, DIRECT_LEVELS)?,
+            Recipe::CacheGen => direct::cachegen_draft(&corpus, DIRECT_LEVELS),
             Recipe::Basis(recipe) => basis::draft(&corpus, recipe, progress)?,
         };
         Ok(Self { spec, corpus, draft, recipe, exact_tokens, sensitivity })

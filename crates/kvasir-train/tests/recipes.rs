@@ -4,11 +4,11 @@
 mod common;
 
 use common::{Noise, Setup, cache, contexts, mixed_spec, round_to, typed};
-use kvasir_codec::{Profile, container::Head};
+use kvasir_codec::{KvBuffer, Profile, container::Head};
 use kvasir_train::{
-    BasisRecipe, FINEST_NMSE, Recipe, TrainError, TrainingContext, pack, train, train_transparent,
+    BasisRecipe, FINEST_NMSE, Recipe, TrainError, TrainingContext, non_finite, pack, train, train_transparent,
 };
-use kvasir_types::{KvDtype, Level, ModelSpec, Quality};
+use kvasir_types::{KvDtype, Level, ModelSpec, Plane, Quality};
 
 /// Texts of a vocabulary whose tables alone are larger than what a profile of a tenth of a small model may have.
 fn wordy(spec: &ModelSpec) -> Vec<TrainingContext> {
@@ -129,5 +129,80 @@ fn every_recipe_that_chooses_steps_can_be_transparent() {
     for recipe in [Recipe::Exact, Recipe::CacheGen] {
         let other = train(&spec, &data, &recipe, FINEST_NMSE, &mut |_, _| ()).expect("trains");
         assert_eq!(train_as(&recipe).hash(), other.hash(), "{}", recipe.name());
+    }
+}
+
+#[test]
+fn spans_that_are_not_finite_are_left_out_and_counted() {
+    let spec = mixed_spec(KvDtype::Bf16);
+    let mut data = contexts(&spec, 6, 400);
+    let trained = |data: &[TrainingContext]| {
+        let profile = train(&spec, data, &Recipe::default(), FINEST_NMSE, &mut |_, _| ()).expect("trains");
+        let note = profile.training();
+        (note.tokens, note.held_out_tokens, finest(&profile))
+    };
+    assert_eq!(non_finite(&spec, &data, 0), None);
+    let (tokens, held_out, _) = trained(&data);
+    // Pieces of 80 tokens: the fourth of a context that is fitted, and the last of the one that is not.
+    data[1].kv.rows_mut(3, Plane::K, 0)[12 * 300] = f32::NAN;
+    data[4].kv.rows_mut(0, Plane::V, 1)[8 * 399 + 7] = f32::NEG_INFINITY;
+    let left_out = non_finite(&spec, &data, 0).expect("two").to_string();
+    let (count, place) = ("160 tokens are left out", "layer 3, K, token 300 of context 1");
+    assert!(left_out.starts_with(count) && left_out.contains(place), "{left_out}");
+    let (found, found_held_out, error) = trained(&data);
+    assert_eq!((tokens - found, held_out - found_held_out), (80, 80));
+    assert!(error < 1e-3, "{error}");
+}
+
+/// Attention sinks may be larger than what f16 holds.
+#[test]
+fn exact_tokens_may_have_any_values() {
+    let spec = mixed_spec(KvDtype::F16);
+    let mut data = contexts(&spec, 6, 400);
+    let trained = |data: &[TrainingContext], exact_tokens: usize| -> Result<_, TrainError> {
+        let recipe = BasisRecipe { exact_tokens: Some(exact_tokens), ..BasisRecipe::default() };
+        let profile = train(&spec, data, &Recipe::Basis(recipe), FINEST_NMSE, &mut |_, _| ())?;
+        Ok((profile.training().tokens, profile.training().held_out_tokens))
+    };
+    let all = trained(&data, 4).expect("trains");
+    // One that is fitted, and the one that is not.
+    for context in [1, 4] {
+        data[context].kv.rows_mut(0, Plane::K, 0)[..8 * 4].fill(f32::INFINITY);
+    }
+    assert_eq!((non_finite(&spec, &data, 4), trained(&data, 4)), (None, Ok(all)));
+    assert!(non_finite(&spec, &data, 3).is_some());
+    let refused = trained(&data, 400).expect_err("too many");
+    assert!(matches!(refused, TrainError::Recipe { field: "exact_tokens", .. }), "{refused}");
+}
+
+/// A layer that is all zeros beside others that are not: its variance is none.
+#[test]
+fn a_layer_of_zeros_trains_and_comes_back() {
+    let spec = mixed_spec(KvDtype::F16);
+    let without = |kv: &mut KvBuffer| {
+        round_to(spec.kv_dtype, kv);
+        for (plane, head) in Plane::ALL.into_iter().flat_map(|plane| [(plane, 0), (plane, 1)]) {
+            kv.rows_mut(0, plane, head).fill(0.0);
+        }
+    };
+    let mut data = contexts(&spec, 6, 400);
+    data.iter_mut().for_each(|context| without(&mut context.kv));
+    let text = Noise::new(77).tokens(300);
+    let mut kv = cache(&spec, &text, 2);
+    without(&mut kv);
+    for recipe in [Recipe::Direct, Recipe::default()] {
+        let profile = train_transparent(&spec, &data, &recipe, &mut |_, _| ()).expect("trains");
+        let setup = Setup::of(spec.clone(), profile);
+        let object = setup.encode(&text, 0, &kv);
+        let finest = setup.profile.lossy_levels() - 1;
+        let error =
+            Head::parse(&object).expect("valid").measured().expect("measured").error(Level(finest as u8));
+        assert!(error <= Quality::Transparent.error_max(), "{}: {error:?}", recipe.name());
+        for level in 0..=finest {
+            let decoded = setup.decode(&object, level).expect("decodes");
+            let zeros = Plane::ALL.into_iter().flat_map(|plane| decoded.rows(0, plane, 1));
+            let largest = zeros.fold(0f32, |largest, x| largest.max(x.abs()));
+            assert!(largest < 1e-20, "{}, level {level}: {largest}", recipe.name());
+        }
     }
 }

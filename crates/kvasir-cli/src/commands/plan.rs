@@ -208,6 +208,18 @@ fn link_rows(request: &Request, link: &LinkPlan) -> Vec<Vec<String>> {
     rows
 }
 
+/// A line about the levels, the first `levels` ways, that take longer over a link than recomputing; empty if none does.
+fn slower_than_recomputing(levels: usize, link: &LinkPlan) -> String {
+    let Some((recompute, ways)) = link.ways.split_last() else { return String::new() };
+    let slower = ways.iter().take(levels).filter(|way| way.seconds > recompute.seconds);
+    let slower: Vec<_> = slower.map(|way| way.name.as_str()).collect();
+    match slower.len() {
+        0 => String::new(),
+        all if all == levels => "\nrecomputing is faster than every level".to_owned(),
+        _ => format!("\nrecomputing is faster than {}", slower.join(", ")),
+    }
+}
+
 /// What limits the plan's validity for the given machines or context.
 fn warnings(plan: &Plan) -> String {
     let Request { model, deployment: d, tokens, .. } = &plan.request;
@@ -254,7 +266,9 @@ fn text(answer: &Answer) -> String {
     let size = |kv: &kvasir_model::plan::KvBytes| {
         format!("{} fp16, {} fp8, {} int4", bytes(kv.fp16), bytes(kv.fp8), bytes(kv.int4))
     };
-    let rows: Vec<_> = plan.links.iter().map(|link| columns(&link_rows(r, link))).collect();
+    let link =
+        |link: &LinkPlan| columns(&link_rows(r, link)) + &slower_than_recomputing(r.levels.len(), link);
+    let rows: Vec<_> = plan.links.iter().map(link).collect();
     let reuses = plan.break_even_reuses.map_or_else(
         || "never: loading costs as much as recomputing".to_owned(),
         |n| format!("above {n:.4} reuses per month"),
@@ -290,4 +304,25 @@ fn text(answer: &Answer) -> String {
         d.round_trip.value,
         d.round_trip.source.as_str(),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use kvasir_model::plan::Way;
+
+    use super::*;
+
+    #[test]
+    fn it_says_what_recomputing_is_faster_than() {
+        let way =
+            |(name, seconds): (&str, f64)| Way { name: name.to_owned(), bytes: 0, seconds, within_slo: None };
+        let said = |recompute: f64| {
+            let ways = [("level 0", 0.2), ("level 1", 0.5), ("level 2", 0.9), ("fp16", 0.1)];
+            let ways = ways.into_iter().chain([("recompute", recompute)]).map(way).collect();
+            slower_than_recomputing(3, &LinkPlan { bandwidth: Rate::assumed(1e9), ways, fits: None })
+        };
+        assert_eq!((said(1.0), said(0.9)), (String::new(), String::new()));
+        assert_eq!(said(0.4).trim_start(), "recomputing is faster than level 1, level 2");
+        assert_eq!(said(0.15).trim_start(), "recomputing is faster than every level");
+    }
 }

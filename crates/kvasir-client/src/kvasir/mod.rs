@@ -236,13 +236,14 @@ fn salted(namespace: &Name, salt: &[u8]) -> Result<Name, Error> {
 
 #[cfg(all(test, feature = "testing"))]
 mod tests {
+    use kvasir_api::ProfileInfo;
+    use kvasir_codec::ProfileError;
     use kvasir_types::{KvDtype, KvLayout, LayerKv, Reuse};
 
     use super::*;
     use crate::testing::Server;
 
-    #[tokio::test]
-    async fn sessions_that_begin_together_share_the_profiles_of_their_adapter() {
+    async fn connected(server: &Server) -> Kvasir {
         let layer = LayerKv { layout: KvLayout::Gqa { kv_heads: 1, head_dim: 8 }, rope: None };
         let spec = ModelSpec {
             weights: "toy".into(),
@@ -254,8 +255,31 @@ mod tests {
             thinning: None,
             reuse: Reuse::Prefix,
         };
+        Kvasir::builder(server.url()).model(spec).connect().await.expect("connects")
+    }
+
+    #[tokio::test]
+    async fn a_profile_of_more_bytes_than_allowed_is_not_read() {
         let server = Server::start().await.unwrap();
-        let kvasir = Kvasir::builder(server.url()).model(spec).connect().await.unwrap();
+        let kvasir = connected(&server).await;
+        let (client, model, profile) = (kvasir.rest(), kvasir.model_id(), vec![7; 1_000]);
+        let hash = client.put_profile(&model, profile.clone()).await.unwrap();
+        let read = client.get_profile_within(&model, &hash, profile.len()).await.unwrap();
+        assert!(read == profile);
+        let refused = client.get_profile_within(&model, &hash, profile.len() - 1).await.unwrap_err();
+        let expected = ProfileError::TooMuch { what: "bytes", most: 999 };
+        assert!(matches!(&refused, Error::Profile(why) if *why == expected), "{refused}");
+        // A list says it beforehand.
+        let listed = ProfileInfo { profile_hash: hash, bytes: u64::MAX, stored_at_ms: None };
+        let refused = client.listed_profile(kvasir.spec(), &listed).await.unwrap_err();
+        assert!(matches!(refused, Error::Profile(ProfileError::TooMuch { what: "bytes", .. })), "{refused}");
+        assert_eq!(server.profile_reads(), 2);
+    }
+
+    #[tokio::test]
+    async fn sessions_that_begin_together_share_the_profiles_of_their_adapter() {
+        let server = Server::start().await.unwrap();
+        let kvasir = connected(&server).await;
         let key = |salt: &str| BindingKey { adapter: Some("poet@1f3a".into()), salt: Some(salt.into()) };
         let (alice, bob) = (key("alice"), key("bob"));
         let (first, second, other) =

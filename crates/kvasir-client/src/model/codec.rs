@@ -227,7 +227,10 @@ impl Codec {
     }
 
     async fn fetch(&self, client: &Client, profile: ProfileHash) -> Result<Arc<dyn ChunkDecoder>, Error> {
-        let profile = writer::fetch(client, &self.model_id, &profile).await?;
+        self.decoder_of(client.profile(&self.spec, &profile).await?)
+    }
+
+    fn decoder_of(&self, profile: Profile) -> Result<Arc<dyn ChunkDecoder>, Error> {
         Ok(Arc::new(CpuDecoder::new(Arc::clone(&self.spec), Arc::new(profile))?))
     }
 
@@ -235,11 +238,13 @@ impl Codec {
     /// Skips unusable ones.
     pub(crate) async fn preload(&self, client: &Client) -> Result<(), Error> {
         let listed = client.list_profiles(&self.model_id).await?.profiles;
-        for profile in writer::by_preference(listed, SystemTime::now()).into_iter().take(PROFILES_MAX) {
+        for info in writer::by_preference(listed, SystemTime::now()).into_iter().take(PROFILES_MAX) {
+            let profile = info.profile_hash;
             if self.decoder(&profile).is_some() {
                 continue;
             }
-            let fetched = match self.fetch(client, profile).await {
+            let fetched = client.listed_profile(&self.spec, &info).await;
+            let fetched = match fetched.and_then(|profile| self.decoder_of(profile)) {
                 Err(error) if !matches!(error, Error::Profile(_)) => return Err(error),
                 fetched => fetched,
             };

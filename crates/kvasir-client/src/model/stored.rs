@@ -6,7 +6,7 @@ use kvasir_api::ProfileInfo;
 use kvasir_codec::Profile;
 use kvasir_types::ModelSpec;
 
-use super::writer::{by_preference, fetch, is_fine};
+use super::writer::{by_preference, is_fine};
 use crate::{
     Error,
     limits::{PROFILE_ANNOUNCED, PROFILES_MAX},
@@ -22,8 +22,8 @@ pub enum ProfileState {
     Announced,
     /// They only read chunks stored with it.
     Earlier,
-    /// They never encode with it, because its loss is too large, its chunks do not record theirs, or it is of
-    /// another model.
+    /// They never encode with it, because its loss is too large, its chunks do not record theirs, it takes more
+    /// bytes or multiply-adds than clients allow to each other, or it is of another model.
     PassedOver,
 }
 
@@ -34,7 +34,7 @@ pub struct StoredProfile {
     pub info: ProfileInfo,
     /// How clients use it.
     pub state: ProfileState,
-    /// Its contents; `None` if this version cannot read it.
+    /// Its contents; `None` if this version cannot read it, or it takes more than clients allow to each other.
     pub profile: Option<Profile>,
 }
 
@@ -46,9 +46,8 @@ pub async fn stored_profiles(client: &Client, spec: &ModelSpec) -> Result<Vec<St
     let (model, now) = (spec.model_id(), SystemTime::now());
     let listed = client.list_profiles(&model).await?.profiles;
     let mut found = Vec::with_capacity(listed.len().min(PROFILES_MAX));
-    for hash in by_preference(listed.clone(), now).into_iter().take(PROFILES_MAX) {
-        let Some(info) = listed.iter().find(|info| info.profile_hash == hash) else { continue };
-        let profile = match fetch(client, &model, &hash).await {
+    for info in by_preference(listed, now).into_iter().take(PROFILES_MAX) {
+        let profile = match client.listed_profile(spec, &info).await {
             Ok(profile) => Some(profile),
             Err(Error::Profile(_)) => None,
             Err(error) => return Err(error),
@@ -64,7 +63,7 @@ pub async fn stored_profiles(client: &Client, spec: &ModelSpec) -> Result<Vec<St
             Some(_) if is_young => ProfileState::Announced,
             Some(_) => ProfileState::Earlier,
         };
-        found.push(StoredProfile { info: info.clone(), state, profile });
+        found.push(StoredProfile { info, state, profile });
     }
     // A profile that clients do not encode with may precede it.
     found.sort_by_key(|of| of.state != ProfileState::InForce);

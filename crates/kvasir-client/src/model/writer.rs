@@ -12,7 +12,7 @@ use kvasir_api::{ErrorCode, ProfileInfo};
 use kvasir_codec::{
     ChunkEncoder, CpuEncoder, KvBuffer, LevelNote, Profile, ProfileError, STARTER_RECIPE, starter,
 };
-use kvasir_types::{ModelId, ModelSpec, ProfileHash};
+use kvasir_types::ModelSpec;
 use tokio::time::Instant;
 
 use crate::{
@@ -90,7 +90,7 @@ impl Writer {
         let mut listed = client.list_profiles(&model).await?.profiles;
         listed.sort_by_key(|info| (info.stored_at_ms, info.profile_hash));
         for info in listed.into_iter().take(PROFILES_MAX) {
-            match fetch(client, &model, &info.profile_hash).await {
+            match client.listed_profile(spec, &info).await {
                 // Others would not load chunks whose errors are unknown.
                 Ok(profile) if profile.training().recipe == STARTER_RECIPE && profile.is_measured() => {
                     let found = Self::given(spec, Arc::new(profile))?;
@@ -134,15 +134,16 @@ impl Writer {
             // Any number of others may be newer. A client keeps its own: to look for a newer one of these, it would
             // fetch them all.
             let own = current.map(|now| now.profile.hash());
-            preferred.sort_by_key(|hash| own != Some(*hash));
+            preferred.sort_by_key(|info| own != Some(info.profile_hash));
         }
         preferred.truncate(if exact { EXACT_PROFILES_TRIED_MAX } else { PROFILES_MAX });
-        for hash in preferred {
+        for info in preferred {
+            let hash = info.profile_hash;
             if let Some(Self { profile, encoder, .. }) = current.filter(|now| now.profile.hash() == hash) {
                 return Ok(Some(Self::chosen(spec, profile, encoder)));
             }
             let fetched = async {
-                let profile = fetch(client, &model, &hash).await?;
+                let profile = client.listed_profile(spec, &info).await?;
                 let found = is_suitable(&profile).then(|| Self::given(spec, Arc::new(profile)));
                 Ok::<_, Error>(found.transpose()?)
             };
@@ -151,7 +152,7 @@ impl Writer {
                     return Ok(Some(Self::chosen(spec, &found.profile, &found.encoder)));
                 }
                 Ok(None) => {}
-                // Its author runs another version, or is hostile; this client need not encode with it.
+                // Its author runs another version, is careless or hostile; this client need not encode with it.
                 Err(Error::Profile(error)) => {
                     tracing::debug!(%error, %hash, "skipping a profile that cannot be used")
                 }
@@ -224,11 +225,6 @@ impl Sample<'_> {
     }
 }
 
-/// A profile of the model, by hash.
-pub(crate) async fn fetch(client: &Client, model: &ModelId, hash: &ProfileHash) -> Result<Profile, Error> {
-    Ok(Profile::from_bytes(&client.get_profile(model, hash).await?)?)
-}
-
 /// Whether chunks of a profile are found in quality exact: they have an exact level, and record their errors.
 pub(super) fn is_exact(profile: &Profile) -> bool {
     profile.is_lossless() && profile.is_measured()
@@ -243,7 +239,7 @@ pub(super) fn is_fine(profile: &Profile) -> bool {
 
 /// Profiles in their order of precedence: the newest that readers had time to fetch, then the others from the
 /// oldest, so that clients that start together choose the same one.
-pub(super) fn by_preference(profiles: Vec<ProfileInfo>, now: SystemTime) -> Vec<ProfileHash> {
+pub(super) fn by_preference(profiles: Vec<ProfileInfo>, now: SystemTime) -> Vec<ProfileInfo> {
     let age = |info: &ProfileInfo| {
         let stored_at = SystemTime::UNIX_EPOCH + Duration::from_millis(info.stored_at_ms.unwrap_or(0));
         now.duration_since(stored_at).unwrap_or_default()
@@ -252,7 +248,8 @@ pub(super) fn by_preference(profiles: Vec<ProfileInfo>, now: SystemTime) -> Vec<
         profiles.into_iter().partition(|info| age(info) >= PROFILE_ANNOUNCED);
     known.sort_by_key(|info| (std::cmp::Reverse(info.stored_at_ms), info.profile_hash));
     young.sort_by_key(|info| (info.stored_at_ms, info.profile_hash));
-    known.into_iter().chain(young).map(|info| info.profile_hash).collect()
+    known.append(&mut young);
+    known
 }
 
 #[cfg(test)]
@@ -268,8 +265,8 @@ mod tests {
             stored_at_ms: Some(seconds * 1000),
         };
         let order = |listed: &[ProfileInfo]| {
-            let names = by_preference(listed.to_vec(), now);
-            names.iter().map(|hash| hash.as_bytes()[0]).collect::<Vec<_>>()
+            let ordered = by_preference(listed.to_vec(), now);
+            ordered.iter().map(|info| info.profile_hash.as_bytes()[0]).collect::<Vec<_>>()
         };
         assert_eq!(order(&[]), [0; 0]);
         assert_eq!(order(&[info(1, 9_990), info(2, 9_980), info(3, 9_980)]), [2, 3, 1]);

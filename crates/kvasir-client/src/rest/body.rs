@@ -19,18 +19,27 @@ pub(crate) async fn read_json<T: DeserializeOwned>(response: Response) -> Result
     serde_json::from_slice(&body).map_err(|e| Error::protocol(e.to_string()))
 }
 
-/// The whole body, or an error once it is longer than `bytes_max` or comes slower than any that is waited for.
-pub(crate) async fn read_bounded(mut response: Response, bytes_max: usize) -> Result<Vec<u8>, Error> {
+/// The whole body, or an error if it is longer than `bytes_max` or comes slower than any that is waited for.
+pub(crate) async fn read_bounded(response: Response, bytes_max: usize) -> Result<Vec<u8>, Error> {
+    let too_long = || Error::protocol(format!("a response of more than {bytes_max} bytes"));
+    read_within(response, bytes_max).await?.ok_or_else(too_long)
+}
+
+/// As [`read_bounded`]; `None` if it is longer, which is known before it is read where the response says its length.
+pub(super) async fn read_within(mut response: Response, bytes_max: usize) -> Result<Option<Vec<u8>>, Error> {
     let declared = response.content_length().and_then(|bytes| usize::try_from(bytes).ok());
-    let mut time_left = transfer_time_max(declared.unwrap_or(bytes_max).min(bytes_max));
+    if declared.is_some_and(|bytes| bytes > bytes_max) {
+        return Ok(None);
+    }
+    let mut time_left = transfer_time_max(declared.unwrap_or(bytes_max));
     let mut body = Vec::new();
     while let Some(part) = next_part(&mut response, &mut time_left).await? {
         if body.len() + part.len() > bytes_max {
-            return Err(Error::protocol(format!("a response of more than {bytes_max} bytes")));
+            return Ok(None);
         }
         body.extend_from_slice(&part);
     }
-    Ok(body)
+    Ok(Some(body))
 }
 
 /// The next part of a body. The wait for it is taken from `time_left`; when that is used up, the body is too slow.

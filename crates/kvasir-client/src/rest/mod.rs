@@ -11,6 +11,7 @@ mod members;
 mod object;
 mod opaque;
 mod problem;
+mod profiles;
 mod read;
 mod retry;
 mod route;
@@ -24,10 +25,10 @@ use std::{fmt, sync::Arc, time::Duration};
 use bytes::Bytes;
 use kvasir_api::{
     ChunkSample, ConfigResponse, HEADER_NAMESPACE, HEADER_OBJECT_DIGEST, HEADER_ROUTE, LookupRequest,
-    LookupResponse, MEDIA_CHUNK, MEDIA_PROFILE, ModelList, NamespaceRequest, NamespaceResponse, ProfileList,
-    RegisteredModel, SampleQuery, StoredChunk, routes,
+    LookupResponse, MEDIA_CHUNK, ModelList, NamespaceRequest, NamespaceResponse, RegisteredModel,
+    SampleQuery, StoredChunk, routes,
 };
-use kvasir_types::{ModelId, ModelSpec, Name, ObjectDigest, ProfileHash, RootHash, SeqHash};
+use kvasir_types::{ModelId, ModelSpec, Name, ObjectDigest, RootHash, SeqHash};
 use reqwest::{
     Certificate, Method, RequestBuilder,
     header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_TYPE, HeaderValue},
@@ -40,6 +41,7 @@ pub(crate) use block_lookup::BlockLookup;
 pub use class::RequestClass;
 use members::{Members, Target};
 pub use object::{ObjectRange, ObjectRead};
+use profiles::RefusedProfiles;
 pub(crate) use read::{ByteSink, ObjectName};
 pub(crate) use retry::backoff;
 pub use route::ReadReport;
@@ -129,7 +131,7 @@ impl Connections {
     }
 }
 
-/// Connections are kept alive and, over HTTP/2, receive a whole part without waiting for credit.
+/// Connections are kept alive and, over HTTP/2, receive a whole part without waiting for credit, in long frames.
 fn connections(config: &ClientConfig) -> Result<reqwest::ClientBuilder, Error> {
     let mut builder = reqwest::Client::builder()
         .connect_timeout(config.connect_timeout)
@@ -138,6 +140,7 @@ fn connections(config: &ClientConfig) -> Result<reqwest::ClientBuilder, Error> {
         .pool_idle_timeout(limits::IDLE_TIME_MAX)
         .http2_initial_stream_window_size(limits::H2_STREAM_WINDOW_BYTES)
         .http2_initial_connection_window_size(limits::H2_CONNECTION_WINDOW_BYTES)
+        .http2_max_frame_size(limits::H2_FRAME_BYTES_MAX)
         .user_agent(concat!("kvasir-client/", env!("CARGO_PKG_VERSION")));
     if let Some(pem) = &config.ca_certificates {
         let what = |e| Error::Config { what: format!("ca_certificates are not valid PEM: {e}") };
@@ -163,6 +166,7 @@ pub struct Client {
     lookup_latencies: Arc<first_byte::FirstByteLatencies>,
     pub(crate) active_loads: Arc<ActiveLoads>,
     pub(crate) shared_reads: Arc<SharedReads>,
+    refused_profiles: Arc<RefusedProfiles>,
 }
 
 impl Client {
@@ -199,6 +203,7 @@ impl Client {
             lookup_latencies: Arc::default(),
             active_loads: Arc::default(),
             shared_reads: Arc::default(),
+            refused_profiles: Arc::default(),
         })
     }
 
@@ -307,47 +312,6 @@ impl Client {
         self.json(self.request(Method::GET, routes::MODELS)).await
     }
 
-    /// Stores a profile under its hash.
-    ///
-    /// # Errors
-    /// `unknown_model`, `invalid_profile`.
-    pub async fn put_profile(
-        &self,
-        model_id: &ModelId,
-        profile: impl Into<Bytes>,
-    ) -> Result<ProfileHash, Error> {
-        let profile = profile.into();
-        let hash = ProfileHash::of(&profile);
-        let request = self.request(Method::PUT, &routes::profile(model_id, &hash));
-        let request = request
-            .header(CONTENT_TYPE, MEDIA_PROFILE)
-            .timeout(transfer_time_max(profile.len()))
-            .body(profile);
-        self.send(request).await?;
-        Ok(hash)
-    }
-
-    /// A profile's bytes, checked against its hash.
-    ///
-    /// # Errors
-    /// `unknown_profile`; [`Error::Protocol`] if the bytes do not match the hash.
-    pub async fn get_profile(&self, model_id: &ModelId, hash: &ProfileHash) -> Result<Vec<u8>, Error> {
-        let response = self.send(self.request(Method::GET, &routes::profile(model_id, hash))).await?;
-        let bytes = body::read_bounded(response, limits::PROFILE_BYTES_MAX).await?;
-        if ProfileHash::of(&bytes) != *hash {
-            return Err(Error::protocol(format!("the bytes do not match profile {hash}")));
-        }
-        Ok(bytes)
-    }
-
-    /// The profiles of a model.
-    ///
-    /// # Errors
-    /// `unknown_model`.
-    pub async fn list_profiles(&self, model_id: &ModelId) -> Result<ProfileList, Error> {
-        self.json(self.request(Method::GET, &routes::profiles(model_id))).await
-    }
-
     /// Where token chains of a namespace start.
     ///
     /// # Errors
@@ -428,5 +392,48 @@ impl Client {
 
     pub(crate) fn take_retry(&self) -> bool {
         self.budget.take()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{io::AsyncReadExt, net::TcpListener};
+
+    use super::*;
+
+    /// What a server is told of frames, before the first request (RFC 9113, sections 3.4 and 6.5).
+    #[tokio::test]
+    async fn over_http2_frames_may_be_longer_than_the_default() {
+        const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+        const MAX_FRAME_SIZE: u16 = 5;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let http = connections(&ClientConfig::default()).unwrap().http2_prior_knowledge().build().unwrap();
+        let told = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut preface = [0; PREFACE.len()];
+            stream.read_exact(&mut preface).await.unwrap();
+            assert_eq!(preface, PREFACE);
+            let mut head = [0; 9];
+            stream.read_exact(&mut head).await.unwrap();
+            let mut settings = vec![0u8; usize::from(u16::from_be_bytes([head[1], head[2]]))];
+            stream.read_exact(&mut settings).await.unwrap();
+            let mut settings = settings.chunks_exact(6);
+            settings.find_map(|setting| {
+                let (name, value) = setting.split_first_chunk().unwrap();
+                let value = u32::from_be_bytes(value.try_into().unwrap());
+                (u16::from_be_bytes(*name) == MAX_FRAME_SIZE).then_some(value)
+            })
+        };
+        let told = tokio::select! {
+            told = told => told,
+            answer = http.get(url).send() => panic!("nothing answers: {answer:?}"),
+        };
+        assert_eq!(told, Some(limits::H2_FRAME_BYTES_MAX));
+        assert!(told > Some(16 << 10), "longer than the default");
+        // The parts of three chunks take turns.
+        let turn_bits = 3 * limits::PARTS_AT_ONCE_MAX as u32 * limits::H2_FRAME_BYTES_MAX * 8;
+        let turn = Duration::from_secs(1) * turn_bits / 19_000_000;
+        assert!(turn < limits::SHARED_SILENCE_MAX, "{turn:?}");
     }
 }

@@ -3,6 +3,7 @@
 //! Where the replicas of the service are known, each key has its own, and a request for several keys is divided among them.
 
 use std::{
+    ops::Range,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
@@ -14,7 +15,8 @@ use futures::{
 };
 use kvasir_api::{
     ExplainObjectsResponse, MEDIA_NEW_OBJECTS, NewObject, ObjectsLookup, ObjectsRequest, ObjectsResponse,
-    StoredObject, WriteObjectsRequest, WriteObjectsResponse, WrittenObject, routes,
+    PayloadRange, ReadObjectsRequest, StoredObject, WriteObjectsRequest, WriteObjectsResponse, WrittenObject,
+    routes,
 };
 use kvasir_types::{Name, ObjectKey};
 use reqwest::{
@@ -162,9 +164,36 @@ impl Client {
     /// # Errors
     /// As for every request: see [`Error`].
     pub async fn read_opaque(&self, namespace: &Name, keys: &[ObjectKey]) -> Result<Vec<Vec<u8>>, Error> {
+        self.read_collected(namespace, keys, &[]).await
+    }
+
+    /// Like [`read_opaque`](Self::read_opaque), but of each key the bytes in its range, as far as the object has them: none of
+    /// an object that ends before it. At most [`ObjectsRequest::KEYS_MAX`] keys.
+    ///
+    /// # Errors
+    /// As for every request: see [`Error`].
+    pub async fn read_opaque_ranges(
+        &self,
+        namespace: &Name,
+        wanted: &[(ObjectKey, Range<u64>)],
+    ) -> Result<Vec<Vec<u8>>, Error> {
+        let range = |Range { start, end }: &Range<u64>| {
+            Some(PayloadRange { first: *start, bytes: end.saturating_sub(*start) })
+        };
+        let wanted = wanted.iter().map(|(key, wanted)| (key.clone(), range(wanted)));
+        let (keys, ranges): (Vec<_>, Vec<_>) = wanted.unzip();
+        self.read_collected(namespace, &keys, &ranges).await
+    }
+
+    async fn read_collected(
+        &self,
+        namespace: &Name,
+        keys: &[ObjectKey],
+        ranges: &[Option<PayloadRange>],
+    ) -> Result<Vec<Vec<u8>>, Error> {
         let mut objects: Vec<Vec<u8>> = vec![Vec::new(); keys.len()];
         let take = |index: usize, _: usize, piece: &[u8]| objects[index].extend_from_slice(piece);
-        let count = self.read_opaque_pieces(namespace, keys, take).await?;
+        let count = self.read_pieces(namespace, keys, ranges, take).await?;
         objects.truncate(count);
         Ok(objects)
     }
@@ -183,12 +212,32 @@ impl Client {
         keys: &[ObjectKey],
         take: impl FnMut(usize, usize, &[u8]) + Send,
     ) -> Result<usize, Error> {
+        self.read_pieces(namespace, keys, &[], take).await
+    }
+
+    /// As [`read_opaque_pieces`](Self::read_opaque_pieces), of each object the bytes in the key's range; without any, all bytes.
+    async fn read_pieces(
+        &self,
+        namespace: &Name,
+        keys: &[ObjectKey],
+        ranges: &[Option<PayloadRange>],
+        take: impl FnMut(usize, usize, &[u8]) + Send,
+    ) -> Result<usize, Error> {
         let path = routes::objects_read(namespace);
         let take = Mutex::new(take);
         let read = async |(client, indices): (Self, Vec<usize>)| {
-            let own = indices.iter().map(|index| keys[*index].clone()).collect();
-            let request = client.request(Method::POST, &path).json(&ObjectsRequest { keys: own });
-            let (mut response, mut objects) = (client.send(request).await?, Objects::new(indices.len()));
+            let own = ReadObjectsRequest {
+                keys: indices.iter().map(|index| keys[*index].clone()).collect(),
+                ranges: indices.iter().filter_map(|index| ranges.get(*index).copied()).collect(),
+            };
+            let request = client.request(Method::POST, &path).json(&own);
+            let bytes_max = |index: &usize| {
+                let range = ranges.get(*index).copied().flatten();
+                let bytes = range.and_then(|range| usize::try_from(range.bytes).ok());
+                bytes.unwrap_or(usize::MAX).min(limits::OBJECT_BYTES_MAX)
+            };
+            let mut objects = Objects::new(indices.iter().map(bytes_max).collect());
+            let mut response = client.send(request).await?;
             while let Some(part) = objects.next_part(&mut response).await? {
                 let mut take = take.lock().unwrap_or_else(PoisonError::into_inner);
                 objects
@@ -231,8 +280,8 @@ impl Client {
 
 /// Parses the body of a response with objects as it arrives.
 struct Objects {
-    /// Maximum number of objects accepted.
-    asked: usize,
+    /// Most bytes accepted of each object that was asked for, in their order.
+    asked: Vec<usize>,
     /// Number of complete objects.
     count: usize,
     /// The bytes received of the next object's length field.
@@ -244,7 +293,7 @@ struct Objects {
 }
 
 impl Objects {
-    fn new(asked: usize) -> Self {
+    fn new(asked: Vec<usize>) -> Self {
         let time_left = (transfer_time_max(0), (0, 0));
         Self { asked, count: 0, head: Vec::with_capacity(LENGTH_BYTES), open: None, time_left }
     }
@@ -274,7 +323,7 @@ impl Objects {
                     let Ok(length) = self.head.as_slice().try_into().map(u64::from_le_bytes) else { break };
                     self.head.clear();
                     let length = usize::try_from(length).unwrap_or(usize::MAX);
-                    if length > limits::OBJECT_BYTES_MAX || self.count == self.asked {
+                    if self.asked.get(self.count).is_none_or(|most| length > *most) {
                         let what = "an object that is too long, or that was not requested";
                         return Err(Error::protocol(what.to_owned()));
                     }
@@ -321,7 +370,7 @@ mod tests {
         let objects: Vec<Vec<u8>> = [0, 1, 7, 8, 0, 300, 0].map(|bytes| vec![bytes as u8; bytes]).to_vec();
         let body = body(&objects);
         for size in 1..=body.len() {
-            let (mut found, mut taken) = (Vec::<Vec<u8>>::new(), Objects::new(objects.len()));
+            let (mut found, mut taken) = (Vec::<Vec<u8>>::new(), Objects::new(vec![300; objects.len()]));
             for part in body.chunks(size) {
                 let mut take = |place: usize, length: usize, piece: &[u8]| {
                     assert_eq!(length, objects[place].len());
@@ -338,11 +387,11 @@ mod tests {
     #[test]
     fn what_nobody_asked_for_is_refused_and_what_is_cut_is_told() {
         let body = body(&[vec![1; 5], vec![2; 5]]);
-        assert!(Objects::new(1).take_apart(&body, &mut |_, _, _| {}).is_err());
-        let long = (limits::OBJECT_BYTES_MAX as u64 + 1).to_le_bytes();
-        assert!(Objects::new(1).take_apart(&long, &mut |_, _, _| {}).is_err());
+        for asked in [vec![5], vec![5, 4]] {
+            assert!(Objects::new(asked).take_apart(&body, &mut |_, _, _| {}).is_err());
+        }
         for cut in 0..body.len() {
-            let mut objects = Objects::new(2);
+            let mut objects = Objects::new(vec![5; 2]);
             objects.take_apart(&body[..cut], &mut |_, _, _| {}).expect("sound as far as it goes");
             assert_eq!(objects.end().is_ok(), cut == 0 || cut == 13, "cut at {cut}");
         }
@@ -358,7 +407,8 @@ mod tests {
                 Ok::<_, std::io::Error>(part)
             });
             let response = axum::http::Response::new(reqwest::Body::wrap_stream(parts));
-            let (mut response, mut taken) = (Response::from(response), Objects::new(objects.len()));
+            let (mut response, mut taken) =
+                (Response::from(response), Objects::new(vec![100; objects.len()]));
             while let Some(part) = taken.next_part(&mut response).await? {
                 taken.take_apart(&part, &mut |_, _, _| {})?;
             }

@@ -75,6 +75,7 @@ struct Contents {
     profiles: BTreeMap<(ModelId, ProfileHash), Bytes>,
     faults: Vec<Fault>,
     puts: usize,
+    profile_reads: usize,
     lookups: u32,
     rotations: u64,
     presigned: Option<(SocketAddr, u64)>,
@@ -156,6 +157,11 @@ impl Server {
     /// Acknowledged uploads of chunks.
     pub fn puts(&self) -> usize {
         self.shared.contents().puts
+    }
+
+    /// Reads of profiles.
+    pub fn profile_reads(&self) -> usize {
+        self.shared.contents().profile_reads
     }
 
     /// Answered lookups.
@@ -310,7 +316,9 @@ async fn put_profile(
 }
 
 async fn get_profile(State(shared): State<Arc<Shared>>, Path(key): Path<(ModelId, ProfileHash)>) -> Response {
-    let found = shared.contents().profiles.get(&key).cloned();
+    let mut contents = shared.contents();
+    contents.profile_reads += 1;
+    let found = contents.profiles.get(&key).cloned();
     found.map_or_else(|| problem(ErrorCode::UnknownProfile), IntoResponse::into_response)
 }
 

@@ -82,7 +82,16 @@ impl Profile {
     /// [`ProfileError`] for anything a writer of this version does not produce. Total: no bytes panic, and
     /// nothing is allocated that the file is not long enough for.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ProfileError> {
-        let parts = read::parse(bytes)?;
+        Self::from_bytes_within(bytes, u64::MAX)
+    }
+
+    /// As [`from_bytes`](Self::from_bytes), of a file that somebody else made: refuses it before it unpacks what
+    /// would make the multiply-adds of decoding a token more than `macs_max`.
+    ///
+    /// # Errors
+    /// As [`from_bytes`](Self::from_bytes); [`ProfileError::TooMuch`].
+    pub fn from_bytes_within(bytes: &[u8], macs_max: u64) -> Result<Self, ProfileError> {
+        let parts = read::parse(bytes, macs_max)?;
         validate::check(&parts)?;
         Ok(Self::with_hash(parts, ProfileHash::of(bytes)))
     }

@@ -16,8 +16,9 @@ use crate::{
     rans::{COEFFICIENTS_MAX, TableBank},
 };
 
-/// Parses a profile file into parts that are not yet validated.
-pub(super) fn parse(bytes: &[u8]) -> Result<ProfileParts, ProfileError> {
+/// Parses a profile file into parts that are not yet validated. Refuses one with which a token takes more than
+/// `macs_max` multiply-adds.
+pub(super) fn parse(bytes: &[u8], macs_max: u64) -> Result<ProfileParts, ProfileError> {
     let body = checked_body(bytes)?;
     let (head, rest) = ProfileHead::read(body)?;
     let ProfileHead { version, model_id, levels, .. } = head;
@@ -34,7 +35,9 @@ pub(super) fn parse(bytes: &[u8]) -> Result<ProfileParts, ProfileError> {
     if scope_count == 0 || scope_count > SCOPES_MAX {
         return Err(invalid("scope count", scope_count));
     }
-    let scopes = (0..scope_count).map(|_| r.scope(version, levels.len())).collect::<Result<Vec<_>, _>>()?;
+    let mut macs = MultiplyAdds { most: macs_max, left: macs_max };
+    let scopes = (0..scope_count).map(|_| r.scope(version, levels.len(), &mut macs));
+    let scopes = scopes.collect::<Result<Vec<_>, _>>()?;
     if version == VERSION && !scopes.iter().all(Scope::is_measured) {
         return Err(invalid("power", "none, which is of an earlier version: a profile has one form"));
     }
@@ -73,6 +76,20 @@ fn checked_body(bytes: &[u8]) -> Result<&[u8], ProfileError> {
 
 fn invalid(field: &'static str, found: impl std::fmt::Display) -> ProfileError {
     ProfileError::Invalid { field, found: format!("{found}") }
+}
+
+/// Multiply-adds of decoding a token that the rest of the file may add.
+struct MultiplyAdds {
+    most: u64,
+    left: u64,
+}
+
+impl MultiplyAdds {
+    fn spend(&mut self, count: usize) -> Result<(), ProfileError> {
+        let (what, most) = ("multiply-adds to decode a token", self.most);
+        self.left = self.left.checked_sub(count as u64).ok_or(ProfileError::TooMuch { what, most })?;
+        Ok(())
+    }
 }
 
 /// The remaining bytes of the file.
@@ -138,7 +155,12 @@ impl<'a> Reader<'a> {
         Ok(bytes.chunks_exact(row_bytes.max(1)).flat_map(row).collect())
     }
 
-    fn scope(&mut self, version: u16, level_count: usize) -> Result<Scope, ProfileError> {
+    fn scope(
+        &mut self,
+        version: u16,
+        level_count: usize,
+        macs: &mut MultiplyAdds,
+    ) -> Result<Scope, ProfileError> {
         let [unrope, basis, predictor, lossless] = self.array::<4>("scope")?;
         // The version also determines whether there is an exact level: a profile has only one valid form.
         let is_as_said = version == VERSION || (version == VERSION_EXACT) == (lossless > 0);
@@ -164,10 +186,10 @@ impl<'a> Reader<'a> {
                 anchor_ratio: self.u32("predictor")?.cast_signed(),
                 anchors: self.codings(rank, "anchor table")?,
             },
-            2 => Predictor::Token(self.token(rank)?),
+            2 => Predictor::Token(self.token(rank, macs)?),
             other => return Err(invalid("predictor", other)),
         };
-        let basis = self.basis(basis, rank, elements)?;
+        let basis = self.basis(basis, rank, elements, macs)?;
         Ok(Scope { members, unrope: unrope == 1, mean, basis, predictor, coding, loss, lossless })
     }
 
@@ -212,7 +234,7 @@ impl<'a> Reader<'a> {
         Ok(Lossless { residual, elements: bytes.as_chunks().0.iter().map(element).collect() })
     }
 
-    fn token(&mut self, rank: usize) -> Result<TokenPredictor, ProfileError> {
+    fn token(&mut self, rank: usize, macs: &mut MultiplyAdds) -> Result<TokenPredictor, ProfileError> {
         let vocabulary = self.u32("predictor")? as usize;
         let factors = [usize::from(self.u16("predictor")?), usize::from(self.u16("predictor")?)];
         let table_bits = self.array::<2>("predictor")?;
@@ -223,7 +245,9 @@ impl<'a> Reader<'a> {
         let matrix_bits = self.take(rank, "predictor matrix")?.to_vec();
         let count = factors[0] + factors[1];
         // Zeros are not in the file, so this is the only allocation larger than its input.
-        let mut matrix = vec![0; bounded(count, rank)?];
+        let entries = bounded(count, rank)?;
+        macs.spend(entries)?;
+        let mut matrix = vec![0; entries];
         for (coefficient, bits) in matrix_bits.iter().enumerate().filter(|(_, bits)| **bits > 0) {
             let column = self.signed((1, count, *bits), "predictor matrix")?;
             matrix.iter_mut().skip(coefficient).step_by(rank).zip(column).for_each(|(m, v)| *m = v);
@@ -231,10 +255,20 @@ impl<'a> Reader<'a> {
         Ok(TokenPredictor { vocabulary, factors, current, previous, matrix, shifts, table_bits, matrix_bits })
     }
 
-    fn basis(&mut self, kind: u8, rank: usize, elements: usize) -> Result<Basis, ProfileError> {
+    fn basis(
+        &mut self,
+        kind: u8,
+        rank: usize,
+        elements: usize,
+        macs: &mut MultiplyAdds,
+    ) -> Result<Basis, ProfileError> {
+        if kind == 0 {
+            return Ok(Basis::Identity);
+        }
         let entries = rank.checked_mul(elements).ok_or(ProfileError::Truncated { field: "basis" })?;
+        // Packed rows become up to sixteen times as many bytes.
+        macs.spend(entries)?;
         let (synthesis, packed) = match kind {
-            0 => return Ok(Basis::Identity),
             1 | 2 => (self.f16s(entries, "basis")?, None),
             3 | 4 => {
                 let packed = self.packed_rows(rank, elements)?;

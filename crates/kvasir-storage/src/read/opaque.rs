@@ -137,6 +137,21 @@ impl Reads {
     ) -> Result<ObjectRead, ChunkError> {
         let bytes = object.bytes();
         let wanted = range.resolve(bytes).ok_or(ChunkError::Range { object_bytes: bytes })?;
+        self.read_opaque_range(object, wanted, hint).await
+    }
+
+    /// Opens a read of these bytes of an object's payload, which has them all. They may be none: a removed object is refused all
+    /// the same.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub async fn read_opaque_range(
+        self: &Arc<Self>,
+        object: &OpaqueObject,
+        wanted: Range<u64>,
+        hint: &RequestHint,
+    ) -> Result<ObjectRead, ChunkError> {
+        let bytes = object.bytes();
         if wanted.is_empty() {
             self.refuse_removed(&object.chunk).await?;
             return Ok(ObjectRead::empty(wanted, bytes));

@@ -58,7 +58,9 @@ pub(crate) fn run(arguments: &GetArguments) -> CliResult {
     // A command line cannot recompute: ranges that the load gives up are missing. This cost makes recomputing
     // unattractive.
     let never = RecomputeModel::from_seconds(1e6, 1e3, 0.0).on_gpus(0);
-    let (loaded, pages, count) = runtime()?.block_on(async {
+    // It lives on while the dump is written, which gives the report of the load time to be sent. Nothing waits for it.
+    let runtime = runtime()?;
+    let (loaded, pages, count) = runtime.block_on(async {
         let floor = arguments.quality.map_or(QualityFloor::Adaptive, QualityFloor::Named);
         let kvasir = connect(&arguments.service, &context.spec, floor).await?;
         let session = look_up(&kvasir, &context.tokens).await?;

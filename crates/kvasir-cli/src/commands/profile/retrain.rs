@@ -12,7 +12,7 @@ use kvasir_codec::{
     ChunkDecoder as _, ChunkEncoder as _, ChunkInput, CpuDecoder, CpuEncoder, KvBuffer, Profile,
     container::Head,
 };
-use kvasir_train::{TrainingContext, train_transparent};
+use kvasir_train::{TrainingContext, non_finite, train_transparent};
 use kvasir_types::{ChainLink, Level, Loss, ModelId, ModelSpec, Quality};
 use serde::Serialize;
 use tokio::runtime::Runtime;
@@ -181,6 +181,9 @@ fn train_and_publish(
     let trained = train_transparent(spec, &contexts, &retraining_recipe(arguments.parameters), &mut tell)
         .map_err(|error| CliError::new(Exit::Data, error, ""))?;
     step.done("");
+    if let Some(left_out) = non_finite(spec, &contexts, trained.exact_tokens()) {
+        note(&left_out.to_string());
+    }
     let step = Step::start("comparing");
     let trained_bytes = trained.to_bytes();
     let trained = Arc::new(trained);

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 use kvasir_codec::Profile;
 use kvasir_train::{
-    BasisRecipe, QualityOracle, Recipe, TrainError, TrainingContext, search, train, train_transparent,
+    BasisRecipe, QualityOracle, Recipe, TrainError, TrainingContext, non_finite, search, train,
+    train_transparent,
 };
 use kvasir_types::ModelSpec;
 
@@ -168,6 +169,9 @@ fn from_dumps(arguments: &TrainArguments) -> CliResult<Profile> {
     };
     let profile = profile.map_err(training_error)?;
     step.done("");
+    if let Some(left_out) = non_finite(&spec, &contexts, profile.exact_tokens()) {
+        note(&left_out.to_string());
+    }
     Ok(profile)
 }
 

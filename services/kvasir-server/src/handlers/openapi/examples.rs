@@ -154,7 +154,9 @@ fn objects() -> Value {
     json!({
         "put_opaque_object": {"status": 201, "response": {"key": KEY, "bytes": 4, "created": true}},
         "lookup_opaque_objects": {"request": keys, "status": 200, "response": {"objects": [{"bytes": 4}]}},
-        "read_opaque_objects": {"request": keys, "status": 200},
+        "read_opaque_objects": {
+            "request": {"keys": [KEY, "llama-81c0"], "ranges": [{"first": 0, "bytes": 2}, null]}, "status": 200,
+        },
         "write_opaque_objects": {"status": 200, "response": {"objects": [{"created": true}]}},
         "explain_opaque_objects": {
             "request": keys, "status": 200,

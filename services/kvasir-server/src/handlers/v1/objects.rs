@@ -1,5 +1,7 @@
 //! Opaque objects: bytes under keys.
 
+use std::{iter, ops::Range};
+
 use axum::{
     Json,
     body::{Body, Bytes},
@@ -10,7 +12,7 @@ use axum::{
 use futures::{StreamExt, TryStreamExt, stream};
 use kvasir_api::{
     ErrorCode, ExplainObjectsResponse, MEDIA_OBJECTS, ObjectInfo, ObjectsLookup, ObjectsRequest,
-    ObjectsResponse, Problem, StoredObject, routes,
+    ObjectsResponse, PayloadRange, Problem, ReadObjectsRequest, StoredObject, routes,
 };
 use kvasir_storage::{ByteRange, ChunkError, ObjectRead, OpaqueObject, PutObject};
 use kvasir_store::StoreError;
@@ -57,11 +59,7 @@ pub(in crate::handlers) async fn put(
     match stored.await {
         Ok(stored) => {
             state.metrics().object_stored(&stored);
-            if is_create && !stored.created {
-                let detail =
-                    "the key already has these bytes; without If-None-Match, storing them again is 200";
-                return Err(Problem::new(ErrorCode::ObjectExists, detail).into());
-            }
+            let stored = unless_refused(is_create, stored)?;
             Ok(body::created_or_ok(stored.created, stored))
         }
         Err(error) => {
@@ -176,11 +174,11 @@ pub(in crate::handlers) async fn explain(
     Ok(Json(storage.explain_objects(&principal.tenant, &namespace, &keys).await?))
 }
 
-/// The bytes of the leading keys, up to the first that is not stored.
+/// The bytes of the leading keys, up to the first that is not stored: all of each, or a range.
 #[utoipa::path(post, path = routes::OBJECTS_READ, operation_id = "read_opaque_objects", tag = "objects",
     params(("namespace" = Name, Path, description = "the keys' namespace")),
-    request_body = ObjectsRequest,
-    responses((status = 200, description = "each as its length, u64 little endian, and its bytes",
+    request_body = ReadObjectsRequest,
+    responses((status = 200, description = "of each, how many bytes follow, u64 little endian, and these",
                body = inline(kvasir_api::Binary), content_type = MEDIA_OBJECTS)))]
 pub(in crate::handlers) async fn read(
     State(state): State<AppState>,
@@ -192,19 +190,26 @@ pub(in crate::handlers) async fn read(
     let storage = state.caught_up_storage().await?;
     let (namespace, hint): (Name, _) =
         (id("namespace", &namespace)?, hint::parse(state.cluster(), &headers)?);
-    let ObjectsRequest { keys } = body::json(request_body).await?;
+    let ReadObjectsRequest { keys, ranges } = body::json(request_body).await?;
     check_count(&keys)?;
+    if !ranges.is_empty() && ranges.len() != keys.len() {
+        let detail = format!("{} ranges for {} keys; give one, or null, for each", ranges.len(), keys.len());
+        return Err(ApiError::bad_request(detail));
+    }
     let parallel = storage.settings().lookup_parallel.max(1);
     let found = storage.reads().opaque_run(&principal.tenant, &namespace, &keys, parallel, &hint).await?;
     state.metrics().api().lookup_keys(keys.len(), found.len());
-    let total: u64 = found.iter().map(|object| LENGTH_BYTES + object.bytes()).sum();
+    let ranges = ranges.into_iter().chain(iter::repeat(None));
+    let asked = found.into_iter().zip(ranges).map(|(object, range)| (wanted(range, object.bytes()), object));
+    let asked: Vec<_> = asked.collect();
+    let total: u64 = asked.iter().map(|(wanted, _)| LENGTH_BYTES + (wanted.end - wanted.start)).sum();
     let reads = std::sync::Arc::clone(storage.reads());
     // The following objects are opened while the first is sent.
-    let bytes = stream::iter(found).map(move |object| {
+    let bytes = stream::iter(asked).map(move |(wanted, object)| {
         let (reads, hint) = (std::sync::Arc::clone(&reads), hint.clone());
         let opening = Opening::start(async move {
-            let read = reads.read_opaque(&object, ByteRange::Whole, &hint).await?;
-            let length = Bytes::copy_from_slice(&object.bytes().to_le_bytes());
+            let length = Bytes::copy_from_slice(&(wanted.end - wanted.start).to_le_bytes());
+            let read = reads.read_opaque_range(&object, wanted, &hint).await?;
             Ok(stream::iter([Ok(length)]).chain(read.bytes))
         });
         opening.opened()
@@ -239,13 +244,28 @@ impl<T> Drop for Opening<T> {
     }
 }
 
-/// Whether a PUT must fail if the key has any object: the only condition of a PUT.
-fn is_create(headers: &HeaderMap) -> Result<bool, ApiError> {
+/// The bytes of an object that a read in a batch is for.
+fn wanted(range: Option<PayloadRange>, object_bytes: u64) -> Range<u64> {
+    let Some(PayloadRange { first, bytes }) = range else { return 0..object_bytes };
+    first.min(object_bytes)..first.saturating_add(bytes).min(object_bytes)
+}
+
+/// Whether a write must fail if the key has any object: the only condition of a write.
+pub(super) fn is_create(headers: &HeaderMap) -> Result<bool, ApiError> {
     match headers.get(header::IF_NONE_MATCH).map(HeaderValue::as_bytes) {
         None => Ok(false),
         Some(b"*") => Ok(true),
-        Some(_) => Err(ApiError::bad_request("If-None-Match of a PUT must be * or absent")),
+        Some(_) => Err(ApiError::bad_request("If-None-Match of a write must be * or absent")),
     }
+}
+
+/// The outcome of a write; an error if it must fail because equal bytes were already stored.
+pub(super) fn unless_refused(is_create: bool, stored: StoredObject) -> Result<StoredObject, ApiError> {
+    if stored.created || !is_create {
+        return Ok(stored);
+    }
+    let detail = "the key already has these bytes; without If-None-Match, storing them again succeeds";
+    Err(Problem::new(ErrorCode::ObjectExists, detail).into())
 }
 
 /// Size of the length field before an object.

@@ -18,14 +18,19 @@ use kvasir_store::trace::carry;
 use kvasir_types::Name;
 use tokio::{sync::Semaphore, task::JoinHandle};
 
-use super::{body, hint, path::id};
+use super::{
+    body, hint,
+    objects::{is_create, unless_refused},
+    path::id,
+};
 use crate::{api_error::ApiError, auth::Principal, limits, quota_reservation, state::AppState};
 
-/// Stores several objects, each as `PUT` does and with its own result. While one is made durable, the next
-/// ones are received. A body whose length is not that of its list and its objects is refused before any is
-/// stored.
+/// Stores several objects, each as `PUT` does and with its own result; with `If-None-Match: *`, one whose key
+/// has any object is refused. While one is made durable, the next ones are received. A body whose length is
+/// not that of its list and its objects is refused before any is stored.
 #[utoipa::path(post, path = routes::OBJECTS_WRITE, operation_id = "write_opaque_objects", tag = "objects",
-    params(("namespace" = Name, Path, description = "the keys' namespace")),
+    params(("namespace" = Name, Path, description = "the keys' namespace"),
+           ("If-None-Match" = Option<String>, Header, description = "`*`: an object whose key has any is refused")),
     request_body(content = inline(kvasir_api::Binary), content_type = MEDIA_NEW_OBJECTS,
                  description = "the length of the JSON as u32 little endian, a WriteObjectsRequest as JSON, then the bytes of the objects"),
     responses((status = 200, description = "the result of each", body = WriteObjectsResponse)))]
@@ -40,6 +45,7 @@ pub(in crate::handlers) async fn write(
     let (bytes_max, parallel) = (settings.chunk_bytes_max, settings.lookup_parallel.max(1));
     let (namespace, hint): (Name, _) =
         (id("namespace", &namespace)?, hint::parse(state.cluster(), &headers)?);
+    let is_create = is_create(&headers)?;
     body::check_length(&headers, bytes_max.saturating_add(limits::NEW_OBJECTS_HEAD_BYTES_MAX as u64))?;
     let no_length = || {
         let detail = "send the body with Content-Length, not with chunked encoding: it is compared before anything is stored";
@@ -85,7 +91,7 @@ pub(in crate::handlers) async fn write(
     let mut objects = Vec::with_capacity(storing.len());
     for task in storing {
         let answer = task.await.map_err(|error| ApiError::internal(&error))?;
-        objects.push(match answer {
+        objects.push(match answer.and_then(|stored| unless_refused(is_create, stored)) {
             Ok(StoredObject { created, .. }) => WrittenObject { created, problem: None },
             Err(error) => WrittenObject { created: false, problem: Some(error.problem().clone()) },
         });
