@@ -8,7 +8,7 @@ use kvasir_api::{Role, routes};
 use kvasir_server::{Config, NewAccessKey};
 use kvasir_types::RootHash;
 use object_store::{
-    Error, ObjectStore, ObjectStoreExt, multipart::MultipartStore, path::Path, signer::Signer,
+    Error, ObjectStore, ObjectStoreExt, aws::AmazonS3, multipart::MultipartStore, path::Path, signer::Signer,
 };
 use reqwest::{Method, Response, StatusCode};
 use serde_json::{Value, json};
@@ -22,20 +22,20 @@ use crate::{
 const CANARY: &str = "canary-5b1f";
 
 /// Nothing but requests writes to the bucket.
-fn quiet(config: &mut Config) {
+pub(crate) fn quiet(config: &mut Config) {
     (config.journal.interval, config.gc.interval) = (Duration::ZERO, Duration::ZERO);
 }
 
-fn access_key(tenant: &str, role: Role) -> NewAccessKey {
+pub(crate) fn access_key(tenant: &str, role: Role) -> NewAccessKey {
     NewAccessKey::generate("s3", &tenant.parse().expect("a name"), role)
 }
 
-/// The S3 front, and access keys for it in addition to the tokens.
-fn with_s3_front(config: &mut Config, keys: &[&NewAccessKey]) {
+/// The S3 front, and entries of the tenants file in addition to the tokens.
+pub(crate) fn with_s3_front(config: &mut Config, entries: &[&str]) {
     config.server.s3_listen = Some(([127, 0, 0, 1], 0).into());
     let file = config.auth.tenants_file.as_ref().expect("there are tokens");
-    let keys: String = keys.iter().map(|key| key.entry.as_str()).collect();
-    std::fs::write(file, std::fs::read_to_string(file).expect("reads") + &keys).expect("writes");
+    let tokens = std::fs::read_to_string(file).expect("reads");
+    std::fs::write(file, tokens + &entries.concat()).expect("writes");
 }
 
 async fn document(bench: &Bench) -> Vec<Operation> {
@@ -49,7 +49,7 @@ async fn refused_requests_leave_the_bucket_as_it_was() {
     let stranger = access_key("other", Role::Write);
     let mut bench = Bench::start_with("other", |config| {
         quiet(config);
-        with_s3_front(config, &[&reader, &writer, &stranger]);
+        with_s3_front(config, &[&reader.entry, &writer.entry, &stranger.entry]);
     })
     .await;
     let operations = document(&bench).await;
@@ -64,8 +64,8 @@ async fn refused_requests_leave_the_bucket_as_it_was() {
     let front = bench.guarded.service.s3().expect("it listens");
     let stored = Path::from("over-s3");
     s3_front::client(front, &writer.id, &writer.secret).put(&stored, "bytes".into()).await.expect("stores");
-    let (before, mut refused, mut allowed) = (bench.store.keys(""), 0, 0);
-    assert!(before.len() > operations.len(), "{} keys", before.len());
+    let (keys, mut refused, mut allowed) = (bench.store.keys("").len(), 0, 0);
+    assert!(keys > operations.len(), "{keys} keys");
     let callers = ["", "Bearer kv_0000", "expired"].map(Who::Nobody);
     // The reader is refused by its role, the other tenant by what it does not have.
     let callers = callers.into_iter().chain([Who::Own(Role::Read), Who::Other(Role::Operator)]);
@@ -75,8 +75,11 @@ async fn refused_requests_leave_the_bucket_as_it_was() {
             if is_allowed(who, operation) {
                 continue;
             }
+            let before = bench.store.contents();
             let answer = bench.ask(who, operation, ids, chunk).await;
-            assert!(answer.status().is_client_error(), "{} {who:?}: {}", operation.name, answer.status());
+            let place = format!("{} {who:?}: {}", operation.name, answer.status());
+            assert!(answer.status().is_client_error(), "{place}");
+            bench.store.assert_unchanged(&before, &place);
             refused += 1;
         }
     }
@@ -94,6 +97,7 @@ async fn refused_requests_leave_the_bucket_as_it_was() {
         }
         let token = &bench.tokens[&("own", Role::Operator)];
         for wrong in [sound[..sound.len() / 2].to_vec(), b"{}".to_vec(), b"[".repeat(100), Vec::new()] {
+            let before = bench.store.contents();
             let answer = bench.guarded.send(token, operation.method.clone(), &path, wrong.clone()).await;
             let status = answer.status();
             // A change that changes nothing is sound.
@@ -102,6 +106,7 @@ async fn refused_requests_leave_the_bucket_as_it_was() {
             if is_sound {
                 continue;
             }
+            bench.store.assert_unchanged(&before, &operation.name);
             refused += 1;
         }
     }
@@ -109,45 +114,44 @@ async fn refused_requests_leave_the_bucket_as_it_was() {
     let head = json!({"objects": [{"key": "new", "bytes": 3}]}).to_string();
     let longer = [&(head.len() as u32).to_le_bytes()[..], head.as_bytes(), b"new, and more"].concat();
     let token = &bench.tokens[&("own", Role::Write)];
+    let before = bench.store.contents();
     let answer = bench.guarded.send(token, Method::POST, "/v1/namespaces/n/objects:write", longer).await;
     assert_eq!(answer.status(), StatusCode::BAD_REQUEST);
+    bench.store.assert_unchanged(&before, "a longer body");
     refused += 1;
-    refused += refused_over_s3(front, &stored, [&reader, &writer, &stranger]).await;
-    let after = bench.store.keys("");
-    let changed: Vec<_> = after.iter().filter(|key| !before.contains(key)).collect();
-    // The sound change of a context is a version.
-    assert!(changed.iter().all(|key| key.contains("/x/")) && changed.len() <= 1, "{changed:?}");
-    assert!(before.iter().all(|key| after.contains(key)));
-    println!("{refused} refused requests, {} keys as before, {allowed} operations left out", before.len());
+    refused += refused_over_s3(&bench, front, &stored, [&reader, &writer, &stranger]).await;
+    println!("{refused} refused requests, {keys} keys as before, {allowed} operations left out");
     bench.guarded.service.stop().await;
 }
 
 /// Over S3, by unknown callers, wrong signatures, a reader and another tenant, beside an object of the writer's tenant. Returns
 /// the number of refused requests.
 async fn refused_over_s3(
+    bench: &Bench,
     front: SocketAddr,
     stored: &Path,
     [reader, writer, stranger]: [&NewAccessKey; 3],
 ) -> usize {
-    let new = Path::from("refused");
-    let mut errors = Vec::new();
+    let (new, before, mut refused) = (Path::from("refused"), bench.store.contents(), 0);
+    let mut refuse = |by: &str, error: Error| {
+        let error = format!("{error:?}");
+        assert!(error.contains("status: 403"), "{by}: {error}");
+        bench.store.assert_unchanged(&before, by);
+        refused += 1;
+    };
     for (id, secret, may_read) in [
         ("anyone", "anyone", false),
         (writer.id.as_str(), reader.secret.as_str(), false),
         (reader.id.as_str(), reader.secret.as_str(), true),
     ] {
         let client = s3_front::client(front, id, secret);
-        errors.push(client.put(&new, "bytes".into()).await.expect_err("no PUT"));
-        errors.push(client.delete(stored).await.expect_err("no DELETE"));
-        errors.push(client.create_multipart(&new).await.expect_err("no upload"));
+        refuse("a PUT", client.put(&new, "bytes".into()).await.expect_err("no PUT"));
+        refuse("a DELETE", client.delete(stored).await.expect_err("no DELETE"));
+        refuse("an upload", client.create_multipart(&new).await.expect_err("no upload"));
         if !may_read {
-            errors.push(client.get(stored).await.expect_err("no GET"));
-            errors.push(client.list(None).try_collect::<Vec<_>>().await.expect_err("no list"));
+            refuse("a GET", client.get(stored).await.expect_err("no GET"));
+            refuse("a list", client.list(None).try_collect::<Vec<_>>().await.expect_err("no list"));
         }
-    }
-    for error in &errors {
-        let error = format!("{error:?}");
-        assert!(error.contains("status: 403"), "{error}");
     }
     // A URL is signed for one method and one key.
     let writes = s3_front::client(front, &writer.id, &writer.secret);
@@ -164,18 +168,20 @@ async fn refused_over_s3(
         http.delete(&unsigned),
         http.get(&bucket),
     ];
-    let refused = errors.len() + requests.len() + 1;
     for request in requests {
         let answer = request.send().await.expect("an answer");
         assert_eq!(answer.status(), StatusCode::FORBIDDEN, "{}", answer.url());
+        bench.store.assert_unchanged(&before, answer.url().as_str());
+        refused += 1;
     }
     // Another tenant's bucket of this name is another one. What is not there is removed, as S3 has it.
     let theirs = s3_front::client(front, &stranger.id, &stranger.secret);
     assert!(matches!(theirs.get(stored).await, Err(Error::NotFound { .. })));
     assert_eq!(theirs.list(None).try_collect::<Vec<_>>().await.expect("lists"), []);
     theirs.delete(stored).await.expect("removes nothing");
+    bench.store.assert_unchanged(&before, "another tenant");
     writes.get(stored).await.expect("it is there");
-    refused
+    refused + 1
 }
 
 /// Whether a caller of the first half is admitted by role, and has the objects that the operation needs.
@@ -208,8 +214,11 @@ fn is_allowed(who: Who, operation: &Operation) -> bool {
     }
 }
 
+/// A request, and the status, headers and body of its answer.
+type Answered = (String, u16, Vec<(String, String)>, String);
+
 /// The answers that tenant `own` gets to every operation, with or without another tenant's requests in between.
-async fn answers(with_other: bool) -> Vec<(String, u16, Vec<(String, String)>, String)> {
+async fn answers(with_other: bool) -> Vec<Answered> {
     let mut bench = Bench::start_with(&format!("{CANARY}-tenant"), quiet).await;
     let operations = document(&bench).await;
     let other = if with_other {
@@ -271,22 +280,24 @@ async fn disturb(bench: &Bench, root: RootHash, operation: &Operation, theirs: &
     bench.ask(Who::Other(Role::Operator), operation, &ids, &chunk).await;
 }
 
+/// A text without words that may be ids, or times in ms.
+fn masked(text: &str) -> String {
+    let is_id = |word: &str| word.len() >= 8 && word.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
+    let is_of_word = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    let words = text.split_inclusive(|c| !is_of_word(c));
+    words
+        .map(|word| {
+            let bare = word.trim_end_matches(|c| !is_of_word(c));
+            if is_id(bare) { word.replace(bare, "ID") } else { word.to_owned() }
+        })
+        .collect()
+}
+
 /// An answer without ids and times, which differ between any two services.
 async fn told(answer: Response, ids: &Ids) -> (u16, Vec<(String, String)>, String) {
     let (status, headers, text) = plain(answer, ids).await;
     let all = format!("{headers:?}{text}");
     assert!(!all.contains(CANARY), "{all}");
-    let is_id = |word: &str| word.len() >= 8 && word.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-');
-    let masked = |text: &str| -> String {
-        let is_of_word = |c: char| c.is_ascii_alphanumeric() || c == '-';
-        let words = text.split_inclusive(|c| !is_of_word(c));
-        words
-            .map(|word| {
-                let bare = word.trim_end_matches(|c| !is_of_word(c));
-                if is_id(bare) { word.replace(bare, "ID") } else { word.to_owned() }
-            })
-            .collect()
-    };
     // Of bytes that hold hashes, which begin with the tenant's salt, the length is in the headers.
     // Presigned URLs have ports and dates of their own, and a checksum is of bytes that hold hashes.
     let text = ["http://", "sha256\":\""].iter().fold(text, |text, &begin| {
@@ -311,14 +322,96 @@ async fn what_a_tenant_is_answered_does_not_depend_on_others() {
     println!("{} answers, each the same beside another tenant", alone.len());
 }
 
-/// What the comparison leaves out: the S3 front, the stream of events, and jobs.
+/// Requests of an S3 client, each with the status of its answer. Of an empty key the bucket is listed.
+const OVER_S3: [(Method, &str, &str, u16); 13] = [
+    (Method::GET, "", "", 200),
+    (Method::PUT, "both", "ours", 200),
+    (Method::PUT, "folder/ours", "ours", 200),
+    (Method::GET, "", "", 200),
+    (Method::GET, "both", "", 200),
+    (Method::HEAD, "both", "", 200),
+    (Method::GET, "theirs", "", 404),
+    (Method::HEAD, "theirs", "", 404),
+    (Method::PUT, "both", "more", 412),
+    (Method::DELETE, "theirs", "", 204),
+    (Method::DELETE, "both", "", 204),
+    (Method::GET, "both", "", 404),
+    (Method::GET, "", "", 200),
+];
+
+async fn over_s3(bench: &Bench, client: &AmazonS3, method: Method, key: &str, body: String) -> Response {
+    let url = client.signed_url(method.clone(), &Path::from(key), Duration::from_secs(600)).await;
+    let request = bench.guarded.service.http.request(method, url.expect("signs")).body(body);
+    request.send().await.expect("an answer")
+}
+
+/// The answers to an S3 client of tenant `own`, with or without another tenant that does the same before and after it, in a
+/// bucket of the same name.
+async fn answers_over_s3(with_other: bool) -> Vec<Answered> {
+    let other = format!("{CANARY}-tenant");
+    let (ours, theirs) = (access_key("own", Role::Write), access_key(&other, Role::Write));
+    let bench = Bench::start_with(&other, |config| {
+        quiet(config);
+        with_s3_front(config, &[&ours.entry, &theirs.entry]);
+    })
+    .await;
+    let front = bench.guarded.service.s3().expect("it listens");
+    let us = s3_front::client(front, &ours.id, &ours.secret);
+    let them = s3_front::client(front, &theirs.id, &theirs.secret);
+    let disturb = async |method: Method, key: &str| {
+        if with_other {
+            let body = if method == Method::PUT { CANARY } else { "" };
+            over_s3(&bench, &them, method, key, body.to_owned()).await;
+        }
+    };
+    for key in ["theirs", "folder/theirs", CANARY] {
+        disturb(Method::PUT, key).await;
+    }
+    let mut answers: Vec<Answered> = Vec::new();
+    for (method, key, body, expected) in OVER_S3 {
+        disturb(method.clone(), key).await;
+        let answer = over_s3(&bench, &us, method.clone(), key, body.to_owned()).await;
+        disturb(method.clone(), key).await;
+        let (status, headers) = (answer.status().as_u16(), answer.headers().clone());
+        let text = answer.text().await.expect("text");
+        let all = format!("{headers:?}{text}");
+        assert!(!all.contains(CANARY), "{all}");
+        assert_eq!(status, expected, "{method} {key:?}: {text}");
+        let is_time_or_id = |name: &str| ["date", "last-modified", "x-request-id"].contains(&name);
+        let headers = headers.iter().filter(|(name, _)| !is_time_or_id(name.as_str()));
+        let headers = headers.map(|(name, value)| (name.to_string(), masked(&format!("{value:?}"))));
+        // Each object of a list has a time.
+        let mut parts = text.split("<LastModified>");
+        let first = parts.next().unwrap_or_default();
+        let behind = parts.map(|part| part.split_once("</LastModified>").map_or("", |(_, behind)| behind));
+        let text: String = std::iter::once(first).chain(behind).collect();
+        answers.push((format!("{method} {key:?}"), status, headers.collect(), masked(&text)));
+    }
+    let metrics = bench.guarded.service.metrics().await;
+    assert!(!metrics.contains(CANARY), "{metrics}");
+    bench.guarded.service.stop().await;
+    answers
+}
+
+/// As over REST.
+#[tokio::test]
+async fn what_an_s3_client_is_answered_does_not_depend_on_others() {
+    let (alone, beside) = (answers_over_s3(false).await, answers_over_s3(true).await);
+    let (_, _, _, listed) = &alone[3];
+    assert!(listed.contains("<Key>both</Key>") && listed.contains("<Key>folder/ours</Key>"), "{listed}");
+    for (alone, beside) in alone.iter().zip(&beside) {
+        assert_eq!(alone, beside, "alone, and beside another tenant");
+    }
+}
+
+/// What the comparison leaves out: forged signatures over S3, the stream of events, and jobs.
 #[tokio::test]
 async fn no_list_error_event_or_job_names_another_tenant() {
     let other = format!("{CANARY}-tenant");
     let (ours, theirs) = (access_key("own", Role::Write), access_key(&other, Role::Write));
     let mut bench = Bench::start_with(&other, |config| {
         quiet(config);
-        with_s3_front(config, &[&ours, &theirs]);
+        with_s3_front(config, &[&ours.entry, &theirs.entry]);
     })
     .await;
     let writer = bench.tokens[&("other", Role::Write)].clone();

@@ -24,6 +24,7 @@ use tempfile::TempDir;
 use crate::{
     direct::announced,
     guarded::{Guarded, token},
+    isolation::quiet,
     s3_front,
 };
 
@@ -56,9 +57,12 @@ fn endless() -> reqwest::Body {
 
 #[tokio::test]
 async fn open_streams_and_uploads_end_soon_after_their_credential_and_no_others() {
+    let server = S3Server::start(Lacks::default()).await;
     let (revoked, kept) = (token("a", Role::Write), token("a", Role::Write));
-    let guarded = Guarded::start(&format!("{}{}", revoked.entry, kept.entry)).await;
+    let entries = format!("{}{}", revoked.entry, kept.entry);
+    let guarded = Guarded::start_with(&entries, Some(server.config("r")), quiet).await;
     let (model_id, root) = guarded.prepare(&kept.token).await;
+    let before = server.contents();
     let chunk = chunks::chunk(root, &chunks::tokens(1, 256), 0, 256, 100);
     let path = routes::chunk(&model_id, &chunk.seq_hash);
     let mut events = guarded.send(&revoked.token, Method::GET, routes::EVENTS, "").await.bytes_stream();
@@ -76,6 +80,7 @@ async fn open_streams_and_uploads_end_soon_after_their_credential_and_no_others(
     expect_problem(answer, "unauthorized").await;
     assert_soon("the upload", revoked_at, upload_ended);
     assert_soon("the stream of events", revoked_at, events_ended);
+    server.assert_unchanged(&before, "the upload and the streams");
     let put = guarded.send(&kept.token, Method::PUT, &path, chunk.bytes.clone()).await;
     assert_eq!(put.status(), StatusCode::CREATED, "another credential of the tenant is as good as before");
     let told = async {
@@ -199,6 +204,7 @@ async fn bodies_over_s3_end_soon_after_their_access_key_is_revoked() {
     let entries = [&revoked.entry, &replaced.entry, &kept.entry].map(String::as_str).concat();
     std::fs::write(&file, entries).expect("writes");
     let service = Service::start_with(server.config("s"), directory.path(), |config| {
+        quiet(config);
         config.server.s3_listen = Some(([127, 0, 0, 1], 0).into());
         config.auth.tenants_file = Some(file.clone());
     })
@@ -211,6 +217,7 @@ async fn bodies_over_s3_end_soon_after_their_access_key_is_revoked() {
     let large = Bytes::from(vec![7; LARGE]);
     let put = service.http.put(url(&kept, Method::PUT, "large").await).body(large.clone()).send().await;
     assert_eq!(put.expect("an answer").status(), StatusCode::OK);
+    let before = server.contents();
 
     let mut answers = Vec::new();
     for key in [&revoked, &replaced, &kept] {
@@ -228,7 +235,9 @@ async fn bodies_over_s3_end_soon_after_their_access_key_is_revoked() {
     let (revoked_at, (answer, upload_ended)) = tokio::join!(revoke, ended(upload));
     let answer = answer.expect("an answer");
     assert_eq!(answer.status(), StatusCode::UNAUTHORIZED);
-    assert!(answer.text().await.expect("text").contains("no longer valid"));
+    let text = answer.text().await.expect("text");
+    assert!(text.contains("<Code>AccessDenied</Code>") && text.contains("no longer valid"), "{text}");
+    server.assert_unchanged(&before, "the upload");
     assert_soon("the upload", revoked_at, upload_ended);
     let [of_revoked, of_replaced, whole] = answers.try_into().expect("three");
     let bytes = async |mut answer: reqwest::Response| {
@@ -258,7 +267,7 @@ async fn no_url_is_signed_and_no_upload_committed_for_a_revoked_credential() {
     let server = S3Server::start(Lacks::default()).await;
     let (revoked, kept) = (token("a", Role::Write), token("a", Role::Write));
     let entries = format!("{}{}", revoked.entry, kept.entry);
-    let guarded = Guarded::start_with(&entries, Some(server.config("d")), |_| {}).await;
+    let guarded = Guarded::start_with(&entries, Some(server.config("d")), quiet).await;
     let (model_id, root) = guarded.prepare(&kept.token).await;
     let new = |n| chunks::chunk(root, &chunks::tokens(n, 256), 0, 256, 4_000);
     let (stored, waiting) = (new(1), new(2));
@@ -289,12 +298,14 @@ async fn no_url_is_signed_and_no_upload_committed_for_a_revoked_credential() {
     let ((), refused_at) = ended(refused).await;
     assert_soon("the signing of URLs", revoked_at, refused_at);
     let commit = routes::upload_commit(&ticket.upload_id);
+    let contents = server.contents();
     for (method, path, body) in [
         (Method::GET, url_path.as_str(), Vec::new()),
         (Method::POST, routes::UPLOADS, announcement),
         (Method::POST, commit.as_str(), Vec::new()),
     ] {
         expect_problem(guarded.send(&revoked.token, method, path, body).await, "unauthorized").await;
+        server.assert_unchanged(&contents, path);
     }
     let outlives = guarded.service.http.get(&before.url).send().await.expect("an answer");
     assert_eq!(outlives.bytes().await.expect("reads"), stored.bytes, "by direct.url_ttl");

@@ -268,6 +268,14 @@ async fn a_head_with_two_hosts_or_credentials_is_refused() {
         let (status, text) = (answer.status(), answer.text().await.expect("text").to_lowercase());
         assert!(status == StatusCode::BAD_REQUEST && text.contains(name), "{name}: {status} {text}");
     }
+    let h2 = reqwest::Client::builder().http2_prior_knowledge().build().expect("a client");
+    // The bucket of a request, and what its signature covers, depend on its host.
+    for (host, expected) in
+        [("bucket.example".to_owned(), StatusCode::BAD_REQUEST), (address.to_string(), StatusCode::OK)]
+    {
+        let put = h2.put(format!("http://{address}/n/h2")).header("host", &host).body("x");
+        assert_eq!(put.send().await.expect("answers").status(), expected, "beside :authority, {host}");
+    }
     assert_eq!(put().send().await.expect("answers").status(), StatusCode::OK, "with one host it is taken");
     service.stop().await;
 }

@@ -19,24 +19,26 @@ const SMALL_DISK: &str = "mount -t tmpfs -o size=24m tmpfs \"$0\" && PREPARE && 
 
 /// A server with 24 MB of disk under `small`. `None` if this user may not create such a disk.
 async fn on_a_small_disk(small: &Path, store: &StoreConfig, cache: &Path) -> Option<Process> {
-    on_a_prepared_disk("true", small, store, cache).await
+    on_a_prepared_disk("true", small, store, cache, &[]).await
 }
 
-/// As [`on_a_small_disk`], after a shell command on it.
+/// As [`on_a_small_disk`], after a shell command on it, and with further flags.
 async fn on_a_prepared_disk(
     prepare: &str,
     small: &Path,
     store: &StoreConfig,
     cache: &Path,
+    further: &[&str],
 ) -> Option<Process> {
-    let allowed = Command::new("unshare").args(["--user", "--map-root-user", "--mount", "true"]).status();
+    std::fs::create_dir_all(small).expect("writable");
+    let probe = ["--user", "--map-root-user", "--mount", "sh", "-c", "mount -t tmpfs tmpfs \"$0\""];
+    let allowed = Command::new("unshare").args(probe).arg(small).status();
     if !allowed.is_ok_and(|status| status.success()) {
-        println!("SKIPPED: unshare may not make a mount namespace here, no disk is full");
+        println!("SKIPPED: unshare may not make a mount namespace, or mount in it, here; no disk is full");
         return None;
     }
-    std::fs::create_dir_all(small).expect("writable");
     let flags = ["--gc.interval=100ms", "--gc.grace=0s", "--direct.enabled=false", "--journal.interval=0s"];
-    let mut start = Start::new(SERVER, store, cache).flags(&flags);
+    let mut start = Start::new(SERVER, store, cache).flags(&flags).flags(further);
     let small = small.display().to_string();
     let script = SMALL_DISK.replace("PREPARE", prepare);
     let under = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", &script, &small];
@@ -72,15 +74,17 @@ async fn a_full_cache_directory() {
 /// The cache is only a cache: the service starts without it, logs this, and serves.
 #[tokio::test]
 async fn a_cache_directory_that_is_full_or_read_only_at_start() {
+    // Without memory each frame of the hot tier is for the disk. A full one has the tier's folders, and takes no frame.
+    let hot = ["--hot.memory=0", "--hot.disk=1GiB"];
     let prepared = [
-        ("full", "{ head -c 30000000 /dev/zero >\"$0/fill\" 2>/dev/null; true; }"),
-        ("read-only", "mount -o remount,ro \"$0\""),
+        ("full", "{ head -c 30000000 /dev/zero >\"$0/fill\" 2>/dev/null; true; }", 0),
+        ("read-only", "mount -o remount,ro \"$0\"", 1),
     ];
-    for (what, prepare) in prepared {
+    for (what, prepare, without_hot_tier) in prepared {
         let directory = TempDir::new().expect("a directory");
         let small = directory.path().join("small");
         let store = file_store(directory.path());
-        let started = on_a_prepared_disk(prepare, &small, &store, &small.join("cache")).await;
+        let started = on_a_prepared_disk(prepare, &small, &store, &small.join("cache"), &hot).await;
         let Some(process) = started else { return };
         let (model_id, root) = process.prepare("n").await;
         let tokens = chunks::tokens(1, 256);
@@ -93,10 +97,16 @@ async fn a_cache_directory_that_is_full_or_read_only_at_start() {
         );
         assert_eq!(process.lookup_tokens(model_id, &tokens).await.matched_tokens, 256, "{what}");
         let path = routes::chunk_object(&model_id, &chunk.seq_hash, &chunk.object_digest);
-        assert!(process.get(&path, &[]).await.bytes().await.expect("reads") == chunk.bytes, "{what}");
+        for _ in 0..3 {
+            assert!(process.get(&path, &[]).await.bytes().await.expect("reads") == chunk.bytes, "{what}");
+        }
         let metrics = process.metrics().await;
-        assert!(metrics.contains("kvasir_cache_unusable{part=\"index\"} 1"), "{what}: {metrics}");
-        assert!(process.log().contains("check cache.directory"), "{what}: {}", process.log());
+        for (part, expected) in [("index", 1), ("hot_tier", without_hot_tier)] {
+            let line = format!("kvasir_cache_unusable{{part=\"{part}\"}} {expected}\n");
+            assert!(metrics.contains(&line), "{what}: {metrics}");
+        }
+        process.says("check cache.directory").await;
+        process.says("hot.directory").await;
     }
 }
 

@@ -36,13 +36,13 @@ pub(crate) const BY_LIST: &str = "request by a list";
 pub(crate) const BY_ANOTHER_LIST: &str = "request by another list than its replica's";
 pub(crate) const SPLIT_EPOCHS: &str = "round in which replicas had different lists";
 pub(crate) const SLOW_DNS: &str = "answer of DNS that was old or stayed away";
-const PASSED_OVER: &str = "keeper that had ended, hung or was cut off";
+pub(crate) const PASSED_OVER: &str = "keeper that had ended, hung or was cut off";
 const BY_A_SPLIT: &str = "request by a longer route, because its client knew of a split";
 const UNTOLD_SPLIT: &str = "request by a route that its replica had split";
 const ZONE_FIRST: &str = "request for whose client the second keeper was in its zone, and the first was not";
 const ELSEWHERE: &str = "request at a replica that leaves its route to others";
 const WITHOUT_STORE: &str = "request at a replica that was cut off from the store";
-const WITHOUT_CLIENTS: &str = "replica that was cut off from clients";
+pub(crate) const WITHOUT_CLIENTS: &str = "replica that was cut off from clients";
 
 /// All of them.
 pub(crate) const SITUATIONS: [&str; 11] = [

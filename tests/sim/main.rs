@@ -28,7 +28,7 @@ use kvasir_storage::transitions::Transition;
 use kvasir_tests::faulty::Fault;
 
 use crate::{
-    cluster::{BY_ANOTHER_LIST, BY_LIST, SITUATIONS, SLOW_DNS, SPLIT_EPOCHS},
+    cluster::{BY_ANOTHER_LIST, BY_LIST, PASSED_OVER, SITUATIONS, SLOW_DNS, SPLIT_EPOCHS, WITHOUT_CLIENTS},
     uploads::UPLOAD_ENDS,
     world::{Outcome, REPLICAS, World},
 };
@@ -222,7 +222,7 @@ fn the_promises_hold_in_large_clusters() {
         );
         sums.add(outcome);
     }
-    for situation in [BY_LIST, BY_ANOTHER_LIST, SPLIT_EPOCHS, SLOW_DNS] {
+    for situation in [BY_LIST, BY_ANOTHER_LIST, SPLIT_EPOCHS, SLOW_DNS, PASSED_OVER, WITHOUT_CLIENTS] {
         assert!(sums.situations.contains_key(situation), "there was no {situation}: {:?}", sums.situations);
     }
 }

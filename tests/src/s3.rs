@@ -114,6 +114,21 @@ impl S3Server {
         state.objects.keys().filter(|key| key.contains(part)).cloned().collect()
     }
 
+    /// The keys of all objects, each with the ETag of its last write.
+    pub fn contents(&self) -> BTreeMap<String, String> {
+        let state = self.objects.state();
+        state.objects.iter().map(|(key, stored)| (key.clone(), stored.etag.clone())).collect()
+    }
+
+    /// Asserts that no object was written or deleted `by` a request since its [`contents`](Self::contents) were `before`.
+    pub fn assert_unchanged(&self, before: &BTreeMap<String, String>, by: &str) {
+        let now = self.contents();
+        let gone = before.iter().filter(|(key, etag)| now.get(*key) != Some(*etag));
+        let new = now.keys().filter(|key| !before.contains_key(*key));
+        let changed: Vec<_> = gone.map(|(key, _)| key).chain(new).collect();
+        assert!(changed.is_empty(), "{by}: {changed:?}");
+    }
+
     /// Overwrites an object, which no client should be able to do.
     pub fn overwrite(&self, key: &str, bytes: impl Into<Bytes>) {
         self.objects.write(key.to_owned(), bytes.into(), None, None).expect("no condition");

@@ -95,7 +95,9 @@ impl DerefMut for Service {
 impl Api {
     /// At an address.
     pub fn at(address: SocketAddr) -> Self {
-        Self { address, http: reqwest::Client::new() }
+        // Less than the 15 s after which the service closes an idle connection: a request sent just then has no answer.
+        let http = reqwest::Client::builder().pool_idle_timeout(Duration::from_secs(10));
+        Self { address, http: http.build().expect("a client") }
     }
 
     /// Sends a request that may fail.

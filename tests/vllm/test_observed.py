@@ -57,6 +57,14 @@ def test_metrics_count_lookups_loads_and_saves(setting):
     assert found["saves:stored"] >= 1
 
 
+def test_prefills_of_one_prompt_are_learnt(setting):
+    engine, _, _ = setting
+    model = engine.worker._service._model
+    before = model.prefill_seconds(range(256, 512))
+    engine.run(make_tokens(900, seed=7), fresh=True)
+    assert model.prefill_seconds(range(256, 512)) != before
+
+
 def test_only_what_vllm_does_not_have_is_fetched(setting):
     engine, store, _ = setting
     tokens = make_tokens(1_000, seed=3)

@@ -47,6 +47,7 @@ pub use kvasir_store::observe;
 pub use lifecycle::{Lifecycle, ProgressAnswer, RebuildProgress, ScrubReport, SealReport, WorkShare, gc};
 pub use lookup::{Lookup, Query};
 pub use object_read::{ByteRange, ObjectRead};
+pub use private_files::private_directory;
 pub use read::{
     DirectReads, KeyListing, KeyPage, ListedObject, ObjectStatus, OpaqueObject, Reads, Selection,
 };

@@ -121,16 +121,31 @@ where
     }
 }
 
-/// Counts a connection while it is served.
+/// Counts a connection while it is served. If it panics, it alone ends.
 pub(crate) async fn track_connection(
     state: AppState,
     permits: (OwnedSemaphorePermit, ConnectionPermit),
     connection: impl Future<Output = ()>,
 ) {
-    state.metrics().connections(1);
+    let _counted = CountedConnection::new(state);
     connection.await;
-    state.metrics().connections(-1);
     drop(permits);
+}
+
+/// A connection in the metrics, until it is dropped.
+struct CountedConnection(AppState);
+
+impl CountedConnection {
+    fn new(state: AppState) -> Self {
+        state.metrics().connections(1);
+        Self(state)
+    }
+}
+
+impl Drop for CountedConnection {
+    fn drop(&mut self) {
+        self.0.metrics().connections(-1);
+    }
 }
 
 /// Connections whose buffers hold at most `memory_bytes`.
@@ -157,13 +172,41 @@ pub(crate) fn connection_builder(memory_bytes: u64) -> auto::Builder<TokioExecut
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use hyper::service::service_fn;
     use tokio::{
         io::AsyncWriteExt,
+        sync::Semaphore,
         time::{Instant, sleep, timeout},
     };
 
     use super::*;
+    use crate::{
+        auth::Authenticator, cluster::Cluster, config::Config, connection_limiter::ConnectionLimiter,
+        journal_sync::JournalSync, metrics::Metrics,
+    };
+
+    #[tokio::test]
+    async fn a_connection_that_panics_is_no_longer_counted() {
+        let authenticator = Authenticator::open(&Config::default()).expect("no files");
+        let (metrics, journal) = (Arc::new(Metrics::new()), JournalSync::new(Duration::ZERO));
+        let state =
+            AppState::new(Arc::clone(&metrics), authenticator, None, None, None, journal, Cluster::default());
+        let (all, of_addresses) = (Arc::new(Semaphore::new(1)), ConnectionLimiter::new(1));
+        let permit = Arc::clone(&all).try_acquire_owned().expect("the first");
+        let permit_of_address = of_addresses.try_acquire([127, 0, 0, 1].into()).expect("the first");
+        let counted = Arc::clone(&metrics);
+        let connection = async move {
+            let text = String::from_utf8(counted.render()).expect("text");
+            assert!(!text.contains("kvasir_http_connections 1\n"), "a bug");
+        };
+        let served = track_connection(state, (permit, permit_of_address), connection);
+        tokio::spawn(served).await.expect_err("it panics while it is counted");
+        let text = String::from_utf8(metrics.render()).expect("text");
+        assert!(text.contains("kvasir_http_connections 0\n"), "{text}");
+        assert!(all.try_acquire().is_ok() && of_addresses.try_acquire([127, 0, 0, 1].into()).is_some());
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_is_refused_while_the_service_drains_is_cut_off() {

@@ -14,6 +14,8 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BinaryHeap, HashMap, VecDeque},
+    panic::AssertUnwindSafe,
+    sync::Arc,
     time::Duration,
 };
 
@@ -22,12 +24,14 @@ use axum::{
     http::header,
     response::Response,
 };
-use futures::StreamExt;
+use futures::{FutureExt, StreamExt};
 use kvasir_types::Name;
 use tokio::{
     sync::{mpsc, oneshot},
     time::Instant,
 };
+
+use crate::{background_task::BackgroundTask, metrics::Metrics};
 
 /// How far the link may fall behind and catch up: the granularity of timers, no more.
 const BURST: Duration = Duration::from_millis(20);
@@ -56,9 +60,9 @@ struct SendTicket {
 
 impl EgressScheduler {
     /// A scheduler for `bytes_per_second`. Must be created in a runtime.
-    pub(crate) fn new(bytes_per_second: u64) -> Self {
+    pub(crate) fn new(bytes_per_second: u64, metrics: Arc<Metrics>) -> Self {
         let (tickets, submitted) = mpsc::unbounded_channel();
-        tokio::spawn(FairQueue::new(bytes_per_second as f64).run(submitted));
+        tokio::spawn(run_queues(bytes_per_second as f64, submitted, metrics));
         Self { tickets }
     }
 
@@ -90,10 +94,19 @@ impl EgressScheduler {
     /// Waits until a tenant may send `bytes` for a load with this deadline.
     async fn acquire(&self, tenant: Name, due: Option<Instant>, bytes: usize) {
         let (granted, grant) = oneshot::channel();
-        // At shutdown the queue is gone: send without waiting.
+        // At shutdown the queue is gone, or it panicked: send without waiting.
         if self.tickets.send(SendTicket { tenant, due, bytes, granted }).is_ok() {
             let _ = grant.await;
         }
+    }
+}
+
+/// Runs a queue until the scheduler is gone. If it panics, what waits in it is sent without waiting, and a new queue takes what
+/// comes: at once, because responses would wait out a pause as well.
+async fn run_queues(rate: f64, mut submitted: mpsc::UnboundedReceiver<SendTicket>, metrics: Arc<Metrics>) {
+    while AssertUnwindSafe(FairQueue::new(rate).run(&mut submitted)).catch_unwind().await.is_err() {
+        metrics.health().background_panicked(BackgroundTask::Egress);
+        tracing::error!(task = BackgroundTask::Egress.as_str(), "a background task panicked; it runs again");
     }
 }
 
@@ -174,7 +187,7 @@ impl FairQueue {
         Self { rate, virtual_time: 0, arrivals: 0, finish_tags, waiting, backlogs, free_at: Instant::now() }
     }
 
-    async fn run(mut self, mut submitted: mpsc::UnboundedReceiver<SendTicket>) {
+    async fn run(mut self, submitted: &mut mpsc::UnboundedReceiver<SendTicket>) {
         let mut tickets = Vec::new();
         loop {
             tokio::select! {
@@ -241,6 +254,10 @@ mod tests {
 
     const RATE: u64 = 1_000_000;
 
+    fn scheduler() -> EgressScheduler {
+        EgressScheduler::new(RATE, Arc::new(Metrics::new()))
+    }
+
     /// Bytes that a tenant's `streams`, each with pieces of `bytes`, send in ten seconds.
     fn load(
         scheduler: &EgressScheduler,
@@ -276,7 +293,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_tenant_of_many_streams_gets_no_more_than_one_of_one() {
-        let scheduler = EgressScheduler::new(RATE);
+        let scheduler = scheduler();
         let (greedy, modest) = (load(&scheduler, "a", 50, 64_000), load(&scheduler, "b", 1, 16_000));
         let (greedy, modest) = (sum(greedy).await, sum(modest).await);
         assert!((0.45..=0.55).contains(&modest), "{modest}");
@@ -285,7 +302,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn three_tenants_have_a_third_each_and_one_alone_has_all() {
-        let scheduler = EgressScheduler::new(RATE);
+        let scheduler = scheduler();
         let loads = [("a", 20, 64_000), ("b", 3, 16_000), ("c", 1, 8_000)];
         let loads = loads.map(|(tenant, streams, bytes)| load(&scheduler, tenant, streams, bytes));
         for streams in loads {
@@ -298,7 +315,7 @@ mod tests {
 
     /// How long each of these loads takes that begin together: of so many bytes, with this deadline.
     async fn times(loads: &[(usize, Option<f64>)]) -> Vec<f64> {
-        let (scheduler, begun) = (EgressScheduler::new(RATE), Instant::now());
+        let (scheduler, begun) = (scheduler(), Instant::now());
         let tasks = loads.iter().map(|(bytes, deadline)| {
             let (scheduler, tenant): (_, Name) = (scheduler.clone(), "a".parse().expect("a name"));
             let (bytes, due) = (*bytes, deadline.map(|seconds| begun + Duration::from_secs_f64(seconds)));
@@ -349,7 +366,7 @@ mod tests {
     /// Fifty streams of which each waits for three seconds.
     #[tokio::test(start_paused = true)]
     async fn answers_without_a_deadline_take_turns_however_long_they_wait() {
-        let scheduler = EgressScheduler::new(RATE);
+        let scheduler = scheduler();
         for stream in load(&scheduler, "a", 50, 64_000) {
             let sent = stream.await.expect("no panic");
             assert!((3 * 64_000..=4 * 64_000).contains(&sent), "{sent}");
@@ -359,7 +376,7 @@ mod tests {
     /// Clients that give up before their turn cost their tenant nothing.
     #[tokio::test(start_paused = true)]
     async fn responses_that_end_before_their_turn_are_free() {
-        let scheduler = EgressScheduler::new(RATE);
+        let scheduler = scheduler();
         let b = load(&scheduler, "b", 50, 64_000);
         let until = Instant::now() + Duration::from_secs(10);
         let impatient = (0..10).map(|_| {
@@ -383,7 +400,7 @@ mod tests {
     /// Their clients hang up at once.
     #[tokio::test(start_paused = true)]
     async fn tickets_that_keep_coming_do_not_stop_the_link() {
-        let scheduler = EgressScheduler::new(RATE);
+        let scheduler = scheduler();
         let flood = async {
             for _ in 0..1_000 {
                 for _ in 0..1_000 {
@@ -404,10 +421,30 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_was_silent_has_saved_nothing_up() {
-        let scheduler = EgressScheduler::new(RATE);
+        let scheduler = scheduler();
         sum(load(&scheduler, "a", 4, 64_000)).await;
         let (a, b) = (load(&scheduler, "a", 4, 16_000), load(&scheduler, "b", 4, 16_000));
         let (a, b) = (sum(a).await, sum(b).await);
         assert!((0.45..=0.55).contains(&a) && (0.45..=0.55).contains(&b), "{a} {b}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn after_a_panic_nobody_is_forgotten_and_the_link_is_shared_again() {
+        let metrics = Arc::new(Metrics::new());
+        let scheduler = EgressScheduler::new(1, Arc::clone(&metrics));
+        let tenant = |name: &str| -> Name { name.parse().expect("a name") };
+        let begun = Instant::now();
+        // At this rate the first would take longer than a duration can be.
+        let both = async {
+            let endless = scheduler.acquire(tenant("a"), None, usize::MAX);
+            tokio::join!(endless, scheduler.acquire(tenant("b"), None, 10))
+        };
+        tokio::time::timeout(Duration::from_secs(60), both).await.expect("what waited is sent");
+        for _ in 0..3 {
+            scheduler.acquire(tenant("b"), None, 10).await;
+        }
+        assert_eq!(begun.elapsed().as_secs(), 20, "the second and the third waited for their turn");
+        let text = String::from_utf8(metrics.render()).expect("text");
+        assert!(text.contains("kvasir_background_panics_total{task=\"egress\"} 1\n"), "{text}");
     }
 }

@@ -22,7 +22,9 @@ use kvasir_types::Name;
 use parking_lot::Mutex;
 use uuid::Uuid;
 
-use crate::{api_error::ApiError, limits, metrics::Metrics, wall_clock::unix_ms};
+use crate::{
+    api_error::ApiError, background_task::BackgroundTask, limits, metrics::Metrics, wall_clock::unix_ms,
+};
 
 /// The jobs of this replica: running and recent ones.
 #[derive(Debug, Default)]
@@ -190,7 +192,10 @@ pub(crate) fn start(
         // A job that panicked must not appear to run forever: it would block others of its kind.
         let done = match AssertUnwindSafe(run).catch_unwind().await {
             Ok(done) => done.map_err(|error| error.to_string()),
-            Err(_) => Err("it panicked; the service's log has the cause".to_owned()),
+            Err(_) => {
+                metrics.health().background_panicked(BackgroundTask::Job);
+                Err("it panicked; the service's log has the cause".to_owned())
+            }
         };
         jobs.update(job_id, |job| match done {
             Ok(counts) => {

@@ -6,6 +6,7 @@ mod api_error;
 mod audit;
 mod auth;
 mod background;
+mod background_task;
 mod body_room;
 mod cluster;
 mod config;

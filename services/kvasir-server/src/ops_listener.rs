@@ -11,8 +11,8 @@ use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use tokio::{net::TcpListener, sync::Semaphore, task::JoinSet};
 
 use crate::{
-    config::Config, connection::connection_builder, connection_limiter::ConnectionLimiter, limits,
-    router::ops_router, run_error::RunError, state::AppState,
+    background::repeat, background_task::BackgroundTask, config::Config, connection::connection_builder,
+    connection_limiter::ConnectionLimiter, limits, router::ops_router, run_error::RunError, state::AppState,
 };
 
 /// Listens at `server.ops_listen`, if set, until the result is dropped.
@@ -25,27 +25,29 @@ pub(crate) async fn open(config: &Config, state: &AppState) -> Result<JoinSet<()
         let listener =
             TcpListener::bind(address).await.map_err(|source| RunError::Listen { address, source })?;
         tracing::info!(%address, "listening for probes and metrics");
-        task.spawn(serve(listener, ops_router(state.clone())));
+        let router = ops_router(state.clone());
+        task.spawn(serve(listener, state.clone(), move || router.clone()));
     }
     Ok(task)
 }
 
-async fn serve(listener: TcpListener, router: Router) {
+/// Accepts connections until it is dropped; `router` makes the service of each.
+async fn serve(listener: TcpListener, state: AppState, router: impl Fn() -> Router) {
     let connections = Arc::new(Semaphore::new(limits::OPS_CONNECTIONS_MAX));
     let by_address = ConnectionLimiter::new(limits::OPS_CONNECTIONS_PER_ADDRESS_MAX);
-    loop {
-        let Ok(permit) = Arc::clone(&connections).acquire_owned().await else { return };
+    // A turn is one connection: if it panics, the others go on and the next is accepted.
+    let turn = async move |_| {
+        let permit = Arc::clone(&connections).acquire_owned().await.expect("is never closed");
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a connection for probes or metrics");
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
+                return tokio::time::sleep(Duration::from_millis(50)).await;
             }
         };
         // No address alone keeps the kubelet out.
-        let Some(of_address) = by_address.try_acquire(peer.ip()) else { continue };
-        let service = TowerToHyperService::new(router.clone());
+        let Some(of_address) = by_address.try_acquire(peer.ip()) else { return };
+        let service = TowerToHyperService::new(router());
         tokio::spawn(async move {
             let builder = connection_builder(limits::CONNECTION_MEMORY_BYTES);
             let connection = builder.serve_connection(TokioIo::new(stream), service);
@@ -55,11 +57,14 @@ async fn serve(listener: TcpListener, router: Router) {
             }
             drop((permit, of_address));
         });
-    }
+    };
+    repeat(BackgroundTask::OpsListener, state, || Duration::ZERO, turn).await;
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
@@ -74,22 +79,25 @@ mod tests {
         answer.split_whitespace().nth(1).unwrap_or_default().to_owned()
     }
 
-    #[tokio::test]
-    async fn probes_and_metrics_and_nothing_else_through_a_drain_too() {
-        let authenticator = Authenticator::open(&Config::default()).expect("no files");
-        let state = AppState::new(
+    fn unready() -> AppState {
+        AppState::new(
             Arc::new(Metrics::new()),
-            authenticator,
+            Authenticator::open(&Config::default()).expect("no files"),
             None,
             None,
             None,
             JournalSync::new(Duration::ZERO),
             Cluster::default(),
-        );
+        )
+    }
+
+    #[tokio::test]
+    async fn probes_and_metrics_and_nothing_else_through_a_drain_too() {
+        let state = unready();
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let mut task = JoinSet::new();
-        task.spawn(serve(listener, ops_router(state.clone())));
+        let (mut task, router) = (JoinSet::new(), ops_router(state.clone()));
+        task.spawn(serve(listener, state.clone(), move || router.clone()));
         // The store was never reached: alive, not ready.
         for (path, expected) in [
             ("/livez", "200"),
@@ -113,5 +121,25 @@ mod tests {
         assert_eq!(status(address, "/readyz").await, "503");
         task.shutdown().await;
         assert!(tokio::net::TcpStream::connect(address).await.is_err(), "closed with its task");
+    }
+
+    /// Who asks for probes would take the replica for dead, and nobody would see its metrics.
+    #[tokio::test]
+    async fn after_a_panic_the_next_connection_is_accepted() {
+        let state = unready();
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let (mut task, router) = (JoinSet::new(), ops_router(state.clone()));
+        let accepted = AtomicUsize::new(0);
+        let panics_once = move || {
+            assert_ne!(accepted.fetch_add(1, Ordering::Relaxed), 0, "a bug");
+            router.clone()
+        };
+        task.spawn(serve(listener, state.clone(), panics_once));
+        let mut first = tokio::net::TcpStream::connect(address).await.expect("connects");
+        assert!(matches!(first.read(&mut [0]).await, Ok(0) | Err(_)), "it is closed");
+        assert_eq!(status(address, "/livez").await, "200");
+        let text = String::from_utf8(state.metrics().render()).expect("text");
+        assert!(text.contains("kvasir_background_panics_total{task=\"ops_listener\"} 1\n"), "{text}");
     }
 }

@@ -12,6 +12,7 @@ use kvasir_storage::{
     Storage,
     hot::{HotSettings, HotTier},
     index::{Index, IndexError},
+    private_directory,
 };
 use kvasir_store::{FormerLayout, OpenStore, StoreKind, observe::StoreObserver, seal::KeyService};
 use tokio::{
@@ -125,7 +126,7 @@ pub async fn run(
         keys.log_tenants();
     }
     let egress = config.server.egress_bytes_per_second;
-    let egress = (egress > 0).then(|| EgressScheduler::new(egress));
+    let egress = (egress > 0).then(|| EgressScheduler::new(egress, Arc::clone(&metrics)));
     let cluster = Cluster::new(config.cluster.clone(), config.tls.is_some());
     let state = AppState::new(
         Arc::clone(&metrics),
@@ -139,6 +140,11 @@ pub async fn run(
     state.jobs().set_gc_policy(config.gc.policy.clone());
     let store = with_encryption(OpenStore::open(&config.store, metrics)?, state.keys());
     let index = open_index(&config, &store, &state)?;
+    // Uploads make it where it is missing, and leave one that is there as it is.
+    let spool = &config.storage.spool_directory;
+    if let Err(error) = private_directory(spool) {
+        tracing::warn!(%error, directory = ?spool, "uploads cannot wait on disk; check cache.directory");
+    }
     tracing::info!(%address, store = %config.store.url, index_rows = index.len(), "listening");
     warn_if_unprotected(&config, address);
     let hot = open_hot_tier(&config, store.kind(), &state).await;

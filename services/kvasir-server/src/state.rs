@@ -16,7 +16,7 @@ use crate::{
     api_error::ApiError,
     audit::AuditLog,
     auth::Authenticator,
-    background::BackgroundTask,
+    background_task::BackgroundTask,
     cluster::Cluster,
     egress::EgressScheduler,
     encryption_keys::EncryptionKeys,

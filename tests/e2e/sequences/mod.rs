@@ -1,6 +1,6 @@
 //! Sequences of requests from the served document, drawn by a seed, while a reference in memory judges every
 //! answer: a tenant may see only what it stored, removed, changed and listed so far, and another tenant sees
-//! none of it.
+//! none of it. A refused request leaves the bucket as it was.
 //!
 //! More by `KVASIR_TEST_SEQUENCES`, others by `KVASIR_TEST_SEQUENCES_FROM`.
 
@@ -9,6 +9,7 @@
 mod chunks;
 mod contexts;
 mod keys;
+mod refusals;
 mod registry;
 
 use std::{
@@ -22,14 +23,23 @@ use kvasir_tests::faulty::Dice;
 use reqwest::{Method, Response, StatusCode};
 use serde_json::Value;
 
-use self::{chunks::Chunks, contexts::Contexts, keys::KeyValues, registry::Registry};
-use crate::bench::Bench;
+use self::{
+    chunks::Chunks,
+    contexts::Contexts,
+    keys::KeyValues,
+    refusals::{REFUSALS, Refusals},
+    registry::Registry,
+};
+use crate::{bench::Bench, isolation::quiet};
 
 const SEQUENCES: u64 = 6;
 const STEPS: usize = 150;
 /// Of a thousand steps, those whose ids are of nothing, and those of the other tenant.
 const RANDOM_IDS: usize = 60;
 const STRANGERS: usize = 80;
+/// Steps for each of [`REFUSALS`] in between. A sequence has all of them.
+const STEPS_PER_REFUSAL: usize = 4;
+const _: () = assert!(STEPS / STEPS_PER_REFUSAL >= REFUSALS.len());
 /// Not drawn: the stream of events has no end; the counts of jobs and the actions of whole replicas have
 /// separate tests.
 const LEFT_OUT: [&str; 7] =
@@ -79,7 +89,8 @@ impl Step<'_> {
         !self.is_random && !self.is_stranger
     }
 
-    /// Sends it with values for the parameters of its path, and looks whether the document knows the answer.
+    /// Sends it with values for the parameters of its path, and looks whether the document knows the answer, and whether nothing
+    /// was written or deleted if it is a refusal.
     async fn send(&self, parameters: &[(&str, String)], query: &str, body: Vec<u8>) -> Response {
         let mut path = self.operation.path.clone();
         for (name, value) in parameters {
@@ -89,8 +100,15 @@ impl Step<'_> {
         let tenant = if self.is_stranger { "other" } else { "own" };
         let token = &self.bench.tokens[&(tenant, Role::Operator)];
         let path = format!("{path}{query}");
+        let mut before = self.bench.store.contents();
         let answer = self.bench.guarded.send(token, self.operation.method.clone(), &path, body).await;
         let status = answer.status();
+        if !status.is_success() {
+            // What was sent for an upload whose commit is refused is deleted.
+            let is_kept = |key: &String| parameters.iter().all(|(_, id)| !key.contains(id.as_str()));
+            before.retain(|key, _| self.operation.name != "commit_upload" || is_kept(key));
+            self.bench.store.assert_unchanged(&before, &format!("{status} of {path}"));
+        }
         let is_known = self.operation.statuses.contains(status.as_str());
         let class = format!("{}XX", status.as_u16() / 100);
         let is_known = is_known
@@ -159,12 +177,14 @@ impl Reference {
 
 /// One sequence on a separate service. Returns the number of judged requests per operation.
 async fn sequence(seed: u64) -> BTreeMap<String, u64> {
-    let quiet = |config: &mut kvasir_server::Config| {
-        // Nothing but requests changes anything.
-        (config.journal.interval, config.gc.interval) = (Duration::ZERO, Duration::ZERO);
-    };
-    let bench = Bench::start_with("other", quiet).await;
+    let refusals = Refusals::new();
+    let bench = Bench::start_with("other", |config| {
+        quiet(config);
+        refusals.configure(config);
+    })
+    .await;
     bench.guarded.prepare(&bench.tokens[&("other", Role::Write)]).await;
+    refusals.prepare(&bench).await;
     let document = bench.guarded.service.get(routes::OPENAPI, &[]).await;
     let operations = operations(&document.json().await.expect("its JSON"));
     let mut dice = Dice::new(seed);
@@ -187,6 +207,9 @@ async fn sequence(seed: u64) -> BTreeMap<String, u64> {
         );
         println!("{place}");
         reference.step(&step, &mut dice).await;
+        if at % STEPS_PER_REFUSAL == 0 {
+            refusals.refuse(&bench, seed as usize + at / STEPS_PER_REFUSAL).await;
+        }
         *judged.entry(operation.name.clone()).or_insert(0) += 1;
     }
     reference.keys.all(&bench).await;

@@ -16,7 +16,7 @@ use super::{
     packed_lineage::{LineageCache, divided},
     profile_ids::ProfileIds,
 };
-use crate::private_files::private_directory;
+use crate::private_files::{close_contents, private_directory, private_file};
 
 /// Format of rows and keys; a database of another format is replaced by an empty one.
 const FORMAT: u8 = 4;
@@ -53,6 +53,10 @@ impl SledIndex {
         let db = config.open().map_err(error)?;
         let rows = db.open_tree("rows").map_err(error)?;
         let profiles = db.open_tree("profiles").map_err(error)?;
+        // The database opens its files to others as far as the process's mask lets it. It makes them here, but for large rows.
+        if let Err(error) = close_contents(path) {
+            tracing::warn!(%error, ?path, "files of the hot index keep their modes; the folder protects them");
+        }
         let stamp = [&[FORMAT][..], identity].concat();
         if db.get(META_IDENTITY).map_err(error)?.as_deref() != Some(&stamp[..]) {
             rows.clear().map_err(error)?;
@@ -82,7 +86,6 @@ impl SledIndex {
     ) -> Result<Self, IndexError> {
         for slot in 0..slots {
             let path = directory.join(format!("hot-{slot}.sled"));
-            // The database sets the modes of its own files.
             private_directory(&path).map_err(|e| IndexError::Io(e.to_string()))?;
             let problem = match Self::open(&path, identity, cache_bytes) {
                 Err(IndexError::Locked) => continue,
@@ -217,7 +220,7 @@ impl HotIndex for SledIndex {
 
     fn abandon(&self) {
         // If even this fails, the next start finds the damage itself, or row by row.
-        let _ = std::fs::write(self.path.join(ABANDONED), b"");
+        let _ = private_file(&self.path.join(ABANDONED));
     }
 }
 

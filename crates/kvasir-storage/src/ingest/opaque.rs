@@ -131,6 +131,8 @@ impl Ingest {
             }
             this.record_namespace(&tenant, &namespace).await?;
             let (created, object_digest) = this.commit_opaque(&mut upload, &of_key, &older_names).await?;
+            // Also if nothing was created, and `If-None-Match: *` refuses the request for it: an earlier one may have
+            // ended between the object and this.
             if listed && !this.bucket.seals(&tenant) {
                 let listed = ListedKey { tenant, namespace, key: of_key, object_digest };
                 this.bucket.write_listed(listed).await?;

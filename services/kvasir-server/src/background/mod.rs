@@ -12,60 +12,12 @@ use tokio::{
 };
 
 use crate::{
+    background_task::BackgroundTask,
     config::Config,
     journal_sync::{count_usage, reading},
     limits,
     state::AppState,
 };
-
-/// A background task.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum BackgroundTask {
-    IndexFlush,
-    RemovalsExpiry,
-    Reload,
-    Journal,
-    Usage,
-    Gc,
-    Scrub,
-    Series,
-    Members,
-}
-
-impl BackgroundTask {
-    pub(crate) const ALL: [Self; 9] = [
-        Self::IndexFlush,
-        Self::RemovalsExpiry,
-        Self::Reload,
-        Self::Journal,
-        Self::Usage,
-        Self::Gc,
-        Self::Scrub,
-        Self::Series,
-        Self::Members,
-    ];
-
-    /// Label of metrics.
-    pub(crate) const fn as_str(self) -> &'static str {
-        match self {
-            Self::IndexFlush => "index_flush",
-            Self::RemovalsExpiry => "removals_expiry",
-            Self::Reload => "reload",
-            Self::Journal => "journal",
-            Self::Usage => "usage",
-            Self::Gc => "gc",
-            Self::Scrub => "scrub",
-            Self::Series => "series",
-            Self::Members => "members",
-        }
-    }
-
-    /// Whether a replica without this task must not receive traffic: it would accept revoked credentials, or
-    /// offer removed chunks.
-    const fn is_needed(self) -> bool {
-        matches!(self, Self::Reload | Self::Journal)
-    }
-}
 
 /// Starts all tasks. Each except the reload and the series begins once the store was reached; all end with
 /// the set.
@@ -156,7 +108,7 @@ fn jittered(interval: Duration) -> impl Fn() -> Duration {
 }
 
 /// Repeats forever. Counts a panicking run, and delays the next one by a doubling pause.
-async fn repeat(
+pub(crate) async fn repeat(
     task: BackgroundTask,
     state: AppState,
     pause: impl Fn() -> Duration,
@@ -164,7 +116,11 @@ async fn repeat(
 ) {
     let mut panics = 0;
     loop {
-        tokio::time::sleep(pause() + back_off(panics)).await;
+        let pause = pause() + back_off(panics);
+        // A sleep takes a millisecond at least.
+        if !pause.is_zero() {
+            tokio::time::sleep(pause).await;
+        }
         match AssertUnwindSafe(turn(state.clone())).catch_unwind().await {
             Ok(()) => panics = 0,
             Err(_) => {

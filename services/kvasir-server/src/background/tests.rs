@@ -1,6 +1,9 @@
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use axum::extract::State;
 use bytes::Bytes;
 use futures::{TryStreamExt, stream};
+use kvasir_api::{JobKind, JobRequest, JobState};
 use kvasir_storage::{PutObject, Settings, Storage, hot::RequestHint, index::Index};
 use kvasir_store::{OpenStore, StoreConfig, StoreKind, layout::JournalLog, observe::NoObserver};
 use kvasir_tests::hooked::{Hook, Hooked, HookedStore};
@@ -13,6 +16,7 @@ use crate::{
     cluster::{Cluster, ClusterConfig, MemberSource},
     config::AuthConfig,
     handlers::ops,
+    jobs,
     journal_sync::JournalSync,
     metrics::Metrics,
 };
@@ -221,4 +225,40 @@ async fn a_task_that_panics_runs_again_later_and_later_and_is_missed_where_it_is
         let line = format!("kvasir_background_panics_total{{task=\"{}\"}} 5", task.as_str());
         assert!(text.contains(&line), "{text}");
     }
+}
+
+/// It would appear to run forever, and no other of its kind could.
+#[tokio::test]
+async fn a_job_that_panics_has_failed_and_the_next_one_may_run() {
+    let is_broken = Arc::new(AtomicBool::new(false));
+    let breaks = Arc::clone(&is_broken);
+    let hook: Hook = Arc::new(move |request: Hooked, _: Path| {
+        let panics = request == Hooked::Listed && breaks.load(Ordering::Relaxed);
+        async move {
+            assert!(!panics, "a bug");
+            Ok::<_, object_store::Error>(())
+        }
+        .boxed()
+    });
+    let hooked = HookedStore::new(Arc::new(InMemory::new()), hook);
+    let (state, storage) = member_over(0, 1, hooked).await;
+    let ended = async || {
+        let (jobs, request) = (state.jobs(), JobRequest::new(JobKind::Scrub));
+        let started = jobs::start(jobs, Arc::clone(&storage), Arc::clone(state.metrics()), &request);
+        let job_id = started.expect("no other runs").job_id;
+        loop {
+            let job = jobs.get(job_id).expect("it is kept");
+            if job.state != JobState::Running {
+                return (job.state, job.error.unwrap_or_default());
+            }
+            tokio::task::yield_now().await;
+        }
+    };
+    is_broken.store(true, Ordering::Relaxed);
+    let (failed, why) = ended().await;
+    assert!(failed == JobState::Failed && why.contains("panicked"), "{failed:?}: {why}");
+    is_broken.store(false, Ordering::Relaxed);
+    assert_eq!(ended().await, (JobState::Done, String::new()));
+    let text = String::from_utf8(state.metrics().render()).expect("text");
+    assert!(text.contains("kvasir_background_panics_total{task=\"job\"} 1\n"), "{text}");
 }

@@ -35,6 +35,8 @@ const REQUESTS_MAX: usize = 12;
 /// Parts of a response that are read: event streams never end.
 const PARTS_MAX: usize = 64;
 const INDEX_BYTES: u64 = 1 << 20;
+/// Host of every request.
+const HOST: &str = "localhost";
 
 /// Requests to the API.
 pub fn api_requests(data: &[u8]) {
@@ -107,12 +109,16 @@ impl<'a> SentRequest<'a> {
         let framing = [header::CONTENT_LENGTH, header::TRANSFER_ENCODING, header::HOST];
         let headers = headers?.into_iter().filter(|(name, _)| !framing.contains(name)).collect();
         let body = text.get(head_bytes + 2..).unwrap_or_default();
-        Some(Self { method: method.parse().ok()?, uri: uri.parse().ok()?, headers, body })
+        let uri: Uri = uri.parse().ok()?;
+        // Refused for its host, whatever is stored.
+        if uri.authority().is_some_and(|authority| authority != HOST) {
+            return None;
+        }
+        Some(Self { method: method.parse().ok()?, uri, headers, body })
     }
 
     fn request(&self) -> Option<Request<Body>> {
-        let mut request =
-            Request::builder().method(&self.method).uri(&self.uri).header(header::HOST, "localhost");
+        let mut request = Request::builder().method(&self.method).uri(&self.uri).header(header::HOST, HOST);
         if !self.body.is_empty() {
             request = request.header(header::CONTENT_LENGTH, self.body.len());
         }

@@ -3,7 +3,7 @@
 use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
 
 use super::counters;
-use crate::background::BackgroundTask;
+use crate::background_task::BackgroundTask;
 
 /// A part of the cache directory.
 #[derive(Debug, Clone, Copy)]

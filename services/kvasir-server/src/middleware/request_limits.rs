@@ -11,7 +11,7 @@ use std::{
 use axum::{
     body::{Body, Bytes, HttpBody},
     extract::{Request, State},
-    http::{HeaderMap, StatusCode, Version, header},
+    http::{HeaderMap, HeaderValue, StatusCode, Version, header, uri::Authority},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -93,15 +93,36 @@ fn check_head(request: &Request, encodings: AcceptedEncodings) -> Result<(), Api
 /// Rejects heads that two parsers in a row could attribute to different hosts or callers.
 fn check_single(request: &Request) -> Result<(), ApiError> {
     let count = |name| request.headers().get_all(name).iter().count();
-    // HTTP/2 has `:authority` instead.
-    let is_host_missing = count(header::HOST) == 0 && request.version() == Version::HTTP_11;
+    // The URI has an authority in HTTP/2, from `:authority`, and if the target is absolute.
+    let (host, authority) = (request.headers().get(header::HOST), request.uri().authority());
+    let is_host_missing = match request.version() {
+        Version::HTTP_11 => host.is_none(),
+        Version::HTTP_2 => host.is_none() && authority.is_none(),
+        _ => false,
+    };
     if is_host_missing || count(header::HOST) > 1 {
-        return Err(ApiError::bad_request("send exactly one Host header"));
+        return Err(ApiError::bad_request("send exactly one Host header (in HTTP/2 :authority)"));
+    }
+    // Signatures cover one of them, and the bucket of an S3 request may be in it.
+    let port: &[u8] = if request.uri().scheme_str() == Some("https") { b":443" } else { b":80" };
+    let is_other = |(host, uri): (&HeaderValue, &Authority)| {
+        let (host, uri) = (without_port(host.as_bytes(), port), without_port(uri.as_str().as_bytes(), port));
+        !host.eq_ignore_ascii_case(uri)
+    };
+    if host.zip(authority).is_some_and(is_other) {
+        return Err(ApiError::bad_request(
+            "the Host header and the target of the request name different hosts",
+        ));
     }
     if count(header::AUTHORIZATION) > 1 {
         return Err(ApiError::bad_request("send exactly one Authorization header"));
     }
     Ok(())
+}
+
+/// A host without the port that its scheme implies.
+fn without_port<'a>(host: &'a [u8], implied: &[u8]) -> &'a [u8] {
+    host.strip_suffix(implied).unwrap_or(host)
 }
 
 /// Whether a path is UTF-8 after resolving its escapes. One that is not matches no route.
@@ -194,6 +215,35 @@ mod tests {
         let sound = with_minimum_rate(Box::pin(body), Arc::clone(&is_slow))
             .take_while(|part| std::future::ready(part.is_ok()));
         (sound.count().await, is_slow.load(Ordering::Relaxed))
+    }
+
+    #[test]
+    fn a_request_names_one_host() {
+        let is_taken = |version, target: &str, hosts: &[&str]| {
+            let request = axum::http::Request::builder().version(version).uri(target);
+            let request = hosts.iter().fold(request, |request, host| request.header(header::HOST, *host));
+            check_single(&request.body(Body::empty()).expect("a request")).is_ok()
+        };
+        for version in [Version::HTTP_11, Version::HTTP_2] {
+            for (target, hosts, expected) in [
+                ("/a", &["h:1"][..], true),
+                ("/a", &[], false),
+                ("/a", &["h:1", "h:1"], false),
+                ("http://h:1/a", &["h:1"], true),
+                ("http://h:1/a", &["H:1"], true),
+                ("http://h:1/a", &["h"], false),
+                ("http://h:1/a", &["other:1"], false),
+                ("http://h:1/a", &["h:1", "h:1"], false),
+                ("http://h:80/a", &["h"], true),
+                ("http://h/a", &["h:80"], true),
+                ("http://h:443/a", &["h"], false),
+                ("https://h:443/a", &["h"], true),
+                ("https://h:80/a", &["h"], false),
+                ("http://h:1/a", &[], version == Version::HTTP_2),
+            ] {
+                assert_eq!(is_taken(version, target, hosts), expected, "{version:?} {target} {hosts:?}");
+            }
+        }
     }
 
     #[test]

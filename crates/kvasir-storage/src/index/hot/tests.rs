@@ -2,7 +2,8 @@
 
 use std::{
     cell::Cell,
-    fs::File,
+    fs::{self, File, Permissions},
+    os::unix::fs::PermissionsExt,
     sync::{OnceLock, atomic::AtomicBool},
 };
 
@@ -87,6 +88,33 @@ fn rows_outlive_the_process_and_belong_to_one_store() {
     assert_eq!((other.len(), found(&other, 50)), (0, 0), "an index of one store is none of another");
 }
 
+/// The library does not say which modes its files get.
+#[test]
+fn no_other_user_may_read_a_file_of_the_database() {
+    let directory = TempDir::new().expect("a directory");
+    let folder = directory.path().join("hot-0.sled");
+    let files = || {
+        let entries = fs::read_dir(&folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+        entries.filter(|path| path.is_file()).collect::<Vec<_>>()
+    };
+    for _ in 0..2 {
+        let index = open(&directory);
+        index.insert(scope(), &row(1));
+        index.flush();
+        let modes = files().into_iter().map(|path| {
+            let mode = fs::metadata(&path).expect("is there").permissions().mode() & 0o777;
+            (path, mode)
+        });
+        let others: Vec<_> = modes.filter(|(_, mode)| *mode != 0o600).collect();
+        assert!(others.is_empty() && files().len() >= 2, "{others:?}");
+        close(index, &directory);
+        // As a process with another mask may have left them.
+        for path in files() {
+            fs::set_permissions(path, Permissions::from_mode(0o644)).expect("changes");
+        }
+    }
+}
+
 #[test]
 fn a_locked_database_is_left_alone() {
     let directory = TempDir::new().expect("a directory");
@@ -130,7 +158,7 @@ fn an_index_in_memory_stays_within_its_bytes_and_begins_anew() {
 
 /// Cuts or flips, deterministically.
 fn hurt(file: &std::path::Path, damage: u64) {
-    let mut bytes = std::fs::read(file).expect("sled keeps its log here");
+    let mut bytes = fs::read(file).expect("sled keeps its log here");
     let at = |i: u64| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) as usize % bytes.len();
     match damage % 3 {
         0 => bytes.truncate(at(damage + 1)),
@@ -143,7 +171,7 @@ fn hurt(file: &std::path::Path, damage: u64) {
             bytes.iter_mut().skip(start).take(4_096).for_each(|b| *b = 0);
         }
     }
-    std::fs::write(file, bytes).expect("writes");
+    fs::write(file, bytes).expect("writes");
 }
 
 #[test]

@@ -9,6 +9,7 @@ use crate::{
     blocking::blocking,
     limits,
     memory::{Lease, Region},
+    private_files::unnamed_private_file,
 };
 
 /// Written asynchronously: one buffer fills while the other is being written.
@@ -32,11 +33,7 @@ pub(super) struct SpoolFile {
 impl SpoolFile {
     /// A new file; without a lease for long buffers it has short ones.
     pub(super) async fn create(directory: PathBuf, sealed: bool, lease: Option<Lease>) -> io::Result<Self> {
-        let file = blocking(move || {
-            std::fs::create_dir_all(&directory)?;
-            tempfile::tempfile_in(&directory)
-        });
-        let file = Arc::new(file.await??);
+        let file = Arc::new(blocking(move || unnamed_private_file(&directory)).await??);
         let is_paid = lease.is_some();
         let buffer_bytes =
             if is_paid { limits::SPOOL_BUFFER_BYTES } else { limits::SPOOL_BUFFER_SHORT_BYTES };
