@@ -32,6 +32,15 @@ pub(super) enum Spreading {
     Chance,
 }
 
+impl Spreading {
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Routes => "routes",
+            Self::Chance => "chance",
+        }
+    }
+}
+
 /// What a prompt found.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Found {

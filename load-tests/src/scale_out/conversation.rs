@@ -47,10 +47,13 @@ pub(super) struct Conversations {
     pub(super) store_requests: BTreeMap<String, f64>,
     pub(super) memory_bytes_of_each: u64,
     /// Chunks that were in the memory of the replica that was asked, of all.
+    #[serde(deserialize_with = "crate::report::finite_or_nan")]
     pub(super) hot_share: f64,
     /// Requests of the busiest replica per mean.
+    #[serde(deserialize_with = "crate::report::finite_or_nan")]
     pub(super) busiest_over_mean: f64,
     /// Different chunks per chunk in all hot tiers, of a sample of the prompts.
+    #[serde(deserialize_with = "crate::report::finite_or_nan")]
     pub(super) unique: f64,
 }
 

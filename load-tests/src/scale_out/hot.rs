@@ -43,11 +43,11 @@ pub(super) struct HotReads {
     pub(super) replicas: usize,
     /// A closed loop of GETs of objects that are hot.
     pub(super) mb_per_s: f64,
-    pub(super) times_one: f64,
     /// CPU seconds per second and core, of the replicas and of the clients.
     pub(super) cpu_of_replicas: f64,
     pub(super) cpu_of_clients: f64,
     /// Bytes of all objects per byte in all hot tiers.
+    #[serde(deserialize_with = "crate::report::finite_or_nan")]
     pub(super) unique: f64,
     /// Objects stored through one replica and immediately requested from each other one: how many were not
     /// found.
@@ -59,6 +59,14 @@ pub(super) struct HotReads {
     pub(super) with_a_replica_lost: Option<ReplicaLoss>,
 }
 
+impl HotReads {
+    /// Times the throughput of one replica, if that was measured.
+    pub(super) fn times_one(&self, all: &[Self]) -> Option<f64> {
+        let one = all.iter().find(|row| row.replicas == 1)?;
+        Some(self.mb_per_s / one.mb_per_s)
+    }
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct ReplicaLoss {
     pub(super) killed_at_s: f64,
@@ -66,12 +74,6 @@ pub(super) struct ReplicaLoss {
     pub(super) summary: Summary,
     pub(super) acknowledged: u64,
     pub(super) not_found_afterwards: u64,
-}
-
-impl ReplicaLoss {
-    pub(super) fn passed(&self) -> bool {
-        self.not_found_afterwards == 0 && self.summary.wrong == 0 && self.summary.failed == 0
-    }
 }
 
 /// Which of `count` a request with this number is for: an order without pattern.
@@ -140,11 +142,7 @@ async fn lose_one(group: &mut ReplicaGroup, prompts: &Arc<[Prompt]>, rate: f64, 
     }
 }
 
-pub(super) async fn measure(
-    arguments: &ScaleArguments,
-    replicas: usize,
-    one: Option<f64>,
-) -> Result<HotReads> {
+pub(super) async fn measure(arguments: &ScaleArguments, replicas: usize) -> Result<HotReads> {
     let network = BridgedNetwork::new(replicas, arguments.link_mbps)?;
     let memory = (arguments.objects * arguments.bytes) as f64 * MEMORY / replicas as f64;
     let mut group = ReplicaGroup::start(arguments, network, Spreading::Routes, memory as u64, 0).await?;
@@ -186,7 +184,6 @@ pub(super) async fn measure(
     Ok(HotReads {
         replicas,
         mb_per_s,
-        times_one: one.map_or(1.0, |one| mb_per_s / one),
         cpu_of_replicas: (after.0 - before.0) / took / cores,
         cpu_of_clients: (after.1 - before.1) / took / cores,
         unique: stored as f64 / hot,

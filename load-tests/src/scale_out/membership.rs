@@ -58,6 +58,7 @@ pub(super) struct ReplicasChanged {
     pub(super) first_stopped_at_s: f64,
     pub(super) last_ready_at_s: f64,
     /// Share of the loads that were served from the memory or the disk of the replica that was asked: before, and the lowest of five seconds from the first restart on.
+    #[serde(deserialize_with = "crate::report::finite_or_nan")]
     pub(super) hot_before: f64,
     pub(super) hot_lowest: f64,
     /// From the moment that the last replica was ready, or had left, until the hit ratio was back at 90 % of what it was before, averaged

@@ -3,27 +3,19 @@
 use kvasir_plot::{Axis, Bar, Bars, Guide, Mark, Page, Place, Plot, number};
 
 use super::{
-    Scaling,
-    clients::Spreading,
+    Scaling, bounds,
     conversation::Conversations,
     hot::HotReads,
     membership::{Change, ReplicasChanged},
 };
 use crate::report;
 
-const fn name(spreading: Spreading) -> &'static str {
-    match spreading {
-        Spreading::Routes => "routes",
-        Spreading::Chance => "chance",
-    }
-}
-
-pub(super) fn hot_line(row: &HotReads) -> String {
+pub(super) fn hot_line(row: &HotReads, all: &[HotReads]) -> String {
+    let times_one = row.times_one(all).map_or(String::new(), |times| format!(", {times:.2} times one"));
     let mut text = format!(
-        "{} replicas: {:.1} MB/s, {:.2} times one; CPU {:.0} % (clients {:.0} %); unique {:.3}; {} of {} lookups of objects just stored by another replica missed; {:.1} store requests/s when idle",
+        "{} replicas: {:.1} MB/s{times_one}; CPU {:.0} % (clients {:.0} %); unique {:.3}; {} of {} lookups of objects just stored by another replica missed; {:.1} store requests/s when idle",
         row.replicas,
         row.mb_per_s,
-        row.times_one,
         row.cpu_of_replicas * 100.0,
         row.cpu_of_clients * 100.0,
         row.unique,
@@ -52,7 +44,7 @@ pub(super) fn conversation_line(row: &Conversations) -> String {
     format!(
         "{} replicas by {}, {:.0} % with a template: {:.1} % of {} chunks hot; busiest {:.2} of mean; unique {:.3}",
         row.replicas,
-        name(row.spreading),
+        row.spreading.as_str(),
         row.template_share * 100.0,
         row.hot_share * 100.0,
         row.chunks,
@@ -71,7 +63,7 @@ pub(super) fn change_line(row: &ReplicasChanged) -> String {
     format!(
         "{what} {} by {} in {:.0} s: {} of {} loads failed, {} were tried again; hot {:.1} % before, {:.1} % at least; back at 90 % of it {recovered}",
         row.replicas,
-        name(row.spreading),
+        row.spreading.as_str(),
         row.last_ready_at_s - row.first_stopped_at_s,
         row.summary.failed,
         row.summary.requests,
@@ -89,6 +81,7 @@ pub(super) fn page(scaling: &Scaling) -> String {
         page.paragraph(&format!("Skipped: {reason}"));
         return page.finish(report::FOOTER);
     }
+    bounds::missed(scaling).iter().for_each(|bound| page.paragraph(&format!("MISSED: {bound}.")));
     hot(&mut page, &scaling.rows);
     conversations(&mut page, &scaling.conversations);
     scaling.restarts.iter().for_each(|row| change(&mut page, row));
@@ -99,11 +92,15 @@ fn hot(page: &mut Page, rows: &[HotReads]) {
     if rows.is_empty() {
         return;
     }
-    let bar = |row: &HotReads| Bar {
-        label: format!("{} replicas", row.replicas),
-        value: row.mb_per_s,
-        text: format!("{} MB/s, {} times one", number(row.mb_per_s), number(row.times_one)),
-        ours: true,
+    let bar = |row: &HotReads| {
+        let times_one =
+            row.times_one(rows).map_or(String::new(), |times| format!(", {} times one", number(times)));
+        Bar {
+            label: format!("{} replicas", row.replicas),
+            value: row.mb_per_s,
+            text: format!("{} MB/s{times_one}", number(row.mb_per_s)),
+            ours: true,
+        }
     };
     let description = "Bytes per second of hot objects, closed loop".to_owned();
     let bars = rows.iter().map(bar).collect();
@@ -114,7 +111,7 @@ fn hot(page: &mut Page, rows: &[HotReads]) {
         vec![
             row.replicas.to_string(),
             number(row.mb_per_s),
-            number(row.times_one),
+            row.times_one(rows).map(number).unwrap_or_default(),
             format!("{:.0} %", (row.cpu_of_replicas + row.cpu_of_clients) * 100.0),
             format!("{:.3}", row.unique),
             row.cold_lookups_missed.to_string(),
@@ -151,7 +148,7 @@ fn conversations(page: &mut Page, rows: &[Conversations]) {
     let row = |row: &Conversations| {
         vec![
             row.replicas.to_string(),
-            if row.replicas > 1 { name(row.spreading).to_owned() } else { String::new() },
+            if row.replicas > 1 { row.spreading.as_str().to_owned() } else { String::new() },
             format!("{:.0} %", row.template_share * 100.0),
             format!("{:.1} %", row.hot_share * 100.0),
             format!("{:.2}", row.busiest_over_mean),
@@ -167,7 +164,7 @@ fn change(page: &mut Page, row: &ReplicasChanged) {
         Change::OneLeaves => "One leaves, of",
         Change::OneJoins => "One joins, of",
     };
-    page.heading(&format!("{what} {} replicas by {}", row.replicas, name(row.spreading)));
+    page.heading(&format!("{what} {} replicas by {}", row.replicas, row.spreading.as_str()));
     page.paragraph(&(change_line(row) + "."));
     let points = row.hot_share.iter().enumerate().map(|(at, share)| (at as f64, share * 100.0));
     let plot = Plot {

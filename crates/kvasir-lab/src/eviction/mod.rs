@@ -21,7 +21,7 @@ pub use day::{DAY_SECONDS, conversations};
 pub use lane::Tally;
 pub use policies::{Baseline, ComparedPolicy, ParseComparedPolicyError};
 pub use profile::{ClassProfile, TimeHistogram, TraceProfile};
-pub use quality::{EvictedUnit, LevelQualities, quality_weighted_hits};
+pub use quality::{EvictedUnit, LevelQualities, QualityHits, quality_weighted_hits};
 pub use replay::{Replay, ReplayOptions, ReplayRow, TraceSource, replay};
 pub use report::{ClassReuse, ClassRow, EvictReport, PolicySummary, Row, TraceFacts};
 pub use routes::{RoutesRow, SharedTemplate, Spreading, spread};

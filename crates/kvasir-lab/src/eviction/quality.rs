@@ -100,12 +100,16 @@ impl LevelCache {
         Self { policy: kind.build(), entries, quality, capacity }
     }
 
-    /// The summed quality of the blocks found, up to the first one that is not.
-    fn lookup(&self, request: &Request) -> f64 {
+    /// Adds the blocks found, up to the first one that is not.
+    fn lookup(&self, request: &Request, found: &mut FoundBlocks) {
         let held = |block: &u64| {
             (0..self.entries.len()).take_while(|entry| self.policy.contains(&(*block, *entry as u8))).count()
         };
-        request.blocks.iter().map(held).take_while(|held| *held > 0).map(|held| self.quality[held - 1]).sum()
+        for held in request.blocks.iter().map(held).take_while(|held| *held > 0) {
+            found.blocks += 1;
+            found.quality += self.quality[held - 1];
+            found.bytes += self.entries[..held].iter().map(|(bytes, _)| bytes).sum::<u64>();
+        }
     }
 
     fn store(&mut self, index: usize, access: &Access<u64>, block: u64) {
@@ -129,9 +133,25 @@ impl LevelCache {
     }
 }
 
-/// Replays a trace through caches of blocks with these levels. Answers the quality-weighted hit ratio at each capacity, a
-/// share of the bytes of all unique blocks: the mean over all requested blocks of the quality at which a block is found, 0
-/// for one that is not.
+/// Blocks found: how many, and the sums of their qualities and of the bytes of their levels.
+#[derive(Debug, Clone, Copy, Default)]
+struct FoundBlocks {
+    blocks: u64,
+    quality: f64,
+    bytes: u64,
+}
+
+/// What a cache of one capacity finds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct QualityHits {
+    /// The quality-weighted hit ratio: the mean over all requested blocks of the quality at which a block is found, 0 for one
+    /// that is not.
+    pub quality: f64,
+    /// Mean size of a block that is found, in bytes: that of its levels that are there. 0 if none is found.
+    pub bytes: f64,
+}
+
+/// Replays a trace through caches of blocks with these levels, at each capacity, a share of the bytes of all unique blocks.
 ///
 /// # Errors
 /// As [`replay`](super::replay()).
@@ -141,26 +161,29 @@ pub fn quality_weighted_hits(
     unit: EvictedUnit,
     levels: &LevelQualities,
     capacities: &[f64],
-) -> Result<Vec<f64>, TraceError> {
+) -> Result<Vec<QualityHits>, TraceError> {
     let (mut profile, mut classes) = (TraceProfile::default(), ClassTable::default());
     trace.for_each(|request| profile.note(request, class_of(request, &mut classes)))?;
     let profile = profile.finished()?;
     let bytes = (profile.unique_blocks * levels.total()) as f64;
-    let mut caches: Vec<(LevelCache, f64)> = capacities
-        .iter()
-        .map(|capacity| (LevelCache::new(kind, unit, levels, (bytes * capacity) as u64), 0.0))
-        .collect();
+    let cache = |capacity: &f64| LevelCache::new(kind, unit, levels, (bytes * capacity) as u64);
+    let mut caches: Vec<(LevelCache, FoundBlocks)> =
+        capacities.iter().map(|capacity| (cache(capacity), FoundBlocks::default())).collect();
     let mut classes = ClassTable::default();
     trace.for_each_again(&profile, |request| {
         let class = class_of(request, &mut classes);
         for (cache, found) in &mut caches {
-            *found += cache.lookup(request);
+            cache.lookup(request, found);
             for (index, block) in request.blocks.iter().enumerate() {
                 cache.store(index, &access_to(request, class, index), *block);
             }
         }
     })?;
-    Ok(caches.into_iter().map(|(_, found)| found / profile.block_accesses as f64).collect())
+    let hits = |(_, found): (LevelCache, FoundBlocks)| QualityHits {
+        quality: found.quality / profile.block_accesses as f64,
+        bytes: found.bytes as f64 / found.blocks.max(1) as f64,
+    };
+    Ok(caches.into_iter().map(hits).collect())
 }
 
 #[cfg(test)]
@@ -190,11 +213,15 @@ mod tests {
         let trace = TraceSource::Requests((0..100).map(request).collect());
         let hits = |unit, kind| quality_weighted_hits(&trace, kind, unit, &levels, &[0.55]).unwrap()[0];
         for kind in PolicyKind::ALL {
-            assert!(hits(EvictedUnit::Object, kind) < 0.6, "{kind}");
+            let found = hits(EvictedUnit::Object, kind);
+            assert!(found.quality < 0.6, "{kind}");
+            assert!(found.bytes == if found.quality > 0.0 { 100.0 } else { 0.0 }, "{kind}: {}", found.bytes);
         }
         for unit in [EvictedUnit::Level, EvictedUnit::LevelByQuality] {
             let found = hits(unit, PolicyKind::Adaptive);
-            assert!((0.88..0.98).contains(&found), "{unit:?}: {found}");
+            assert!((0.88..0.98).contains(&found.quality), "{unit:?}: {found:?}");
+            // Some with their refinement, at 1.0, and the others at 0.9.
+            assert!((10.0..100.0).contains(&found.bytes), "{unit:?}: {found:?}");
         }
     }
 }

@@ -53,6 +53,8 @@ pub struct PolicySummary {
     pub mean_hit_ratio: f64,
     /// Furthest below the best online policy at any capacity.
     pub below_best_max: f64,
+    /// The capacity where that is; absent if it is below at none.
+    pub below_best_at: Option<f64>,
     /// Share of the gap between leaf-first LRU and Belady that it closes: the mean over the capacities where
     /// the gap is at least 10 points. Absent if there is no such capacity, or one of the two was not
     /// replayed.
@@ -215,6 +217,8 @@ fn summaries(rows: &[Row]) -> Vec<PolicySummary> {
             let online = rows.iter().filter(|row| row.policy != "belady" && row.capacity == capacity);
             online.map(|row| row.hit_ratio).fold(0.0, f64::max)
         };
+        let below = own().map(|row| (best_online(row.capacity) - row.hit_ratio, row.capacity));
+        let furthest = below.filter(|(below, _)| *below > 0.0).max_by(|(a, _), (b, _)| a.total_cmp(b));
         let closed: Vec<f64> = own()
             .filter_map(|row| {
                 let lru = ratio(ComparedPolicy::REFERENCE.name(), row.capacity)?;
@@ -225,9 +229,44 @@ fn summaries(rows: &[Row]) -> Vec<PolicySummary> {
         PolicySummary {
             policy: policy.to_owned(),
             mean_hit_ratio: own().map(|row| row.hit_ratio).sum::<f64>() / own().count().max(1) as f64,
-            below_best_max: own().map(|row| best_online(row.capacity) - row.hit_ratio).fold(0.0, f64::max),
+            below_best_max: furthest.map_or(0.0, |(below, _)| below),
+            below_best_at: furthest.map(|(_, capacity)| capacity),
             gap_closed: (!closed.is_empty()).then(|| closed.iter().sum::<f64>() / closed.len() as f64),
         }
     };
     policies.into_iter().map(summary).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_summary_says_where_a_policy_is_below_the_best() {
+        let row = |(policy, capacity, hit_ratio): (&str, f64, f64)| Row {
+            policy: policy.to_owned(),
+            capacity,
+            capacity_blocks: 0,
+            hit_ratio,
+            seconds_saved: 0.0,
+            seconds_saved_ratio: 0.0,
+            ns_per_eviction: 0.0,
+            evictions: 0,
+            classes: Vec::new(),
+        };
+        let cells = [
+            ("adaptive", 0.1, 0.25),
+            ("adaptive", 0.5, 0.75),
+            ("lru", 0.1, 0.5),
+            ("lru", 0.5, 0.625),
+            ("belady", 0.1, 1.0),
+            ("belady", 0.5, 1.0),
+        ];
+        let found: Vec<_> = summaries(&cells.map(row))
+            .into_iter()
+            .map(|summary| (summary.policy, summary.below_best_max, summary.below_best_at))
+            .collect();
+        let expected = [("adaptive", 0.25, Some(0.1)), ("lru", 0.125, Some(0.5))];
+        assert_eq!(found[..2], expected.map(|(policy, below, at)| (policy.to_owned(), below, at)));
+    }
 }

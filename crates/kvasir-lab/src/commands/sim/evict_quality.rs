@@ -29,13 +29,15 @@ pub(crate) fn run(arguments: &QualityArguments) -> CliResult {
     let source = recorded.source();
     let levels = LevelQualities::shipped();
     let head = ["policy", "evicts"].map(str::to_owned).into_iter().chain(capacity.iter().copied().map(share));
-    let mut table = vec![head.collect::<Vec<String>>()];
+    let mut table = vec![head.chain(["bytes".to_owned()]).collect::<Vec<String>>()];
     for kind in PolicyKind::ALL {
         for unit in EvictedUnit::ALL {
             let hits = quality_weighted_hits(&source, kind, unit, &levels, capacity);
             let hits = hits.map_err(|error| trace_error(&recorded.trace, error))?;
             let names = [kind.name().to_owned(), unit.name().to_owned()];
-            table.push(names.into_iter().chain(hits.into_iter().map(percent)).collect());
+            let bytes = hits.iter().map(|hits| hits.bytes).sum::<f64>() / hits.len().max(1) as f64;
+            let qualities = hits.iter().map(|hits| percent(hits.quality));
+            table.push(names.into_iter().chain(qualities).chain([format!("{bytes:.0}")]).collect());
         }
     }
     print(&columns(&table))

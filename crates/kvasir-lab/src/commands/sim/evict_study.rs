@@ -9,6 +9,7 @@ use kvasir_cli::{
 };
 use kvasir_eviction::PolicyKind;
 
+use super::evict::share;
 use crate::eviction::{
     Baseline, ComparedPolicy, EvictReport, RecomputeModel, ReplayOptions, StudyTrace, TraceSource, replay,
     study_traces,
@@ -72,10 +73,10 @@ pub(crate) fn run(arguments: &StudyArguments) -> CliResult {
     Ok(())
 }
 
-/// Hit ratios of one kind of trace in per cent, means over its seeds; `below` is the worst seed's.
+/// Hit ratios of one kind of trace in per cent, means over its seeds; `below best` is the worst seed's, and says where.
 fn table(name: &str, reports: &[EvictReport]) -> String {
     let mut out = format!("{name}, {} seeds:\n\n| policy |", reports.len());
-    CAPACITIES.iter().for_each(|capacity| out.push_str(&format!(" {}% |", (capacity * 1e3).round() / 10.0)));
+    CAPACITIES.iter().for_each(|capacity| out.push_str(&format!(" {} |", share(*capacity))));
     out.push_str(&format!(
         " mean | below best | gap % | saved % |\n|{}\n",
         "---|".repeat(CAPACITIES.len() + 5)
@@ -94,10 +95,13 @@ fn table(name: &str, reports: &[EvictReport]) -> String {
             out.push_str(&format!(" {:.2} |", mean(hits)));
         }
         let gaps: Vec<f64> = own().filter_map(|summary| summary.gap_closed).collect();
+        let furthest = own().max_by(|one, other| one.below_best_max.total_cmp(&other.below_best_max));
+        let below =
+            furthest.and_then(|summary| Some((summary.below_best_max * 100.0, summary.below_best_at?)));
         out.push_str(&format!(
-            " {:.2} | {:.2} | {:.1} | {:.2} |\n",
+            " {:.2} | {} | {:.1} | {:.2} |\n",
             mean(own().map(|summary| summary.mean_hit_ratio).collect()),
-            own().map(|summary| summary.below_best_max).fold(0.0, f64::max) * 100.0,
+            below.map_or("0.00".to_owned(), |(points, at)| format!("{points:.2} at {}", share(at))),
             mean(gaps),
             mean(rows().map(|row| row.seconds_saved_ratio).collect()),
         ));

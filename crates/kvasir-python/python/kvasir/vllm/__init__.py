@@ -53,6 +53,8 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         settings = Settings.of(self._kv_transfer_config.kv_connector_extra_config)
         self._scheduler = self._worker = None
         self._unsaved: StepPlan | None = None
+        # When the forward of a step began that was not reported yet.
+        self._forward_at: float | None = None
         self._is_without_forward = False
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = Scheduler(settings, vllm_config, kv_cache_config)
@@ -102,6 +104,11 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
         """Register the blocks, and check that their layout is supported."""
         self._mover.register(kv_caches)
 
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        """Note when a step's forward begins: vLLM calls this immediately before it."""
+        super().bind_connector_metadata(connector_metadata)
+        self._forward_at = time.monotonic()
+
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Start the loads of a step in the background."""
         plan = self._get_connector_metadata()
@@ -119,12 +126,14 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
 
     def wait_for_save(self) -> None:
         """Copy the blocks that the step's plan saves, once."""
+        self._report_forward()
         plan, self._unsaved = self._unsaved, None
         if plan is not None:
             self._mover.save(plan)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         """Return requests whose blocks were copied, and requests whose loads have ended."""
+        self._report_forward()
         if self._is_without_forward:
             # vLLM does not call `wait_for_save` then (vllm#57775). With a forward it may call it later, after drafting.
             self.wait_for_save()
@@ -132,6 +141,12 @@ class KvasirConnector(KVConnectorBase_V1, SupportsHMA):
             # The last save of a request needs the rows that were copied for it.
             finished_req_ids = finished_req_ids - {save.request_id for save in self._unsaved.saves}
         return self._mover.finished(finished_req_ids, time.monotonic())
+
+    def _report_forward(self) -> None:
+        """Report how long the step's forward took, at the first call after it. On a CPU it has ended when it returns."""
+        begun_at, self._forward_at = self._forward_at, None
+        if begun_at is not None and self._unsaved is not None:
+            self._mover.observe(self._unsaved, time.monotonic() - begun_at)
 
     def get_block_ids_with_load_errors(self) -> set[int]:
         """Return blocks that a load did not write."""

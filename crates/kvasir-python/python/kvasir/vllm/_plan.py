@@ -84,11 +84,16 @@ class SavePlan:
 
 @dataclass
 class StepPlan(KVConnectorMetadata):
-    """Loads, saves and copies of a step. A copy covers tokens after the save of its request."""
+    """Loads, saves and copies of a step. A copy covers tokens after the save of its request.
+
+    ``prefill`` are the first token that the step computes and the one after the last, if it computes a part of one prompt and
+    nothing else.
+    """
 
     loads: list[LoadPlan] = field(default_factory=list)
     saves: list[SavePlan] = field(default_factory=list)
     copies: list[CopyPlan] = field(default_factory=list)
+    prefill: tuple[int, int] | None = None
 
 
 @dataclass

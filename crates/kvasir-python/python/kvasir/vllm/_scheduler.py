@@ -210,8 +210,24 @@ class Scheduler:
             # The next step starts by dropping blocks outside the window of the token that it computes.
             if self._window is not None and computed - self._window >= max(tracked.copied, self._first(tracked)):
                 self._copy(tracked, computed, output.kv_connector_block_state.get_block_ids(request_id))
+        self._step.prefill = self._prefill(output.num_scheduled_tokens)
         step, self._step = self._step, StepPlan()
         return step
+
+    def _prefill(self, scheduled: Mapping[str, int]) -> tuple[int, int] | None:
+        """Return the tokens of a step that computes a part of one prompt and nothing else; its time is that of a prefill.
+
+        Other prompts and generated tokens in a step take a part of its time that nothing tells apart. What is left of a prompt
+        after a load of all its whole blocks takes the time of a decode.
+        """
+        if len(scheduled) != 1:
+            return None
+        [(request_id, count)] = scheduled.items()
+        tracked = self._tracked.get(request_id)
+        if tracked is None or count < self._block_tokens:
+            return None
+        first = tracked.request.num_computed_tokens
+        return (first, first + count) if first + count <= tracked.request.num_prompt_tokens else None
 
     def finished(self, request: Any, blocks: BlockTables) -> bool:
         """Plan the save of a finished request's generated tokens. Return whether its blocks must be kept until they are copied."""

@@ -53,6 +53,11 @@ class Service:
         """
         return self._connected._core.look_up(prompt.tokens, prompt.salt, prompt.adapter, timeout)
 
+    def observe_prefill(self, tokens: range, seconds: float) -> None:
+        """As `Model.observe_prefill`; nothing is learnt while the service is not connected."""
+        if self._model is not None:
+            self._model.observe_prefill(tokens, seconds)
+
     def session_of(self, lookup: Lookup, prompt: Prompt) -> Session | None:
         """Return the session of a finished lookup."""
         core = lookup.session

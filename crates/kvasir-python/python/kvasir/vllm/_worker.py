@@ -180,6 +180,11 @@ class Worker:
         else:
             self._failed.add(plan.request_id)
 
+    def observe(self, plan: StepPlan, seconds: float) -> None:
+        """Learn from a step's forward of this many seconds how long computing takes here: later loads are compared with it."""
+        if plan.prefill is not None and self._service is not None:
+            self._service.observe_prefill(range(*plan.prefill), seconds)
+
     def save(self, plan: StepPlan) -> None:
         """Copy the blocks of a step's saves and copies. vLLM may reuse the blocks when this returns."""
         for save in plan.saves:
