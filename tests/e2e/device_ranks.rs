@@ -1,7 +1,10 @@
 //! Loads over a shaped link into the pages of ranks on devices: what they hold is what pages of the host hold, bit for bit,
 //! where the driver refuses calls, and whenever a load is dropped. As in `device.rs`, the driver is the emulator, or a real one.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use kvasir_client::{
     Kvasir, Loaded, QualityFloor,
@@ -28,6 +31,8 @@ const LINK_MBPS: f64 = 200.0;
 /// One call in so many is refused, each in a load of its own, which makes a few hundred. `kvasir-cuda`'s tests refuse each one
 /// of a decode, a write and a read.
 const REFUSED_STEP: usize = 11;
+/// Within which one of the loads that are dropped has ended.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn spec() -> ModelSpec {
     let layout = KvLayout::Gqa { kv_heads: HEADS as u32, head_dim: HEAD_DIM as u32 };
@@ -173,7 +178,9 @@ async fn a_load_that_is_dropped_writes_no_more() {
     let poison = vec![0x5a; ranks[0].content().len()];
     ranks.iter().for_each(|rank| rank.reassign(&poison));
     let (mut turns, mut dropped, mut has_ended) = (0u32, 0, false);
+    let begun = Instant::now();
     while !has_ended {
+        assert!(begun.elapsed() < PATIENCE, "no load ends within {turns} turns");
         let session = stored.kvasir.session(&stored.text[..]).await;
         assert!(ranks.iter().all(|rank| rank.content() == poison), "written after a load was dropped");
         let mut load = session.load(tables(), LoadOptions::at_level(Level(1))).expect("begins");

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     limits::{DEVICE_FAULTS_MAX, DEVICE_TOKENS_MAX},
-    pages::{BlockTable, DeviceBytes, DeviceDecode, DevicePart, PartOutcome, Shard, WriteGate},
+    pages::{BlockTable, DeviceBytes, DeviceDecode, DevicePart, PartOutcome, WriteGate},
 };
 
 /// Context shared by all decode units of a load.
@@ -139,9 +139,11 @@ impl DecodeUnit {
 
     /// Elements of the cache that it writes.
     pub(super) fn elements(&self, context: &DecodeContext) -> u64 {
-        let Shard { layers, heads } = context.tables[self.rank].shard().clone();
-        let layers = layers.start.max(self.layers.start)..layers.end.min(self.layers.end);
-        let of_token = Shard { layers, heads }.part_of(&context.spec).elements_per_token();
+        let shard = context.tables[self.rank].shard();
+        let is_written = |layer: &usize| shard.layers.contains(layer) && self.layers.contains(layer);
+        let layers = context.spec.layers.iter().enumerate().filter(|(layer, _)| is_written(layer));
+        let planes = layers.flat_map(|(_, layer)| layer.layout.planes());
+        let of_token: usize = planes.map(|(heads, dim)| shard.heads_of(heads).len() * dim).sum();
         (of_token * self.tokens.len()) as u64
     }
 
@@ -243,7 +245,7 @@ fn decode_on_device(units: &[DecodeUnit], context: &DecodeContext) -> Option<(De
     let elements: u64 = if is_whole { units.iter().map(|unit| unit.elements(context)).sum() } else { 0 };
     let (times, took) = (decoded.times, took.saturating_sub(decoded.times.waited));
     let is_slow = context.promise.is_some_and(|promise| promise.is_broken_by(elements, took));
-    Some((decoded, DeviceRun { rank, elements, took, is_slow, times }))
+    Some((decoded, DeviceRun { rank, elements, began: started, took, is_slow, times }))
 }
 
 /// The decode units of a verified chunk, one for every run of tokens, group of layers, and rank that holds

@@ -404,12 +404,13 @@ mod tests {
         assert_eq!(given.concat().len(), 2 * chunks, "every part");
     }
 
-    /// It takes a second for each batch, by the test's clock. Two chunks are with it, then a full batch, when it was slow twice.
+    /// It takes a second for each batch, by the test's clock. It was slow twice when the first full batch ends: two chunks were
+    /// with it at the same time, then two full batches.
     #[tokio::test(start_paused = true)]
     async fn a_slow_device_decodes_what_it_was_given_and_gets_no_more() {
         const LEFT: usize = 8;
         let most = DEVICE_TOKENS_MAX / SPAN_TOKENS;
-        let chunks = (2 + 2 + most + LEFT) / 2;
+        let chunks = (2 + 2 + most + most + LEFT) / 2;
         let slow: Answer = |parts| {
             Handle::current().block_on(time::advance(Duration::from_secs(1)));
             vec![PartOutcome::Decoded; parts]
@@ -429,7 +430,7 @@ mod tests {
             }
             let mut given: Vec<usize> = device.given.lock().unwrap().iter().map(Vec::len).collect();
             given.sort();
-            let expected = if left > 0 { vec![2, 2, most] } else { vec![2, 2, LEFT, most] };
+            let expected = if left > 0 { vec![2, 2, most, most] } else { vec![2, 2, LEFT, most, most] };
             assert_eq!((by_cpu, given), (left, expected), "{waited:?}");
         }
     }
@@ -439,11 +440,11 @@ mod tests {
     async fn only_what_a_slow_device_would_be_given_counts_as_left_to_the_cpu() {
         let promise = DevicePromise { device: 1e-9, cpu: 1e-9, due: Instant::now() };
         let (took, times) = (Duration::from_secs(1), DeviceTimes::default());
-        let run = DeviceRun { rank: 0, elements: 1, took, is_slow: true, times };
+        let run = || DeviceRun { rank: 0, elements: 1, began: Instant::now(), took, is_slow: true, times };
         let of_device = device_queue(1, |_| unreachable!("it is slow")).0;
         for (mut queue, is_left) in [(of_device, true), (queue(&[&[]]), false)] {
             for _ in 0..2 {
-                queue.slow.judge(&promise, &run, [(0, 1)].into_iter());
+                queue.slow.judge(&promise, &run(), [(0, 1)].into_iter());
             }
             queue.push(0, 0, &verified(&[Some(0)])).unwrap();
             assert_eq!(matches!(queue.next().await.0.by, DecodedBy::CpuIsFaster(_)), is_left);

@@ -19,6 +19,7 @@ pub(super) struct DeviceRun {
     pub(super) rank: usize,
     /// Elements of the cache that it wrote; 0 unless it decoded all that it was given.
     pub(super) elements: u64,
+    pub(super) began: Instant,
     /// From its turn on.
     pub(super) took: Duration,
     /// Whether that broke the load's promise.
@@ -73,14 +74,24 @@ impl DevicePromise {
 /// The devices of a load that are given nothing more of it.
 #[derive(Debug)]
 pub(super) struct SlowDevices {
-    /// For each table, its slow runs in a row, and why it is given nothing more.
-    ranks: Vec<(u32, Option<String>)>,
+    /// For each table.
+    ranks: Vec<SlowRuns>,
     is_told: bool,
+}
+
+/// The slow runs of a device in a row. Those that were under way together count once: one stall makes all of them slow.
+#[derive(Debug, Clone, Default)]
+struct SlowRuns {
+    count: u32,
+    /// When the last of them was counted.
+    counted_at: Option<Instant>,
+    /// Why it is given nothing more.
+    reason: Option<String>,
 }
 
 impl SlowDevices {
     pub(super) fn new(tables: usize) -> Self {
-        Self { ranks: vec![(0, None); tables], is_told: false }
+        Self { ranks: vec![SlowRuns::default(); tables], is_told: false }
     }
 
     /// Counts a run, and gives its device nothing more if it was too often slow, and what is `waiting`, elements of a rank,
@@ -91,9 +102,14 @@ impl SlowDevices {
         run: &DeviceRun,
         waiting: impl Iterator<Item = (usize, u64)>,
     ) {
-        let (slow_runs, reason) = &mut self.ranks[run.rank];
-        *slow_runs = if run.is_slow { *slow_runs + 1 } else { 0 };
-        if *slow_runs < DEVICE_SLOW_RUNS || reason.is_some() {
+        let slow = &mut self.ranks[run.rank];
+        if !run.is_slow {
+            slow.count = 0;
+        } else if slow.counted_at.is_none_or(|at| run.began >= at) {
+            slow.count += 1;
+            slow.counted_at = Some(Instant::now());
+        }
+        if !run.is_slow || slow.count < DEVICE_SLOW_RUNS || slow.reason.is_some() {
             return;
         }
         let (took, elements) = (run.took, run.elements as f64);
@@ -104,15 +120,15 @@ impl SlowDevices {
         let rest = waiting.map(seconds).sum::<f64>() / DECODE_CONCURRENCY as f64;
         if rest > promise.due.saturating_duration_since(Instant::now()).as_secs_f64() {
             let promised = Duration::try_from_secs_f64(elements * promise.device).unwrap_or_default();
-            *reason = Some(format!(
-                "it took {took:?} for what it should take {promised:?}, too long for this load"
-            ));
+            let reason =
+                format!("it took {took:?} for what it should take {promised:?}, too long for this load");
+            slow.reason = Some(reason);
         }
     }
 
     /// Why a rank's device is not given what it would be; `None` if it is. The first such unit of a load is warned of.
     pub(super) fn reason(&mut self, rank: usize) -> Option<String> {
-        let reason = self.ranks[rank].1.clone()?;
+        let reason = self.ranks[rank].reason.clone()?;
         if !std::mem::replace(&mut self.is_told, true) {
             tracing::warn!(rank, %reason, "a device is slow: the CPU decodes the rest for it");
         }
@@ -122,6 +138,8 @@ impl SlowDevices {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time;
+
     use super::*;
 
     const ELEMENTS: u64 = 1_000;
@@ -133,8 +151,8 @@ mod tests {
     }
 
     fn run(rank: usize, is_slow: bool) -> DeviceRun {
-        let took = Duration::from_secs(1);
-        DeviceRun { rank, elements: ELEMENTS, took, is_slow, times: DeviceTimes::default() }
+        let (began, took) = (Instant::now(), Duration::from_secs(1));
+        DeviceRun { rank, elements: ELEMENTS, began, took, is_slow, times: DeviceTimes::default() }
     }
 
     #[test]
@@ -192,6 +210,20 @@ mod tests {
         assert_eq!(after(&[(0, true), (0, false), (0, true)]), [false, false]);
         assert_eq!(after(&[(0, true), (1, false), (0, true)]), [true, false]);
         assert_eq!(after(&[(0, true), (0, true), (0, false)]), [true, false], "for the whole load");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_runs_that_were_under_way_together_count_once() {
+        let mut devices = SlowDevices::new(1);
+        let mut judge = |run: &DeviceRun| {
+            devices.judge(&promise(0.1, 0.1), run, [(0, ELEMENTS)].into_iter());
+            devices.reason(0).is_some()
+        };
+        let together = [run(0, true), run(0, true)];
+        time::advance(Duration::from_secs(1)).await;
+        let next = run(0, true);
+        assert_eq!(together.each_ref().map(&mut judge), [false, false]);
+        assert!(judge(&next), "it began when the first was counted");
     }
 
     #[test]

@@ -82,9 +82,11 @@ impl LoadRecorder {
 
     /// A device was given units at once: where its time went.
     pub(super) fn record_device_times(&mut self, times: DeviceTimes) {
-        self.device.times.waited += times.waited;
-        self.device.times.copies += times.copies;
-        self.device.times.kernels += times.kernels;
+        let DeviceTimes { waited, copies, kernels } = &mut self.device.times;
+        // Whoever decodes says so: any values.
+        *waited = waited.saturating_add(times.waited);
+        *copies = copies.saturating_add(times.copies);
+        *kernels = kernels.saturating_add(times.kernels);
     }
 
     /// Time passed while something was being read or decoded, or neither.

@@ -28,7 +28,7 @@ impl RefusedProfiles {
 
     fn remember(&self, profile: (ModelId, ProfileHash), reason: ProfileError) {
         let mut reasons = self.reasons();
-        if reasons.len() >= PROFILES_REFUSED_MAX {
+        if reasons.len() >= PROFILES_REFUSED_MAX && !reasons.contains_key(&profile) {
             reasons.pop_first();
         }
         reasons.insert(profile, reason);
