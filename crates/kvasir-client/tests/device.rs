@@ -227,7 +227,8 @@ async fn a_device_that_becomes_slower_than_it_was_is_given_no_more() {
         assert_eq!(loaded.loaded_tokens(), 256, "{what}");
         assert_eq!(used.parts + used.slow_parts, (ranks * LAYERS) as u64, "{what}");
         assert_eq!((used.slow_parts > 0, used.refused_parts), (slow, 0), "{what}");
-        assert!(ranks > 1 || !slow || used.parts == 4, "two together, then one behind each: {what}");
+        // Two that decide, one that may have been under way with the first, and one behind it.
+        assert!(ranks > 1 || !slow || (2..=4).contains(&used.parts), "{what}");
         assert_eq!(used.first_reason.is_some(), slow, "{what}");
         assert_eq!(warnings.with("a device is slow"), usize::from(slow), "{what}");
     }
