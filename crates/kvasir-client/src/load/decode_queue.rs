@@ -404,8 +404,8 @@ mod tests {
         assert_eq!(given.concat().len(), 2 * chunks, "every part");
     }
 
-    /// It takes a second for each batch, by the test's clock. It was slow twice when the first full batch ends: two chunks were
-    /// with it at the same time, then two full batches.
+    /// It takes a second for each batch, by the test's clock. Two chunks are with it at once, and a full batch behind the first
+    /// that ends. If they really ran together they are slow once, and it gets another batch before it was slow twice.
     #[tokio::test(start_paused = true)]
     async fn a_slow_device_decodes_what_it_was_given_and_gets_no_more() {
         const LEFT: usize = 8;
@@ -416,7 +416,7 @@ mod tests {
             vec![PartOutcome::Decoded; parts]
         };
         // As long as it waits for others, it is not slow.
-        for (waited, left) in [(Duration::ZERO, LEFT), (Duration::MAX, 0)] {
+        for (waited, is_slow) in [(Duration::ZERO, true), (Duration::MAX, false)] {
             let (mut queue, device) = device_queue(chunks, slow);
             *device.waited.lock().unwrap() = waited;
             let promise = DevicePromise { device: 1e-9, cpu: 1e-9, due: Instant::now() };
@@ -430,8 +430,10 @@ mod tests {
             }
             let mut given: Vec<usize> = device.given.lock().unwrap().iter().map(Vec::len).collect();
             given.sort();
-            let expected = if left > 0 { vec![2, 2, most, most] } else { vec![2, 2, LEFT, most, most] };
-            assert_eq!((by_cpu, given), (left, expected), "{waited:?}");
+            let expected: &[&[usize]] =
+                if is_slow { &[&[2, 2, most], &[2, 2, most, most]] } else { &[&[2, 2, LEFT, most, most]] };
+            assert!(expected.contains(&&given[..]), "{waited:?}: {given:?}");
+            assert_eq!(by_cpu, 2 * chunks - given.iter().sum::<usize>(), "{waited:?}: {given:?}");
         }
     }
 
