@@ -199,9 +199,9 @@ def test_tensors_are_not_copied(server):
     command = [sys.executable, "-c", GROWTH, sys.path[0], server.url]
     answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     size, length, encoded, decoded, stored, saving, loading = map(int, answer.split())
-    # The object is held in Rust and as Python's bytes. What the encoder needs beside is half of the tensors here; a copy of
-    # them would double that at least.
-    assert encoded < 2 * length + size * 3 / 4 and decoded < size / 2, answer
+    # The object is held in Rust and as Python's bytes; what the codec needs beside does not grow with the tensors. The encoder
+    # needs half of their size here, give or take pages that the allocator keeps.
+    assert encoded < 2 * length + size / 2 + (2 << 20) and decoded < size / 2, answer
     # What is on its way to the service or from it is as small.
     assert saving < 2 * stored + size / 2 and loading < 2 * stored + size / 2, answer
 
