@@ -21,6 +21,11 @@ fn payload(seed: u8) -> Vec<u8> {
     (0..5_000_000u32).map(|i| (i.wrapping_mul(31) >> 3) as u8 ^ seed).collect()
 }
 
+fn client_of(service: &Service) -> Client {
+    let url = format!("http://{}", service.address).parse().expect("a url");
+    Client::new(url, ClientConfig::default()).expect("an address")
+}
+
 #[tokio::test]
 async fn a_key_is_a_resource() {
     let directory = TempDir::new().expect("a directory");
@@ -76,8 +81,7 @@ async fn the_client_stores_finds_and_reads_many() {
     let directory = TempDir::new().expect("a directory");
     let server = S3Server::start(Lacks::default()).await;
     let service = Service::start(server.config("o"), directory.path()).await;
-    let url = format!("http://{}", service.address).parse().expect("a url");
-    let client = Client::new(url, ClientConfig::default()).expect("an address");
+    let client = client_of(&service);
     let namespace: Name = "team-a".parse().expect("a name");
     let keys = ["llama/7f3a:0", "ä %2F?#", "...", "empty"].map(key);
     let values = [payload(3), b"short".to_vec(), vec![7; 70_000], Vec::new()];
@@ -105,8 +109,7 @@ async fn the_client_stores_finds_and_reads_many() {
     // Nothing of it is lost with the process.
     service.stop().await;
     let service = Service::start(server.config("o"), &directory.path().join("another")).await;
-    let url = format!("http://{}", service.address).parse().expect("a url");
-    let client = Client::new(url, ClientConfig::default()).expect("an address");
+    let client = client_of(&service);
     assert!(client.get_opaque(&namespace, &keys[0]).await.expect("reads") == values[0]);
     service.stop().await;
 }
@@ -119,8 +122,7 @@ async fn several_objects_are_stored_at_once() {
         config.storage.chunk_bytes_max = 6 << 20;
     });
     let service = service.await;
-    let url = format!("http://{}", service.address).parse().expect("a url");
-    let client = Client::new(url, ClientConfig::default()).expect("an address");
+    let client = client_of(&service);
     let namespace: Name = "team-a".parse().expect("a name");
     let mut objects: Vec<(ObjectKey, bytes::Bytes)> =
         (0..60).map(|n| (key(&format!("k{n}")), vec![n as u8; n * 1_000].into())).collect();
@@ -169,8 +171,7 @@ async fn a_batch_may_name_a_range_of_each_key() {
     let directory = TempDir::new().expect("a directory");
     let server = S3Server::start(Lacks::default()).await;
     let service = Service::start(server.config("o"), directory.path()).await;
-    let url = format!("http://{}", service.address).parse().expect("a url");
-    let client = Client::new(url, ClientConfig::default()).expect("an address");
+    let client = client_of(&service);
     let namespace: Name = "team-a".parse().expect("a name");
     let long = payload(3);
     for (name, value) in [("long", long.clone()), ("short", b"short".to_vec()), ("empty", Vec::new())] {
@@ -221,8 +222,7 @@ async fn an_object_removed_meanwhile_is_not_read_even_where_no_byte_of_it_is_ask
     let server = S3Server::start(Lacks::default()).await;
     let one_at_a_time = |config: &mut kvasir_server::Config| config.storage.lookup_parallel = 1;
     let service = Service::start_with(server.config("o"), directory.path(), one_at_a_time).await;
-    let url = format!("http://{}", service.address).parse().expect("a url");
-    let client = Client::new(url, ClientConfig::default()).expect("an address");
+    let client = client_of(&service);
     let namespace: Name = "n".parse().expect("a name");
     for (name, value) in [("long", payload(3)), ("short", b"short".to_vec()), ("empty", Vec::new())] {
         client.put_opaque(&namespace, &key(name), value.into()).await.expect("stores");
