@@ -8,7 +8,7 @@ use std::{
     path::Path,
     process::{Child, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex, mpsc},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use kvasir_store::StoreConfig;
@@ -17,15 +17,45 @@ use crate::service::Api;
 
 /// Maximum time of any step before a test fails.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Lines of the log that are kept for the report of a failure.
+/// Lines of the log that are in the report of a failure.
 const LOG_LINES: usize = 200;
+/// Lines of the log that are kept: what a request logged is among them when its answer is judged.
+const LOG_LINES_KEPT: usize = 20 * LOG_LINES;
 
 /// A running process. Killed when dropped.
 #[derive(Debug)]
 pub struct Process {
     api: Api,
     child: Child,
-    log: Arc<Mutex<VecDeque<String>>>,
+    log: Arc<Log>,
+    patience: Duration,
+}
+
+/// The end of a log, which stays after its process.
+#[derive(Debug, Default)]
+pub struct Log(Mutex<VecDeque<String>>);
+
+impl Log {
+    fn push(&self, line: String) {
+        let mut lines = self.0.lock().expect("not poisoned");
+        lines.push_back(line);
+        if lines.len() > LOG_LINES_KEPT {
+            lines.pop_front();
+        }
+    }
+
+    /// The last lines.
+    pub fn text(&self) -> String {
+        let lines = self.0.lock().expect("not poisoned");
+        let last = lines.iter().skip(lines.len().saturating_sub(LOG_LINES));
+        last.map(String::as_str).collect::<Vec<_>>().join("\n")
+    }
+
+    /// Whether one line has both texts.
+    pub fn has(&self, one: &str, other: &str) -> bool {
+        let lines = self.0.lock().expect("not poisoned");
+        lines.iter().any(|line| line.contains(one) && line.contains(other))
+    }
 }
 
 /// How to start one.
@@ -45,13 +75,16 @@ pub struct Start<'a> {
     pub env: Vec<(String, String)>,
     /// A program that becomes the server, with its arguments; for namespaces.
     pub under: Vec<String>,
+    /// Maximum time of any step before a test fails.
+    pub patience: Duration,
 }
 
 impl<'a> Start<'a> {
     /// With nothing but the necessary.
     pub fn new(binary: &'a str, store: &'a StoreConfig, cache: &'a Path) -> Self {
-        let listen = "127.0.0.1:0".to_owned();
-        Self { binary, store, cache, listen, flags: Vec::new(), env: Vec::new(), under: Vec::new() }
+        let (listen, patience) = ("127.0.0.1:0".to_owned(), PATIENCE);
+        let (flags, env, under) = (Vec::new(), Vec::new(), Vec::new());
+        Self { binary, store, cache, listen, flags, env, under, patience }
     }
 
     /// Adds flags.
@@ -100,7 +133,7 @@ impl<'a> Start<'a> {
     /// When it does not.
     pub async fn start(self) -> Process {
         let mut child = self.command().spawn().expect("the server starts");
-        let log = Arc::new(Mutex::new(VecDeque::new()));
+        let (log, patience) = (Arc::new(Log::default()), self.patience);
         let (sender, address) = mpsc::channel();
         let (stderr, lines) = (child.stderr.take().expect("piped"), Arc::clone(&log));
         std::thread::spawn(move || {
@@ -108,19 +141,15 @@ impl<'a> Start<'a> {
                 if let Some(address) = address_in(&line, "listening") {
                     let _ = sender.send(address);
                 }
-                let mut lines = lines.lock().expect("not poisoned");
-                lines.push_back(line);
-                if lines.len() > LOG_LINES {
-                    lines.pop_front();
-                }
+                lines.push(line);
             }
         });
-        let address = tokio::task::spawn_blocking(move || address.recv_timeout(PATIENCE));
+        let address = tokio::task::spawn_blocking(move || address.recv_timeout(patience));
         match address.await.expect("no panic") {
-            Ok(address) => Process { api: Api::at(address), child, log },
+            Ok(address) => Process { api: Api::at(address), child, log, patience },
             Err(_) => {
                 let _ = child.kill();
-                panic!("the server does not listen:\n{:#?}", log.lock().expect("not poisoned"));
+                panic!("the server does not listen:\n{}", log.text());
             }
         }
     }
@@ -140,7 +169,12 @@ impl Process {
 
     /// The end of its log.
     pub fn log(&self) -> String {
-        self.log.lock().expect("not poisoned").iter().cloned().collect::<Vec<_>>().join("\n")
+        self.log.text()
+    }
+
+    /// Its log, as it grows.
+    pub fn log_lines(&self) -> Arc<Log> {
+        Arc::clone(&self.log)
     }
 
     /// Its address for S3 clients, shortly after its start.
@@ -152,9 +186,9 @@ impl Process {
 
     /// Waits until its log has this text: a pipe may deliver it later than answers arrive.
     pub async fn says(&self, what: &str) {
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         while !self.log().contains(what) {
-            assert!(begun.elapsed() < PATIENCE, "{what} is not in its log:\n{}", self.log());
+            assert!(begun.elapsed() < self.patience, "{what} is not in its log:\n{}", self.log());
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -181,12 +215,12 @@ impl Process {
     /// # Panics
     /// When it does not come.
     pub async fn wait(&mut self) -> ExitStatus {
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().expect("it is ours") {
                 return status;
             }
-            assert!(begun.elapsed() < PATIENCE, "it does not end:\n{}", self.log());
+            assert!(begun.elapsed() < self.patience, "it does not end:\n{}", self.log());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -196,9 +230,9 @@ impl Process {
     /// # Panics
     /// When it never is.
     pub async fn ready(&self) {
-        let begun = std::time::Instant::now();
+        let begun = Instant::now();
         while self.get("/readyz", &[]).await.status() != 200 {
-            assert!(begun.elapsed() < PATIENCE, "it is not ready:\n{}", self.log());
+            assert!(begun.elapsed() < self.patience, "it is not ready:\n{}", self.log());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -216,5 +250,19 @@ impl Drop for Process {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_kept_for_longer_than_it_is_reported() {
+        let log = Log::default();
+        log.push("request a: alone".to_owned());
+        (0..LOG_LINES).for_each(|_| log.push("request b: whole".to_owned()));
+        assert!(log.has("request a", "alone") && !log.has("request b", "alone"));
+        assert!(log.text().lines().count() == LOG_LINES && !log.text().contains("request a"));
     }
 }

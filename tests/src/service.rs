@@ -13,13 +13,20 @@ use kvasir_api::{
 use kvasir_server::{Config, listen, run};
 use kvasir_store::StoreConfig;
 use kvasir_types::{ModelId, ModelSpec, ProfileHash, RootHash};
-use reqwest::{Method, Response, StatusCode};
+use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use tokio::{sync::oneshot, task::JoinHandle};
 
 use crate::chunks::{self, Chunk};
 
 /// Maximum time of a job before a test fails.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Maximum time of a request until the end of its answer; then there is none.
+const ANSWER_MAX: Duration = Duration::from_secs(120);
+/// How long a running replica may refuse on a busy machine before a test fails, and the pause before it is asked again. One
+/// request that its store does not answer takes up to 50 s by default.
+pub const SERVED_AGAIN: Duration = Duration::from_secs(300);
+/// See [`SERVED_AGAIN`].
+pub const ASKED_AGAIN: Duration = Duration::from_millis(200);
 
 /// A running service, as plain HTTP shows it.
 #[derive(Debug, Clone)]
@@ -96,7 +103,7 @@ impl Api {
     /// At an address.
     pub fn at(address: SocketAddr) -> Self {
         // Less than the 15 s after which the service closes an idle connection: a request sent just then has no answer.
-        let http = reqwest::Client::builder().pool_idle_timeout(Duration::from_secs(10));
+        let http = reqwest::Client::builder().pool_idle_timeout(Duration::from_secs(10)).timeout(ANSWER_MAX);
         Self { address, http: http.build().expect("a client") }
     }
 
@@ -117,6 +124,12 @@ impl Api {
     /// Sends a request.
     pub async fn send(&self, method: Method, path: &str, body: impl Into<reqwest::Body>) -> Response {
         self.try_send(method, path, body).await.expect("an answer")
+    }
+
+    /// As [`send`](Self::send), of a replica that may refuse for [`SERVED_AGAIN`].
+    pub async fn served(&self, method: Method, path: &str, body: Vec<u8>) -> Response {
+        let url = format!("http://{}{path}", self.address);
+        served(SERVED_AGAIN, || self.http.request(method.clone(), &url).body(body.clone())).await
     }
 
     /// GETs with headers.
@@ -155,12 +168,12 @@ impl Api {
     pub async fn prepare_model(&self, namespace: &str, spec: &ModelSpec) -> (ModelId, RootHash) {
         let model_id = spec.model_id();
         let json = serde_json::to_vec(spec).expect("serialises");
-        assert!(self.send(Method::POST, routes::MODELS, json).await.status().is_success());
+        assert!(self.served(Method::POST, routes::MODELS, json).await.status().is_success());
         let profile = routes::profile(&model_id, &ProfileHash::of(chunks::PROFILE));
-        assert!(self.send(Method::PUT, &profile, chunks::PROFILE).await.status().is_success());
+        assert!(self.served(Method::PUT, &profile, chunks::PROFILE.to_vec()).await.status().is_success());
         let request = NamespaceRequest { namespace: namespace.parse().expect("a name"), model_id };
         let json = serde_json::to_vec(&request).expect("serialises");
-        let response = self.send(Method::POST, routes::NAMESPACES, json).await;
+        let response = self.served(Method::POST, routes::NAMESPACES, json).await;
         assert_eq!(response.status(), StatusCode::OK);
         let NamespaceResponse { root } = response.json().await.expect("its JSON");
         (model_id, root)
@@ -190,6 +203,26 @@ impl Api {
     }
 }
 
+/// The answer of a replica that nobody ends. Asks again if there is none, or if the replica refuses because its store is slow.
+///
+/// # Panics
+/// When it does so for longer than `patience`.
+pub async fn served(patience: Duration, request: impl Fn() -> RequestBuilder) -> Response {
+    let begun = Instant::now();
+    loop {
+        let (http, request) = request().build_split();
+        let request = request.expect("a request");
+        let what = format!("{} {}", request.method(), request.url());
+        let (status, text) = match http.execute(request).await {
+            Ok(answer) if answer.status() != StatusCode::SERVICE_UNAVAILABLE => return answer,
+            Ok(answer) => (Some(answer.status()), answer.text().await.unwrap_or_default()),
+            Err(error) => (None, error.to_string()),
+        };
+        assert!(begun.elapsed() < patience, "{what} is not served: {status:?} {text}");
+        tokio::time::sleep(ASKED_AGAIN).await;
+    }
+}
+
 /// Asserts that a response is the problem `code`.
 pub async fn expect_problem(response: Response, code: &str) -> Problem {
     let status = response.status();
@@ -208,4 +241,43 @@ pub fn lookup_request(model_id: ModelId, namespace: &str, tokens: &[u32], fresh:
     let namespace = namespace.parse().expect("a name");
     let tokens = Some(tokens.to_vec());
     LookupRequest { model_id, namespace, tokens, block_hashes: None, chunk_ids: None, fresh, direct: false }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
+
+    use super::*;
+
+    /// The answer that is served after these.
+    async fn served_after(patience: Duration, answers: &[Option<&str>]) -> Response {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let url = format!("http://{}/there", listener.local_addr().expect("bound"));
+        let answers = async {
+            for status in answers.iter().chain([&Some("201 Created")]) {
+                let (mut client, _) = listener.accept().await.expect("a client");
+                assert!(client.read(&mut [0; 1 << 10]).await.expect("a request") > 0);
+                let answer = |status: &str| format!("HTTP/1.1 {status}\r\ncontent-length: 4\r\n\r\nbusy");
+                client.write_all(status.map(answer).unwrap_or_default().as_bytes()).await.expect("writes");
+            }
+        };
+        // Without a time of its own, which would be over at once where the clock does not run.
+        let http = reqwest::Client::new();
+        tokio::join!(answers, served(patience, || http.get(&url))).1
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_replica_that_breaks_off_or_refuses_is_asked_again() {
+        let answer = served_after(SERVED_AGAIN, &[None, Some("503 Busy")]).await;
+        assert_eq!(answer.status(), StatusCode::CREATED);
+    }
+
+    #[tokio::test]
+    #[should_panic(expected = "/there is not served: Some(503) busy")]
+    async fn what_a_replica_refuses_for_too_long_is_reported() {
+        served_after(Duration::ZERO, &[Some("503 Busy")]).await;
+    }
 }

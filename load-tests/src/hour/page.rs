@@ -12,16 +12,15 @@ use crate::report;
 /// Points of a curve at most: more curves of every second lie over each other.
 const POINTS_MAX: f64 = 60.0;
 
-/// A run's results from its log: the last count of a judge or why it has none, or the lines of a scenario.
+/// A run's results from its log: the last count of a judge and why it ended early, or the lines of a scenario.
 pub(super) fn said(log: &str, is_scenario: bool) -> Vec<String> {
     if is_scenario {
         return log.lines().map(|line| line.trim().to_owned()).collect();
     }
     let counts = |line: &&str| line.contains(" histories after ") || line.starts_with("quota of ");
-    if let Some(counted) = log.lines().rfind(counts) {
-        return vec![counted.to_owned()];
-    }
-    log.lines().skip_while(|line| !line.contains("panicked at")).take(2).map(str::to_owned).collect()
+    // With both sides of a comparison.
+    let panicked = log.lines().skip_while(|line| !line.contains("panicked at")).take(4);
+    log.lines().rfind(counts).into_iter().chain(panicked).map(str::to_owned).collect()
 }
 
 pub(crate) fn page(hour: &Hour) -> String {
@@ -209,7 +208,10 @@ mod tests {
         assert!(page.contains("&lt;memory&gt; grew"));
         assert_eq!(page.matches("files, replica 0").count(), 3, "a line of its own in three drawings");
         assert!(page.contains("conversation, replica 0: resident MiB"));
-        let log = "running\nthread 'x' panicked at quota.rs:207:9:\nno room: 1 bytes are there\nstack\n";
-        assert_eq!(said(log, false), log.lines().skip(1).take(2).collect::<Vec<_>>());
+        let log = "running\n'x' panicked at quota.rs:7:9:\nassertion failed\n  left: 1\n right: 2\nstack\n";
+        let panicked: Vec<_> = log.lines().skip(1).take(4).collect();
+        assert_eq!(said(log, false), panicked);
+        let counted = "files: 3 histories after 9s";
+        assert_eq!(said(&format!("{counted}\n{log}"), false), [&[counted][..], &panicked].concat());
     }
 }

@@ -36,8 +36,8 @@ const PAGE_TOKENS: usize = 16;
 const NOT_STORED_MAX: usize = 256 + BLOCK_TOKENS;
 /// Time that a load is given: far more than any takes, so that none is given up for it.
 const SLO: Duration = Duration::from_secs(20);
-/// Time of a load that checks whether data is there: on a busy machine, too, only what is not there is lost.
-const CHECK_SLO: Duration = Duration::from_secs(120);
+/// Why a check failed whose lookup found less than was acknowledged.
+pub(super) const NOT_FOUND: &str = "not found";
 
 /// A model whose cache has known values.
 fn spec(layers: usize) -> ModelSpec {
@@ -178,14 +178,14 @@ impl Engine {
     }
 
     /// Whether an acknowledged prompt is still stored, except for the part that the client does not store by
-    /// design, with every row correct.
-    pub(crate) async fn check(&self, tokens: &[u32]) -> Result<u64, Failure> {
+    /// design, with every row correct. Its load is given a time.
+    pub(crate) async fn check(&self, tokens: &[u32], slo: Duration) -> Result<u64, Failure> {
         let session = self.look_up(tokens).await?;
         let found = session.matched_tokens() as usize;
         if found + NOT_STORED_MAX <= tokens.len() {
-            return Err(Failure::new("not found"));
+            return Err(Failure::new(NOT_FOUND));
         }
-        if found > 1 { self.load(&session, CHECK_SLO).await } else { Ok(0) }
+        if found > 1 { self.load(&session, slo).await } else { Ok(0) }
     }
 
     async fn look_up(&self, tokens: &[u32]) -> Result<Session, Failure> {

@@ -7,14 +7,14 @@ pub(crate) mod trace;
 use std::{
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::Result;
 use futures::{StreamExt as _, stream};
 
 use self::{
-    engine::Engine,
+    engine::{Engine, NOT_FOUND},
     trace::{Prompt, TraceFacts, TraceSpec},
 };
 use crate::{
@@ -26,10 +26,12 @@ use crate::{
 /// Most acknowledged prompts that are loaded again at the end, and their concurrency.
 const CHECKED_MAX: usize = 200;
 const CHECKED_AT_ONCE: usize = 2;
-/// Attempts to load one of them, and the pause between two. A load that a busy machine does not complete in
-/// time is not a loss.
-const CHECK_ATTEMPTS: usize = 5;
+/// Time of a load of one of them, and after which no attempt begins, and the pause between two. A load that a busy machine does not
+/// complete at once is not a loss.
+const CHECK_TIME: Duration = Duration::from_secs(120);
 const CHECK_PAUSE: Duration = Duration::from_secs(2);
+/// Attempts that may find less than was acknowledged.
+const NOT_FOUND_MAX: usize = 5;
 
 /// Which part of a trace, and how fast.
 #[derive(Debug, Clone, Copy)]
@@ -109,15 +111,17 @@ impl Replay {
             // Uses another replica than the one that stored it, if there is one.
             let (prompt, engine) = (&self.prompts[number as usize], self.engine(number + 1));
             async move {
-                let tokens = prompt.tokens(self.block_tokens);
-                let mut last = engine.check(&tokens).await;
-                for _ in 1..CHECK_ATTEMPTS {
-                    if last.as_ref().is_err_and(|failure| !failure.wrong) {
-                        tokio::time::sleep(CHECK_PAUSE).await;
-                        last = engine.check(&tokens).await;
+                let (begun, tokens, mut not_found) = (Instant::now(), prompt.tokens(self.block_tokens), 0);
+                loop {
+                    let checked = engine.check(&tokens, CHECK_TIME).await;
+                    let Err(failure) = &checked else { return checked };
+                    not_found += usize::from(failure.cause == NOT_FOUND);
+                    let is_over = begun.elapsed() + CHECK_PAUSE >= CHECK_TIME || not_found == NOT_FOUND_MAX;
+                    if failure.wrong || is_over {
+                        return checked;
                     }
+                    tokio::time::sleep(CHECK_PAUSE).await;
                 }
-                last
             }
         };
         let mut results = stream::iter(0..checked).map(check).buffer_unordered(CHECKED_AT_ONCE);

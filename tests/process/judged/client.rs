@@ -11,6 +11,7 @@ use kvasir_tests::{
     chunks::Chunk,
     faulty::Dice,
     model::{Lookup, Outcome, Replica},
+    process::Log,
     service::Api,
 };
 use kvasir_types::{ObjectDigest, SeqHash, TokenChain};
@@ -22,6 +23,21 @@ use super::{ASKED_AGAIN, History, SERVED_AGAIN, group::Group, judge};
 
 /// Longest pause between two requests.
 const PAUSE: usize = 80;
+/// What a replica logs of a lookup for which it could not ask the store.
+const INDEX_ALONE: &str = "uses the index alone";
+/// How much later than an answer a pipe delivers what was logged before it.
+const LOG_DELAY: Duration = Duration::from_secs(5);
+
+/// What became of what a replica offered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Loaded {
+    /// All of it was read.
+    Whole,
+    /// The replica refused, did not answer, or was cut off from the store.
+    Refused,
+    /// It has no object of a chunk.
+    Gone,
+}
 
 pub(super) struct Client<'a> {
     history: &'a History,
@@ -119,7 +135,8 @@ impl<'a> Client<'a> {
         }
         let etag = answer.headers()["etag"].to_str().expect("text").trim_matches('"').to_owned();
         let object: ObjectDigest = etag.parse().expect("a digest");
-        judge(history.model.borrow_mut().named(history.since(begun), chunk.seq_hash, object));
+        let at = history.since(begun);
+        judge(history.judged(|| history.model.borrow_mut().named(at, chunk.seq_hash, object)));
     }
 
     /// Pins the first chunks of a context. Returns the pin and the context if it was acknowledged.
@@ -166,33 +183,35 @@ impl<'a> Client<'a> {
         Some(answer)
     }
 
-    /// Looks up, and reads the offered chunks. Whether the replica gave all that it offered, and was not cut off from the
-    /// store.
+    /// Looks up, and reads the offered chunks.
     pub(super) async fn load(
         &self,
         life: Replica,
         api: &Api,
         (tokens, chunks): (&[u32], &[Chunk]),
         fresh: bool,
-    ) -> bool {
-        let history = self.history;
+    ) -> Loaded {
+        // Taken before it may be killed.
+        let (history, log) = (self.history, self.group.log_lines(life));
         let request = history.lookup_of(tokens, fresh);
         let (begun, asked) = (history.now(), Instant::now());
         let body = serde_json::to_vec(&request).expect("serialises");
         let answer = api.try_send(Method::POST, routes::LOOKUP, body.clone()).await;
-        let Some(answer) = self.expect::<LookupResponse>(life, answer).await else { return false };
+        let id = answer.as_ref().ok().and_then(|answer| answer.headers().get("x-request-id").cloned());
+        let Some(answer) = self.expect::<LookupResponse>(life, answer).await else { return Loaded::Refused };
         let chain = TokenChain::new(history.root, tokens);
         let (by, at, answer, chain) = (life, history.since(begun), &answer, &chain);
         let judged_as = |reached| {
             let lookup = Lookup { by, at, fresh, reached, chain, tokens, answer };
-            history.model.borrow_mut().lookup(lookup)
+            history.judged_at(at, || log.text(), || history.model.borrow_mut().lookup(lookup))
         };
-        let reached = self.group.reached_the_store(asked);
-        let judged = history.judged(|| self.group.log(life), || judged_as(reached));
-        let (mut judged, mut is_whole) = (judged, true);
-        // A store that is slow, as on a busy machine, is left alone by the replica's breaker: nobody cut it off, and it is.
-        if judged.is_err() && !reaches_the_store(api).await {
-            (judged, is_whole) = (judged_as(false), false);
+        let (mut judged, mut loaded) = (judged_as(self.group.reached_the_store(asked)), Loaded::Whole);
+        if judged.is_err() {
+            let id = id.as_ref().and_then(|id| id.to_str().ok()).expect("every answer has an id");
+            if let Some(why) = cut_off(api, &log, id).await {
+                history.excuse(why);
+                (judged, loaded) = (judged_as(false), Loaded::Refused);
+            }
         }
         if let Err(wrong) = judged {
             let offered = answer.chunks.iter().map(|hit| hit.seq_hash);
@@ -201,7 +220,7 @@ impl<'a> Client<'a> {
             let told: String = of.iter().map(|hash| history.model.borrow().record_of(hash)).collect();
             let again = api.try_send(Method::POST, routes::LOOKUP, body).await;
             let again = self.expect::<LookupResponse>(life, again).await;
-            let log = self.group.log(life);
+            let log = log.text();
             panic!(
                 "{wrong}\nof these chunks:\n{told}in the bucket:\n{stored}asked again, it answers {again:?}\n{log}"
             );
@@ -209,25 +228,28 @@ impl<'a> Client<'a> {
         for hit in &answer.chunks {
             let path = routes::chunk_object(&history.model_id, &hit.seq_hash, &hit.object_digest);
             let (begun, asked) = (history.now(), Instant::now());
-            let Ok(answer) = api.try_send(Method::GET, &path, "").await else { return false };
+            let Ok(answer) = api.try_send(Method::GET, &path, "").await else { return Loaded::Refused };
             let status = answer.status();
             if status != StatusCode::OK {
                 let is_refused = status == StatusCode::SERVICE_UNAVAILABLE;
-                assert!(status == StatusCode::NOT_FOUND || is_refused, "{status}\n{}", self.group.log(life));
+                assert!(status == StatusCode::NOT_FOUND || is_refused, "{status}\n{}", log.text());
                 if is_refused && self.group.reached_the_store(asked) && reaches_the_store(api).await {
                     self.served_again(life, api, &path).await;
                 }
-                is_whole = false;
+                loaded = loaded.max(if is_refused { Loaded::Refused } else { Loaded::Gone });
                 continue;
             }
             // An answer that breaks off is none.
-            let Ok(bytes) = answer.bytes().await else { return false };
-            let by = (life, history.since(begun));
-            let read = || history.model.borrow_mut().read(by, &hit.seq_hash, &hit.object_digest, 0, &bytes);
-            let read = history.judged(|| self.group.log(life), read);
-            judge(read.map_err(|wrong| format!("{wrong}\n{}", self.group.log(life))));
+            let Ok(bytes) = answer.bytes().await else { return Loaded::Refused };
+            let at = history.since(begun);
+            let read = || {
+                let mut model = history.model.borrow_mut();
+                model.read((life, at), &hit.seq_hash, &hit.object_digest, 0, &bytes)
+            };
+            let read = history.judged_at(at, || log.text(), read);
+            judge(read.map_err(|wrong| format!("{wrong}\n{}", log.text())));
         }
-        is_whole
+        loaded
     }
 
     /// A replica that is not cut off may refuse a read because the store was slow once, as on a busy machine, but not for
@@ -260,6 +282,22 @@ impl<'a> Client<'a> {
         assert!(status == StatusCode::SERVICE_UNAVAILABLE, "{status} {text}\n{}", self.group.log(life));
         None
     }
+}
+
+/// Why a replica could not ask the store for a lookup, if it could not though nobody cut it off: where the store is slow, as on a
+/// busy machine, its breaker leaves it alone, or the store does not answer in time.
+async fn cut_off(api: &Api, log: &Log, id: &str) -> Option<&'static str> {
+    if !reaches_the_store(api).await {
+        return Some("breaker open");
+    }
+    let begun = Instant::now();
+    while !log.has(id, INDEX_ALONE) {
+        if begun.elapsed() > LOG_DELAY {
+            return None;
+        }
+        sleep(ASKED_AGAIN).await;
+    }
+    Some("index alone")
 }
 
 /// Whether a replica does not leave the store alone now.

@@ -14,19 +14,19 @@ use futures::TryStreamExt;
 use kvasir_store::{OpenStore, StoreConfig, layout::Key, observe::NoObserver, seal::FileKeys};
 use kvasir_tests::{
     model::Replica,
-    process::{Process, Start},
+    process::{Log, Process, Start},
     proxy::FaultProxy,
     service::Api,
 };
 use kvasir_types::{ObjectDigest, SeqHash};
 use object_store::ObjectMeta;
 
-use super::settings::Settings;
+use super::{ASKED_AGAIN, STEP_MAX, settings::Settings};
 use crate::SERVER;
 
 pub(super) const REPLICAS: usize = 3;
-/// Listings of the store before the judge gives up; each waits for 30 s.
-const LISTINGS_MAX: usize = 10;
+/// How often the judge asks the store before it gives up; each time it waits for up to 50 s, with retries.
+const ATTEMPTS_MAX: usize = 10;
 const FLAGS: [&str; 4] = [
     // URLs must not outlive what they name.
     "--direct.enabled=false",
@@ -145,7 +145,8 @@ impl<'a> Group<'a> {
         let flags: Vec<_> =
             FLAGS.into_iter().chain(settings.iter().map(String::as_str)).chain(keys.as_deref()).collect();
         let store = self.way.as_ref().map_or(self.store, |(way, _)| way);
-        let process = Start::new(SERVER, store, &disk).flags(&flags).start().await;
+        let start = Start { patience: STEP_MAX, ..Start::new(SERVER, store, &disk) };
+        let process = start.flags(&flags).start().await;
         process.ready().await;
         let s3 = process.s3_address().await;
         self.lives.set(self.lives.get() + 1);
@@ -174,6 +175,13 @@ impl<'a> Group<'a> {
         let members = self.members.borrow();
         let of = members.iter().flatten().find(|member| member.life == life);
         of.map_or_else(|| "it has ended".to_owned(), |member| member.process.log())
+    }
+
+    /// The log of a replica, which stays when it ends; an empty one if it has ended.
+    pub(super) fn log_lines(&self, life: Replica) -> Arc<Log> {
+        let members = self.members.borrow();
+        let of = members.iter().flatten().find(|member| member.life == life);
+        of.map(|member| member.process.log_lines()).unwrap_or_default()
     }
 
     /// Objects and tombstones of chunks in the bucket, for the report of a failure.
@@ -239,7 +247,10 @@ impl<'a> Group<'a> {
     /// All objects. A real server on a busy machine may need longer than one listing waits.
     async fn listed(&self, store: &OpenStore) -> Vec<ObjectMeta> {
         let mut last = None;
-        for _ in 0..LISTINGS_MAX {
+        for attempt in 0..ATTEMPTS_MAX {
+            if attempt > 0 {
+                tokio::time::sleep(ASKED_AGAIN).await;
+            }
             match store.objects().list(None).try_collect().await {
                 Ok(listed) => return listed,
                 Err(error) => last = Some(error),
@@ -248,22 +259,36 @@ impl<'a> Group<'a> {
         panic!("the store cannot be listed: {last:?}");
     }
 
-    /// The objects in the store whose bytes are those of their name.
-    pub(super) async fn sound_objects(&self) -> Vec<(SeqHash, ObjectDigest)> {
+    /// The objects of these chunks in the store whose bytes are those of their name.
+    pub(super) async fn sound_objects(&self, chunks: &BTreeSet<SeqHash>) -> Vec<(SeqHash, ObjectDigest)> {
         let store = self.open();
         let listed = self.listed(&store).await;
         let mut sound = Vec::new();
         for meta in listed {
             let Some(Key::Chunk(key)) = store.layout().parse(&meta.location) else { continue };
-            // A collector may be faster.
-            let Ok(found) = store.objects().get_opts(&meta.location, Default::default()).await else {
-                continue;
-            };
-            let Ok(bytes) = found.bytes().await else { continue };
-            if ObjectDigest::of(&bytes) == key.object_digest {
+            if chunks.contains(&key.seq_hash) && digest_of(&store, &meta).await == Some(key.object_digest) {
                 sound.push((key.seq_hash, key.object_digest));
             }
         }
         sound
     }
+}
+
+/// The digest of an object's bytes; `None` if a collector was faster, or it cannot be read. A store that is slow has lost nothing.
+async fn digest_of(store: &OpenStore, meta: &ObjectMeta) -> Option<ObjectDigest> {
+    let mut last = None;
+    for attempt in 0..ATTEMPTS_MAX {
+        if attempt > 0 {
+            tokio::time::sleep(ASKED_AGAIN).await;
+        }
+        let read =
+            async { store.objects().get_opts(&meta.location, Default::default()).await?.bytes().await };
+        match read.await {
+            Ok(bytes) => return Some(ObjectDigest::of(&bytes)),
+            Err(object_store::Error::NotFound { .. }) => return None,
+            Err(error) => last = Some(error),
+        }
+    }
+    println!("{} cannot be read: {last:?}", meta.location);
+    None
 }

@@ -170,7 +170,8 @@ impl<'a> KeyClient<'a> {
             _ => Outcome::Unknown,
         };
         history.count_key(outcome, door.s3.is_some());
-        judge(history.keys.borrow_mut().put_ends(put, history.now(), outcome));
+        let ended = history.now();
+        judge(history.judged(|| history.keys.borrow_mut().put_ends(put, ended, outcome)));
     }
 
     async fn remove(&self, door: &Door<'_>, key: u8) {
@@ -195,7 +196,7 @@ impl<'a> KeyClient<'a> {
         let at = history.since(begun);
         let got = |value: Option<u8>| {
             let Some(value) = value else { return Ok(()) };
-            history.judged(|| self.group.log(door.life), || history.keys.borrow().got(key, at, value))
+            history.judged_at(at, || self.group.log(door.life), || history.keys.borrow().got(key, at, value))
         };
         judge(found.and_then(got));
     }
@@ -204,6 +205,7 @@ impl<'a> KeyClient<'a> {
     /// written by S3 clients are listed.
     pub(super) async fn find_owed(&self) {
         let history = self.history;
+        history.settle();
         for (life, api, s3) in self.group.doors() {
             for s3 in [None, Some(s3)] {
                 let door = self.door(life, &api, s3);

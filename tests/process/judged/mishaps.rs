@@ -29,9 +29,9 @@ const TOXICS: &[Toxic] = &[
     Toxic::Ambiguous,
     Toxic::Narrow,
 ];
-/// After faults: the longest pause of a breaker that was open this briefly, running requests, and cached
-/// state.
-pub(super) const RECOVERY: Duration = Duration::from_secs(8);
+/// After faults: the longest pause of a breaker that was open this briefly, running requests, of which one that stalls takes
+/// 5 s until its next attempt, and cached state.
+pub(super) const RECOVERY: Duration = Duration::from_secs(11);
 
 impl Group<'_> {
     /// How often each mishap was.

@@ -15,12 +15,13 @@ use kvasir_store::StoreConfig;
 use kvasir_tests::{
     faulty::Dice,
     process::{Process, Start},
-    service::Api,
+    service::{Api, SERVED_AGAIN, served},
 };
-use reqwest::{Method, Response, StatusCode};
+use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use tempfile::TempDir;
 use tokio::time::sleep;
 
+use super::STEP_MAX;
 use crate::{SERVER, file_store, wanted};
 
 const SECONDS: u64 = 12;
@@ -41,8 +42,8 @@ const OVERSHOOT: u64 =
 const _: () =
     assert!(OVERSHOOT < QUOTA_BYTES / 2, "replicas that do not count each other's bytes go unnoticed");
 /// How long it may take to make freed space usable: the collector must run twice, which takes under a second on a free
-/// machine.
-const ROOM: Duration = Duration::from_secs(120);
+/// machine, and two minutes are for a busy one. The replica may refuse before.
+const ROOM: Duration = SERVED_AGAIN.saturating_add(Duration::from_secs(120));
 /// A pass reads the tombstones and the logs that the store keeps, so the store keeps them as briefly as it may: else the
 /// passes of a long run take longer and longer.
 const FLAGS: [&str; 6] = [
@@ -80,9 +81,18 @@ impl Tenant<'_> {
         self.replicas.borrow()[replica].as_ref().map(|process| process.api().clone())
     }
 
-    async fn send(&self, api: &Api, method: Method, key: &str, body: Vec<u8>) -> Option<Response> {
+    fn request(&self, api: &Api, method: Method, key: &str, body: Vec<u8>) -> RequestBuilder {
         let url = format!("http://{}/v1/namespaces/n/objects/{key}", api.address);
-        api.http.request(method, url).bearer_auth(self.token).body(body).send().await.ok()
+        api.http.request(method, url).bearer_auth(self.token).body(body)
+    }
+
+    async fn send(&self, api: &Api, method: Method, key: &str, body: Vec<u8>) -> Option<Response> {
+        self.request(api, method, key, body).send().await.ok()
+    }
+
+    /// The answer of a replica that nobody kills any more.
+    async fn served(&self, api: &Api, method: Method, key: &str, body: Vec<u8>) -> Response {
+        served(SERVED_AGAIN, || self.request(api, method.clone(), key, body.clone())).await
     }
 
     /// Stores at one replica, and removes stored objects there if it is rejected.
@@ -104,8 +114,8 @@ impl Tenant<'_> {
                     self.count("refused");
                     self.remove_some(&api, &mut dice).await;
                 }
-                // The replica was killed.
-                None => {
+                // The replica was killed, or its store is slow.
+                None | Some(503) => {
                     self.count("unknown");
                     self.leftover.borrow_mut().insert(key);
                 }
@@ -145,7 +155,8 @@ fn bytes_below(folder: &Path) -> u64 {
 }
 
 async fn start(store: &StoreConfig, disk: &Path, tenants: &str) -> Process {
-    let process = Start::new(SERVER, store, disk).flags(&FLAGS).flags(&[tenants]).start().await;
+    let start = Start { patience: STEP_MAX, ..Start::new(SERVER, store, disk) };
+    let process = start.flags(&FLAGS).flags(&[tenants]).start().await;
     process.ready().await;
     process
 }
@@ -208,22 +219,25 @@ async fn quota_edges() {
 
     let api = tenant.api(0).expect("it runs");
     for (key, bytes) in tenant.owed.take() {
-        let found = tenant.send(&api, Method::GET, &key, Vec::new()).await.expect("an answer");
+        let found = tenant.served(&api, Method::GET, &key, Vec::new()).await;
         assert_eq!(found.status(), StatusCode::OK, "{key}");
         assert_eq!(found.bytes().await.expect("a body"), bytes, "{key}");
-        tenant.remove(&api, key).await;
+        tenant.leftover.borrow_mut().insert(key);
     }
     // All that it has is gone, and then there is room for as much as before.
     for key in tenant.leftover.take() {
-        tenant.remove(&api, key).await;
+        let status = tenant.served(&api, Method::DELETE, &key, Vec::new()).await.status();
+        assert!(matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_FOUND), "{key}: {status}");
     }
-    assert_eq!(tenant.leftover.take(), BTreeSet::new(), "both replicas run");
     let begun = Instant::now();
     let half = vec![7; QUOTA_BYTES as usize / 2];
-    while tenant.send(&api, Method::PUT, "half", half.clone()).await.expect("an answer").status()
-        != StatusCode::CREATED
-    {
-        assert!(begun.elapsed() < ROOM, "no room: {} bytes are there", bytes_below(&folder));
+    loop {
+        // It may have been stored before by a request whose answer was lost.
+        let status = tenant.served(&api, Method::PUT, "half", half.clone()).await.status();
+        if status.is_success() {
+            break;
+        }
+        assert!(begun.elapsed() < ROOM, "no room: {status}, {} bytes are there", bytes_below(&folder));
         sleep(Duration::from_millis(200)).await;
     }
     let room = begun.elapsed();
@@ -233,5 +247,6 @@ async fn quota_edges() {
         most.get()
     );
     assert!(tenant.reached_goals(), "{counts:?}");
-    assert!(!others.contains_key("refused") && others.contains_key("stored"), "{others:?}");
+    let of = |what| others.get(what).copied().unwrap_or(0);
+    assert!(of("refused") == 0 && of("stored") > of("unknown"), "{others:?}");
 }

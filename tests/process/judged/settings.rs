@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kvasir_tests::{faulty::Dice, model::Bounds};
 
-/// How long a request whose answer did not arrive may still take effect: the store answers immediately.
+/// How long a request whose answer did not arrive may still take effect, if others beside it did not take longer.
 const UNKNOWN: Duration = Duration::from_secs(5);
 /// Twice the replicas' setting.
 pub(super) const NEGATIVE_TTL: Duration = Duration::from_secs(2);
@@ -107,8 +107,9 @@ impl Settings {
             text("actions_per_second", &self.actions_per_second),
         ];
         if self.has_trouble {
-            // Impatient, so that a request that stalls does not take the rest of the history.
-            flags.extend(["--store.request_timeout=2s".to_owned(), "--store.retry_timeout=5s".to_owned()]);
+            // Impatient, so that a request that stalls does not take the rest of the history; but a busy store takes seconds, and
+            // after a stall there is time for another attempt.
+            flags.extend(["--store.request_timeout=5s".to_owned(), "--store.retry_timeout=12s".to_owned()]);
         }
         flags
     }

@@ -222,7 +222,8 @@ impl<'a> UploadClient<'a> {
         let history = self.history;
         let put = history.keys.borrow_mut().put_begins(upload.key, upload.value, history.now());
         let end = self.ask_to_complete(upload).await;
-        judge(history.keys.borrow_mut().put_ends(put, history.now(), end.into()));
+        let ended = history.now();
+        judge(history.judged(|| history.keys.borrow_mut().put_ends(put, ended, end.into())));
         end
     }
 

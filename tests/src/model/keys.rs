@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use super::{Bounds, Interval, Outcome};
+use super::{Bounds, Interval, Outcome, late};
 
 #[derive(Debug)]
 struct Put {
@@ -14,6 +14,8 @@ struct Put {
     value: u8,
     begun: Duration,
     ended: Option<(Duration, Outcome)>,
+    /// Until when it may take effect.
+    settled: Duration,
 }
 
 #[derive(Debug)]
@@ -21,6 +23,11 @@ struct Removal {
     key: u8,
     begun: Duration,
     ended: Option<(Duration, Outcome)>,
+    settled: Duration,
+}
+
+fn interval(begun: Duration, ended: Option<(Duration, Outcome)>) -> Interval {
+    Interval { begun, ended: ended.map_or(Duration::MAX, |(ended, _)| ended) }
 }
 
 /// The keys of one history.
@@ -50,9 +57,23 @@ impl Keys {
         self.tampered.push(at);
     }
 
+    /// As [`Model::requests`](super::Model::requests).
+    pub fn requests(&self) -> impl Iterator<Item = Interval> {
+        let puts = self.puts.iter().map(|put| interval(put.begun, put.ended));
+        puts.chain(self.removals.iter().map(|removal| interval(removal.begun, removal.ended)))
+    }
+
+    /// As [`Model::settle`](super::Model::settle).
+    pub fn settle(&mut self, requests: &[Interval], now: Duration) {
+        let puts = self.puts.iter_mut().map(|put| (interval(put.begun, put.ended), &mut put.settled));
+        let removals = self.removals.iter_mut();
+        let removals = removals.map(|removal| (interval(removal.begun, removal.ended), &mut removal.settled));
+        late::settle(puts.chain(removals), requests, now);
+    }
+
     /// A PUT begins. Gives its number.
     pub fn put_begins(&mut self, key: u8, value: u8, at: Duration) -> usize {
-        self.puts.push(Put { key, value, begun: at, ended: None });
+        self.puts.push(Put { key, value, begun: at, ended: None, settled: Duration::MAX });
         self.puts.len() - 1
     }
 
@@ -61,8 +82,10 @@ impl Keys {
     /// # Errors
     /// It was acknowledged beside another value that cannot be gone.
     pub fn put_ends(&mut self, put: usize, at: Duration, outcome: Outcome) -> Result<(), String> {
-        self.puts[put].ended = Some((at, outcome));
+        (self.puts[put].ended, self.puts[put].settled) = (Some((at, outcome)), at);
         if outcome != Outcome::Acknowledged {
+            // What it wrote may stay where it is refused, too: an attempt of it that nobody heard of again.
+            self.puts[put].settled = at + self.bounds.unknown;
             return Ok(());
         }
         let mine = &self.puts[put];
@@ -85,13 +108,15 @@ impl Keys {
 
     /// A removal begins. Gives its number.
     pub fn removal_begins(&mut self, key: u8, at: Duration) -> usize {
-        self.removals.push(Removal { key, begun: at, ended: None });
+        self.removals.push(Removal { key, begun: at, ended: None, settled: Duration::MAX });
         self.removals.len() - 1
     }
 
     /// A removal ends.
     pub fn removal_ends(&mut self, removal: usize, at: Duration, outcome: Outcome) {
-        self.removals[removal].ended = Some((at, outcome));
+        let removal = &mut self.removals[removal];
+        removal.ended = Some((at, outcome));
+        removal.settled = if outcome == Outcome::Unknown { at + self.bounds.unknown } else { at };
     }
 
     /// A key was read with a value.
@@ -153,11 +178,8 @@ impl Keys {
 
     /// Whether a request, or the adversary, may have removed it.
     fn may_be_removed(&self, put: &Put, by: Duration) -> bool {
-        let is_removed = |removal: &Removal| {
-            removal.key == put.key
-                && removal.begun <= by
-                && self.takes_effect_until(removal.ended) >= put.begun
-        };
+        let is_removed =
+            |removal: &Removal| removal.key == put.key && removal.begun <= by && removal.settled >= put.begun;
         self.removals.iter().any(is_removed) || self.tampered.iter().any(|at| put.begun <= *at && *at <= by)
     }
 
@@ -178,25 +200,11 @@ impl Keys {
         let met = |other: &&Put| {
             let is_there = other.key == put.key && other.begun <= by;
             let is_there = is_there && !matches!(other.ended, Some((_, Outcome::Acknowledged)));
-            // What it wrote may stay where it is refused: an attempt of it that nobody heard of again.
-            let late = match other.ended {
-                Some((ended, Outcome::Refused)) => ended + self.bounds.unknown,
-                ended => self.takes_effect_until(ended),
-            };
-            is_there && late >= put.begun && !std::ptr::eq(*other, put)
+            is_there && other.settled >= put.begun && !std::ptr::eq(*other, put)
         };
         // The collector waits until all that contradict each other are old.
         let others = self.puts.iter().filter(met).filter(|other| other.value != put.value);
         others.map(|other| other.begun).min().map(|met| made.max(met) + self.grace)
-    }
-
-    /// Until when a request may take effect.
-    fn takes_effect_until(&self, ended: Option<(Duration, Outcome)>) -> Duration {
-        match ended {
-            Some((ended, Outcome::Unknown)) => ended + self.bounds.unknown,
-            Some((ended, _)) => ended,
-            None => Duration::MAX,
-        }
     }
 }
 
@@ -287,6 +295,19 @@ mod tests {
         put(&mut keys, 2, 4, 5, Outcome::Acknowledged).expect("after a removal");
         assert!(keys.got(0, at(12, 13), 1).is_ok());
         assert!(keys.got(0, at(13, 14), 1).is_err());
+    }
+
+    #[test]
+    fn a_removal_of_unknown_outcome_comes_no_later_than_a_request_beside_it_took() {
+        let mut keys = keys();
+        let removal = keys.removal_begins(0, s(0));
+        keys.removal_ends(removal, s(1), Outcome::Unknown);
+        put(&mut keys, 1, 7, 8, Outcome::Acknowledged).expect("the first");
+        assert_eq!(keys.owed(s(9)), [(0, 1)]);
+        keys.settle(&[at(5, 12)], s(20));
+        assert_eq!(keys.owed(s(9)), []);
+        put(&mut keys, 1, 9, 10, Outcome::Acknowledged).expect("the same");
+        assert_eq!(keys.owed(s(11)), [(0, 1)]);
     }
 
     #[test]

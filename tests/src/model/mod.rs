@@ -2,13 +2,14 @@
 //!
 //! A test tells it what it asked for, when each request began and ended, and how it ended; the model says whether the answer may
 //! be. It judges an answer by the requests that ended before it began. A request whose outcome is unknown widens what is legal: it
-//! may take effect until [`Bounds::unknown`] after its end, or never.
+//! may take effect until [`Bounds::unknown`] after its end, where a test says so [later](Model::settle), or never.
 //!
 //! The collector may hide what an age ([`Bounds::ttl`]) or a longer chunk gives it a right to. A chunk that several objects hold is
 //! there while one of them is. What no pin holds and what a request removed owes nothing.
 
 mod judge;
 mod keys;
+mod late;
 #[cfg(test)]
 mod tests;
 mod truth;
@@ -21,7 +22,7 @@ use std::{
 use kvasir_types::{ObjectDigest, SeqHash};
 
 use self::truth::Truth;
-pub use self::{judge::Lookup, keys::Keys};
+pub use self::{judge::Lookup, keys::Keys, late::slowest};
 use crate::chunks::Chunk;
 
 /// One life of one replica: a process that starts again is another.
@@ -230,6 +231,19 @@ impl Model {
         let removal = self.removals.len() - 1;
         self.of_chunk.entry(seq_hash).or_default().removals.push(removal);
         removal
+    }
+
+    /// When each PUT and each removal ran. What runs has no end yet.
+    pub fn requests(&self) -> impl Iterator<Item = Interval> {
+        self.puts.iter().map(|put| put.at).chain(self.removals.iter().map(|removal| removal.at))
+    }
+
+    /// What ended with an unknown outcome may take effect for as long after its end as one of `requests` beside it took until
+    /// `now`, if that is longer than [`Bounds::unknown`], but for 30 s at most.
+    pub fn settle(&mut self, requests: &[Interval], now: Duration) {
+        let puts = self.puts.iter_mut().map(|put| (put.at, &mut put.settled));
+        let removals = self.removals.iter_mut().map(|removal| (removal.at, &mut removal.settled));
+        late::settle(puts.chain(removals), requests, now);
     }
 
     /// What was asked about a chunk, for the report of a failure.

@@ -194,6 +194,7 @@ fn what_is_stored_after_a_removal_is_found_again() {
     h.put(A, at(4, 5), 0);
     assert!(h.looks(A, at(6, 7), 1).is_ok());
     assert!(h.looks(A, at(6, 7), 0).is_err());
+    assert_eq!(h.model.judged()["lookup that owed something"], 1, "a wrong answer counts for nothing");
 }
 
 #[test]
@@ -204,6 +205,18 @@ fn a_put_beside_a_removal_came_before_or_after_it_and_stays_so() {
     assert!(h.looks(A, at(6, 7), 0).is_ok(), "it came before");
     assert!(h.looks(A, at(6, 7), 1).is_ok(), "it came after");
     assert!(h.looks(A, at(8, 9), 0).is_err(), "after, as was seen");
+}
+
+#[test]
+fn an_offer_by_who_is_slower_than_a_bound_below_the_promise_shows_no_order() {
+    let mut h = history(None);
+    h.model.bounds.removal = Some(s(10));
+    h.put(A, at(0, 5), 0);
+    h.remove(A, at(2, 3), 0, Outcome::Acknowledged);
+    assert!(h.looks(B, at(32, 33), 1).is_ok());
+    assert!(h.looks(B, at(32, 33), 0).is_ok(), "it may not have heard of the removal before");
+    assert!(h.looks(B, at(33, 34), 1).is_ok());
+    assert!(h.looks(B, at(35, 36), 0).is_err(), "it must have");
 }
 
 #[test]
@@ -380,4 +393,29 @@ fn requests_under_way_decide_nothing() {
     assert!(h.looks(B, at(9, 10), 0).is_err());
     h.model.removal_begins(A, s(9), chunk.seq_hash, None);
     assert!(h.looks(B, at(9, 10), 0).is_ok());
+}
+
+#[test]
+fn a_request_of_unknown_outcome_comes_no_later_than_the_slowest_beside_it_took() {
+    // Whether a chunk is owed that is stored at a time, after a removal from second 2 to 3.
+    let is_owed = |beside: &[Interval], now: u64, stored: u64| {
+        let mut h = history(None);
+        h.model.bounds.unknown = s(5);
+        h.remove(A, at(2, 3), 0, Outcome::Unknown);
+        h.model.settle(beside, s(now));
+        h.put(A, at(stored, stored + 1), 0);
+        h.looks(A, at(stored + 2, stored + 3), 0).is_err()
+    };
+    let runs = Interval { begun: s(7), ended: Duration::MAX };
+    let cases: [(&[Interval], u64, u64); 5] = [
+        (&[at(7, 9), at(9, 60)], 60, 8),
+        (&[at(7, 19)], 60, 15),
+        (&[at(7, 13), at(9, 18)], 60, 12),
+        (&[runs], 19, 15),
+        (&[at(7, 60)], 60, 33),
+    ];
+    for (beside, now, latest) in cases {
+        assert!(!is_owed(beside, now, latest), "{beside:?}: it may come as late");
+        assert!(is_owed(beside, now, latest + 1), "{beside:?}: it comes no later");
+    }
 }
