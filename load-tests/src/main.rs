@@ -113,7 +113,6 @@ async fn run_command(command: Command) -> Result<bool> {
         }
         Command::ScaleOut(arguments) => {
             let scaling = Box::pin(scale_out::scale(&arguments)).await?;
-            report::write(&arguments.common.out, "scale-out", &scaling, &scaling.page())?;
             say(&scaling.lines());
             Ok(scaling.passed())
         }

@@ -11,11 +11,17 @@ use crate::{process::usage::Machine, traffic::record::Summary};
 /// The last line of every page.
 pub(crate) const FOOTER: &str = "Drawn by kvasir-load from the result's JSON document.";
 
-/// Writes `NAME.json` and `NAME.html`.
+/// Writes `NAME.json` and `NAME.html`, each as a whole: a process that is killed meanwhile leaves the former one.
 pub(crate) fn write(out: &Path, name: &str, json: &impl Serialize, html: &str) -> Result<()> {
     std::fs::create_dir_all(out)?;
-    std::fs::write(out.join(format!("{name}.json")), serde_json::to_string_pretty(json)? + "\n")?;
-    Ok(std::fs::write(out.join(format!("{name}.html")), html)?)
+    replace(&out.join(format!("{name}.json")), &(serde_json::to_string_pretty(json)? + "\n"))?;
+    replace(&out.join(format!("{name}.html")), html)
+}
+
+fn replace(path: &Path, text: &str) -> Result<()> {
+    let aside = path.with_added_extension("new");
+    std::fs::write(&aside, text)?;
+    Ok(std::fs::rename(&aside, path)?)
 }
 
 /// A table with these columns.

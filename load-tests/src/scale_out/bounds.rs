@@ -3,11 +3,8 @@
 use kvasir_plot::number;
 
 use super::{
-    Scaling,
-    clients::Spreading,
-    conversation::Conversations,
-    hot::HotReads,
-    membership::{Change, ReplicasChanged},
+    Part, Scaling, clients::Spreading, conversation::Conversations, hot::HotReads,
+    membership::ReplicasChanged,
 };
 
 /// Throughput of hot reads by N replicas, over N times that of one.
@@ -52,7 +49,7 @@ fn none(what: &str, count: u64) -> Option<String> {
     (count > 0).then(|| format!("{what}: {count}, none wanted"))
 }
 
-/// The bounds that a measurement missed, each with what was measured.
+/// The bounds that a measurement missed, each with what was measured. Parts that were not measured miss none.
 pub(super) fn missed(scaling: &Scaling) -> Vec<String> {
     let Scaling { rows, conversations, restarts, .. } = scaling;
     let hot = rows.iter().flat_map(|row| of_hot_reads(row, rows));
@@ -102,12 +99,8 @@ fn of_conversations(row: &Conversations, all: &[Conversations]) -> Vec<String> {
 }
 
 fn of_change(row: &ReplicasChanged, all: &[ReplicasChanged]) -> Vec<String> {
-    let change = match row.change {
-        Change::RollingRestart => "restart",
-        Change::OneLeaves => "leave",
-        Change::OneJoins => "join",
-    };
-    let what = |what: &str| format!("{change} of {} by {}, {what}", row.replicas, row.spreading.as_str());
+    let part = row.part();
+    let what = |what: &str| format!("{part} of {} by {}, {what}", row.replicas, row.spreading.as_str());
     let recovery = || {
         let is_by_chance = |other: &&ReplicasChanged| {
             other.change == row.change
@@ -122,7 +115,7 @@ fn of_change(row: &ReplicasChanged, all: &[ReplicasChanged]) -> Vec<String> {
             None => Some(format!("{what}: not within a minute")),
         }
     };
-    let is_compared = row.change == Change::RollingRestart && row.spreading == Spreading::Routes;
+    let is_compared = part == Part::Restart && row.spreading == Spreading::Routes;
     let missed = [
         none(&what("failed loads"), row.summary.failed),
         none(&what("wrong loads"), row.summary.wrong),
@@ -133,91 +126,13 @@ fn of_change(row: &ReplicasChanged, all: &[ReplicasChanged]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use clap::ValueEnum as _;
 
     use super::*;
     use crate::{
-        process::usage::{self, Machine},
-        scale_out::{hot::ReplicaLoss, page},
-        traffic::record::Recorder,
+        process::usage,
+        scale_out::{page, samples::kept},
     };
-
-    fn hot_reads(replicas: usize, mb_per_s: f64) -> HotReads {
-        let lost = ReplicaLoss {
-            killed_at_s: 5.0,
-            summary: Recorder::default().summary(),
-            acknowledged: 9,
-            not_found_afterwards: 0,
-        };
-        HotReads {
-            replicas,
-            mb_per_s,
-            cpu_of_replicas: 0.3,
-            cpu_of_clients: 0.3,
-            unique: 0.9,
-            cold_lookups: 9,
-            cold_lookups_missed: 0,
-            idle_store_requests_per_s: 0.04 * replicas as f64,
-            with_a_replica_lost: (replicas > 1).then_some(lost),
-        }
-    }
-
-    fn conversations(replicas: usize, template_share: f64, hot_share: f64) -> Conversations {
-        Conversations {
-            trace: "a trace".to_owned(),
-            replicas,
-            spreading: Spreading::Routes,
-            template_share,
-            prompts: 9,
-            chunks: 9,
-            chunks_stored: 9,
-            store_requests: BTreeMap::new(),
-            memory_bytes_of_each: 9,
-            hot_share,
-            busiest_over_mean: 1.2,
-            unique: 0.9,
-        }
-    }
-
-    fn changed(change: Change, spreading: Spreading, recovered_after_s: f64) -> ReplicasChanged {
-        ReplicasChanged {
-            change,
-            replicas: 8,
-            spreading,
-            rate: 9.0,
-            first_stopped_at_s: 20.0,
-            last_ready_at_s: 40.0,
-            hot_before: 1.0,
-            hot_lowest: 0.5,
-            recovered_after_s: Some(recovered_after_s),
-            hot_share: Vec::new(),
-            summary: Recorder::default().summary(),
-        }
-    }
-
-    /// Keeps every bound, some of them barely.
-    fn kept(machine: &Machine) -> Scaling {
-        Scaling {
-            what: String::new(),
-            machine: machine.clone(),
-            link_mbps: 200,
-            seed: 1,
-            skipped: None,
-            rows: vec![hot_reads(1, 10.0), hot_reads(8, 72.5)],
-            conversations: vec![
-                conversations(1, 0.0, 0.3),
-                conversations(8, 0.0, 0.295),
-                Conversations { spreading: Spreading::Chance, unique: 0.2, ..conversations(8, 0.0, 0.1) },
-                conversations(1, 0.6, 0.5),
-                conversations(8, 0.6, 0.4),
-            ],
-            restarts: vec![
-                changed(Change::RollingRestart, Spreading::Routes, 9.0),
-                changed(Change::RollingRestart, Spreading::Chance, 20.0),
-                changed(Change::OneLeaves, Spreading::Routes, 9.0),
-            ],
-        }
-    }
 
     #[test]
     fn each_bound_is_missed_by_what_is_beyond_it() {
@@ -278,6 +193,25 @@ mod tests {
         assert!(texts(&scaling).iter().all(|text| text.contains(", 7.25 times one")));
         scaling.rows.remove(0);
         assert!(texts(&scaling).iter().all(|text| !text.contains(" times one")));
+    }
+
+    #[test]
+    fn a_part_that_was_not_measured_is_not_judged_and_named() {
+        let mut scaling = kept(&usage::machine());
+        scaling.rows[0].unique = 0.1;
+        scaling.conversations[1].unique = 0.1;
+        scaling.conversations[4].unique = 0.1;
+        scaling.restarts[0].summary.failed = 1;
+        scaling.restarts[2].summary.failed = 1;
+        for (nth, part) in Part::value_variants()[..5].iter().enumerate() {
+            assert_eq!(missed(&scaling).len(), 5 - nth, "{:?}", missed(&scaling));
+            scaling.leave_out(&[*part]);
+            let named = ["hot", "conversation", "template", "restart", "leave"][..=nth].join(", ");
+            let line = format!("NOT MEASURED: {named}, join");
+            assert!(scaling.lines().ends_with(&line), "{}", scaling.lines());
+            assert!(scaling.page().contains(&line), "{line}");
+        }
+        assert!(scaling.passed());
     }
 
     #[test]

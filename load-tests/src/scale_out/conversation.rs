@@ -10,7 +10,7 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    SEED, ScaleArguments,
+    Part, SEED, ScaleArguments,
     clients::Spreading,
     group::ReplicaGroup,
     network::BridgedNetwork,
@@ -55,6 +55,13 @@ pub(super) struct Conversations {
     /// Different chunks per chunk in all hot tiers, of a sample of the prompts.
     #[serde(deserialize_with = "crate::report::finite_or_nan")]
     pub(super) unique: f64,
+}
+
+impl Conversations {
+    /// The part of the measurement that they belong to.
+    pub(super) fn part(&self) -> Part {
+        if self.template_share > 0.0 { Part::Template } else { Part::Conversation }
+    }
 }
 
 /// Parts of the prompts, and where they are from.

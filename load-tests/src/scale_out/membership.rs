@@ -11,7 +11,8 @@ use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
 use super::{
-    SEED, ScaleArguments, clients::Spreading, group::ReplicaGroup, network::BridgedNetwork, prompts::Prompt,
+    Part, SEED, ScaleArguments, clients::Spreading, group::ReplicaGroup, network::BridgedNetwork,
+    prompts::Prompt,
 };
 use crate::traffic::{
     arrivals::Arrivals,
@@ -67,6 +68,17 @@ pub(super) struct ReplicasChanged {
     /// Hit ratio of every second.
     pub(super) hot_share: Vec<f64>,
     pub(super) summary: Summary,
+}
+
+impl ReplicasChanged {
+    /// The part of the measurement that it is.
+    pub(super) fn part(&self) -> Part {
+        match self.change {
+            Change::RollingRestart => Part::Restart,
+            Change::OneLeaves => Part::Leave,
+            Change::OneJoins => Part::Join,
+        }
+    }
 }
 
 /// Mean of the hit ratios from a second on.

@@ -3,17 +3,21 @@
 mod bounds;
 mod clients;
 mod conversation;
+mod document;
 mod group;
 mod hot;
 mod membership;
 mod network;
 mod page;
 mod prompts;
+#[cfg(test)]
+mod samples;
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, fmt, path::PathBuf, pin::pin};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
+use kvasir_server::shutdown_signal;
 use serde::{Deserialize, Serialize};
 
 use self::{
@@ -30,7 +34,8 @@ use crate::{
 };
 
 /// Measures replicas in network namespaces over one S3 server: throughput, hit ratios, a rolling restart. Exits with 1 if a bound was
-/// missed. Needs root.
+/// missed. Writes `scale-out` after each part; what an earlier run left in that document stays until this one has measured it.
+/// Needs root.
 #[derive(Debug, Args)]
 pub(crate) struct ScaleArguments {
     #[command(flatten)]
@@ -65,7 +70,8 @@ pub(crate) struct ScaleArguments {
 }
 
 /// A part of the measurement.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 enum Part {
     /// Hot reads, the journal's cost, a killed replica.
     Hot,
@@ -81,10 +87,20 @@ enum Part {
     Join,
 }
 
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Scaling {
     what: String,
+    /// Of the last run.
     machine: Machine,
+    /// Parts that an earlier run measured, and on what.
+    #[serde(default)]
+    earlier: BTreeMap<Part, Machine>,
     link_mbps: u64,
     seed: u64,
     pub(crate) skipped: Option<String>,
@@ -102,14 +118,20 @@ fn spreadings(replicas: usize) -> &'static [Spreading] {
     if replicas == 1 { &[Spreading::Routes] } else { &[Spreading::Routes, Spreading::Chance] }
 }
 
-/// Measures all sizes; if namespaces cannot be created, the result says why.
+/// Measures all parts that were asked for, and writes the document after each; if namespaces cannot be created, the result says why.
+///
+/// # Errors
+///
+/// If a part cannot be measured, or this process is asked to end: the document has the parts before.
 pub(crate) async fn scale(arguments: &ScaleArguments) -> Result<Scaling> {
+    let out = &arguments.common.out;
     let mut scaling = Scaling {
         what: format!(
             "replicas in network namespaces with a shaped link each, over {}",
             if arguments.minio.is_some() { "MinIO" } else { "the S3 server of the tests" }
         ),
         machine: usage::machine(),
+        earlier: BTreeMap::new(),
         link_mbps: arguments.link_mbps,
         seed: SEED,
         skipped: BridgedNetwork::new(1, arguments.link_mbps).err().map(|error| format!("{error:#}")),
@@ -118,43 +140,73 @@ pub(crate) async fn scale(arguments: &ScaleArguments) -> Result<Scaling> {
         restarts: Vec::new(),
     };
     if scaling.skipped.is_some() {
+        scaling.write_if_first(out)?;
         return Ok(scaling);
     }
-    let most = arguments.replicas.iter().copied().max().unwrap_or(1);
-    if arguments.parts.contains(&Part::Hot) {
-        for &replicas in &arguments.replicas {
-            let row = Box::pin(hot::measure(arguments, replicas)).await?;
-            say(&page::hot_line(&row, &scaling.rows));
-            scaling.rows.push(row);
+    scaling.take_over(out, &arguments.parts)?;
+    // Namespaces and processes that stayed would answer the next run.
+    let mut ended = pin!(shutdown_signal());
+    for &part in Part::value_variants().iter().filter(|part| arguments.parts.contains(part)) {
+        scaling.leave_out(&[part]);
+        tokio::select! {
+            measured = Box::pin(measure(arguments, part, &mut scaling)) => measured?,
+            () = &mut ended => bail!("asked to end while {part} was measured"),
         }
+        scaling.write(out)?;
     }
-    let mut conversations = Vec::new();
-    if arguments.parts.contains(&Part::Conversation) {
-        conversations.extend(arguments.replicas.iter().map(|&replicas| (replicas, 0.0)));
+    Ok(scaling)
+}
+
+async fn measure(arguments: &ScaleArguments, part: Part, scaling: &mut Scaling) -> Result<()> {
+    let most = arguments.replicas.iter().copied().max().unwrap_or(1);
+    match part {
+        Part::Hot => {
+            for &replicas in &arguments.replicas {
+                let row = Box::pin(hot::measure(arguments, replicas)).await?;
+                say(&page::hot_line(&row, &scaling.rows));
+                scaling.rows.push(row);
+            }
+            Ok(())
+        }
+        Part::Conversation => measure_conversations(arguments, &arguments.replicas, 0.0, scaling).await,
+        Part::Template => measure_conversations(arguments, &[1, most], TEMPLATE_SHARE, scaling).await,
+        Part::Restart => measure_change(arguments, most, Change::RollingRestart, scaling).await,
+        Part::Leave => measure_change(arguments, most, Change::OneLeaves, scaling).await,
+        Part::Join => measure_change(arguments, most, Change::OneJoins, scaling).await,
     }
-    if arguments.parts.contains(&Part::Template) {
-        conversations.extend([(1, TEMPLATE_SHARE), (most, TEMPLATE_SHARE)]);
-    }
-    for (replicas, template) in conversations {
+}
+
+async fn measure_conversations(
+    arguments: &ScaleArguments,
+    sizes: &[usize],
+    template_share: f64,
+    scaling: &mut Scaling,
+) -> Result<()> {
+    for &replicas in sizes {
         for &spreading in spreadings(replicas) {
-            let row = Box::pin(conversation::measure(arguments, replicas, spreading, template)).await?;
+            let row = Box::pin(conversation::measure(arguments, replicas, spreading, template_share)).await?;
             say(&page::conversation_line(&row));
             scaling.conversations.push(row);
         }
     }
-    let changes = [
-        (Part::Restart, Change::RollingRestart),
-        (Part::Leave, Change::OneLeaves),
-        (Part::Join, Change::OneJoins),
-    ];
-    for (_, change) in changes.into_iter().filter(|(part, _)| arguments.parts.contains(part) && most > 1) {
-        for &spreading in spreadings(most) {
-            let row = Box::pin(membership::measure(arguments, most, spreading, change)).await?;
+    Ok(())
+}
+
+/// Of a single replica there is nothing to measure: nobody would answer.
+async fn measure_change(
+    arguments: &ScaleArguments,
+    replicas: usize,
+    change: Change,
+    scaling: &mut Scaling,
+) -> Result<()> {
+    if replicas > 1 {
+        for &spreading in spreadings(replicas) {
+            let row = Box::pin(membership::measure(arguments, replicas, spreading, change)).await?;
             say(&page::change_line(&row));
             scaling.restarts.push(row);
         }
     }
-    Ok(scaling)
+    Ok(())
 }
 
 impl Scaling {
@@ -164,7 +216,8 @@ impl Scaling {
             return format!("SKIPPED: {reason}");
         }
         let missed: String = bounds::missed(self).iter().map(|bound| format!("\nMISSED: {bound}")).collect();
-        format!("links of {} Mb/s{missed}", self.link_mbps)
+        let missing = page::missing_line(self).map_or(String::new(), |line| format!("\n{line}"));
+        format!("links of {} Mb/s{missed}{missing}", self.link_mbps)
     }
 
     /// The page of the measurement.
@@ -172,7 +225,7 @@ impl Scaling {
         page::page(self)
     }
 
-    /// Whether no bound was missed.
+    /// Whether no bound was missed by what was measured.
     pub(crate) fn passed(&self) -> bool {
         bounds::missed(self).is_empty()
     }

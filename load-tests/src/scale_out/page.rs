@@ -73,15 +73,25 @@ pub(super) fn change_line(row: &ReplicasChanged) -> String {
     )
 }
 
+/// Names the parts that there is nothing to judge of; none if all were measured.
+pub(super) fn missing_line(scaling: &Scaling) -> Option<String> {
+    let names: Vec<_> = scaling.not_measured().into_iter().map(|part| part.to_string()).collect();
+    (!names.is_empty()).then(|| format!("NOT MEASURED: {}", names.join(", ")))
+}
+
 pub(super) fn page(scaling: &Scaling) -> String {
     let mut page = Page::new("Scale-out", &scaling.what);
     page.paragraph(&report::machine(&scaling.machine));
+    for (part, machine) in &scaling.earlier {
+        page.paragraph(&format!("Part {part}, of an earlier run. {}", report::machine(machine)));
+    }
     page.paragraph(&format!("Links of {} Mb/s, seed {}.", scaling.link_mbps, scaling.seed));
     if let Some(reason) = &scaling.skipped {
         page.paragraph(&format!("Skipped: {reason}"));
         return page.finish(report::FOOTER);
     }
     bounds::missed(scaling).iter().for_each(|bound| page.paragraph(&format!("MISSED: {bound}.")));
+    missing_line(scaling).iter().for_each(|line| page.paragraph(&format!("{line}.")));
     hot(&mut page, &scaling.rows);
     conversations(&mut page, &scaling.conversations);
     scaling.restarts.iter().for_each(|row| change(&mut page, row));
@@ -138,15 +148,25 @@ fn hot(page: &mut Page, rows: &[HotReads]) {
 }
 
 fn conversations(page: &mut Page, rows: &[Conversations]) {
-    let Some(first) = rows.first() else { return };
+    if rows.is_empty() {
+        return;
+    }
     page.heading("Hit ratios of conversations");
-    page.paragraph(&format!(
-        "{}: {} prompts. All replicas together have memory for a tenth of the different chunks.",
-        first.trace, first.prompts
-    ));
-    let columns = ["replicas", "spread by", "with a template", "chunks hot", "busiest / mean", "unique"];
+    page.paragraph("All replicas together have memory for a tenth of the different chunks.");
+    let columns = [
+        "trace",
+        "prompts",
+        "replicas",
+        "spread by",
+        "with a template",
+        "chunks hot",
+        "busiest / mean",
+        "unique",
+    ];
     let row = |row: &Conversations| {
         vec![
+            row.trace.clone(),
+            row.prompts.to_string(),
             row.replicas.to_string(),
             if row.replicas > 1 { row.spreading.as_str().to_owned() } else { String::new() },
             format!("{:.0} %", row.template_share * 100.0),
