@@ -24,12 +24,12 @@ pub(crate) struct DecodeBuffers<M> {
 impl<M: DeviceMemory> DecodeBuffers<M> {
     pub(crate) fn new<D: Device<Memory = M>>(
         device: &D,
-        batch: &DecodeBatch,
+        batch: &DecodeBatch<'_>,
         pages: &PagedKv,
         spec: &ModelSpec,
     ) -> Result<Self, CudaError> {
         Ok(Self {
-            bytes: device.upload("bytes", &batch.bytes)?,
+            bytes: device.upload_parts("bytes", batch.bytes.size(), batch.bytes.parts())?,
             streams: device.upload("streams", &record_bytes(&batch.streams))?,
             statuses: device.allocate("statuses", batch.streams.len() * size_of::<Status>())?,
             paging: PagingBuffers::new(device, &batch.paging, Some(pages), spec)?,

@@ -151,11 +151,11 @@ impl<D: Device> KernelDecoder<D> {
     ///
     /// # Errors
     /// See [`CudaError`]; what only decoding finds shows when the layer is waited for.
-    pub unsafe fn submit(
+    pub unsafe fn submit<'a>(
         &self,
-        requests: &[ChunkRequest<'_>],
+        requests: &[ChunkRequest<'a>],
         pages: &PagedKv,
-    ) -> Result<PendingDecode<D>, CudaError> {
+    ) -> Result<PendingDecode<'a, D>, CudaError> {
         let outlines = requests.iter().map(|request| self.outline(request, pages));
         let outlines = outlines.collect::<Result<Vec<_>, _>>()?;
         let mut pending = PendingDecode { groups: Vec::new() };
@@ -201,12 +201,12 @@ impl<D: Device> KernelDecoder<D> {
     }
 
     /// One batch of all requests that have an outline. `None` if some were refused: their outlines are errors now.
-    fn build_each(
+    fn build_each<'a>(
         &self,
-        requests: &[ChunkRequest<'_>],
-        outlines: &mut [Outline<'_>],
+        requests: &[ChunkRequest<'a>],
+        outlines: &mut [Outline<'a>],
         pages: &PagedKv,
-    ) -> Option<DecodeBatch> {
+    ) -> Option<DecodeBatch<'a>> {
         let (mut batch, mut is_whole) = (DecodeBatch::new(&self.cpu, pages), true);
         for (index, (request, outline)) in requests.iter().zip(outlines).enumerate() {
             if let Ok(spans) = outline
@@ -223,12 +223,12 @@ impl<D: Device> KernelDecoder<D> {
     }
 
     /// Adds those scopes of a request that are `is_in`. After an error some of it is in the batch.
-    fn add(
+    fn add<'a>(
         &self,
-        batch: &mut DecodeBatch,
+        batch: &mut DecodeBatch<'a>,
         index: usize,
         request: &ChunkRequest<'_>,
-        spans: &[ScopeSpan<'_>],
+        spans: &[ScopeSpan<'a>],
         is_in: &dyn Fn(usize) -> bool,
     ) -> Result<(), CudaError> {
         let head = request.head;
@@ -257,13 +257,13 @@ impl<D: Device> KernelDecoder<D> {
     ///
     /// # Safety
     /// As [`decode_into`](Self::decode_into), with a batch that was built for these pages.
-    unsafe fn run(
+    unsafe fn run<'a>(
         &self,
         layers: Range<usize>,
-        batch: DecodeBatch,
+        batch: DecodeBatch<'a>,
         pages: &PagedKv,
         is_timed: bool,
-    ) -> Result<PendingGroup<D>, CudaError> {
+    ) -> Result<PendingGroup<'a, D>, CudaError> {
         let mark = |record: fn(&D) -> Result<D::Event, DeviceError>| {
             is_timed.then(|| record(&self.device)).transpose()
         };
@@ -327,7 +327,7 @@ impl<D: Device> KernelDecoder<D> {
     fn launch_all(
         &self,
         queue: &mut Queue<'_, D>,
-        batch: &DecodeBatch,
+        batch: &DecodeBatch<'_>,
         buffers: &DecodeBuffers<D::Memory>,
         base: DecodeParams,
     ) -> Result<(), DeviceError> {
@@ -356,7 +356,7 @@ impl<D: Device> KernelDecoder<D> {
     fn launch_product(
         &self,
         queue: &mut Queue<'_, D>,
-        batch: &DecodeBatch,
+        batch: &DecodeBatch<'_>,
         buffers: &DecodeBuffers<D::Memory>,
         base: DecodeParams,
     ) -> Result<(), DeviceError> {

@@ -43,12 +43,26 @@ pub trait Device: Debug + Send + Sync {
     /// [`DeviceError`], out of memory above all.
     fn allocate(&self, label: &'static str, bytes: usize) -> Result<Self::Memory, DeviceError>;
 
-    /// Memory with a copy of `bytes`, followed by 64 readable bytes. `bytes` may be reused when this returns,
-    /// even if the copy is still running.
+    /// Memory of `bytes` bytes with a copy of each part at its offset and zeros elsewhere, followed by 64 readable
+    /// bytes. Parts are in the order of their offsets, do not overlap, and end within `bytes`. They may be reused when
+    /// this returns, even if the copy is still running.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
-    fn upload(&self, label: &'static str, bytes: &[u8]) -> Result<Self::Memory, DeviceError>;
+    fn upload_parts(
+        &self,
+        label: &'static str,
+        bytes: usize,
+        parts: &[(usize, &[u8])],
+    ) -> Result<Self::Memory, DeviceError>;
+
+    /// As [`upload_parts`](Self::upload_parts), of one part.
+    ///
+    /// # Errors
+    /// As [`allocate`](Self::allocate).
+    fn upload(&self, label: &'static str, bytes: &[u8]) -> Result<Self::Memory, DeviceError> {
+        self.upload_parts(label, bytes.len(), &[(0, bytes)])
+    }
 
     /// Queues a copy of `bytes` bytes from `offset` on, after all kernels queued so far.
     ///
@@ -175,8 +189,13 @@ impl<D: Device> Device for std::sync::Arc<D> {
         (**self).allocate(label, bytes)
     }
 
-    fn upload(&self, label: &'static str, bytes: &[u8]) -> Result<Self::Memory, DeviceError> {
-        (**self).upload(label, bytes)
+    fn upload_parts(
+        &self,
+        label: &'static str,
+        bytes: usize,
+        parts: &[(usize, &[u8])],
+    ) -> Result<Self::Memory, DeviceError> {
+        (**self).upload_parts(label, bytes, parts)
     }
 
     fn read_back(

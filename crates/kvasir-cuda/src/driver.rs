@@ -19,7 +19,7 @@ use crate::{
     CudaEvent, CudaMemory, CudaReadback, Device, DeviceError, ExternalKernel, Work,
     compile::Compiler,
     driver_handles::{Entered, Handle, Shared, failed},
-    staging::PIECE_BYTES_MAX,
+    staging::{BUFFER_BYTES_MAX, fill},
 };
 
 /// Readable bytes after an upload (FORMAT.md asks readers for 64).
@@ -267,18 +267,20 @@ impl CudaDevice {
         Ok(())
     }
 
-    fn copy(&self, memory: &CudaMemory, bytes: &[u8]) -> Result<(), DriverError> {
-        let (shared, mut address) = (&self.shared, memory.address);
-        for piece in bytes.chunks(PIECE_BYTES_MAX) {
-            let mut buffer = shared.staging.take(&shared.context, piece.len())?;
-            let staged = &mut buffer.as_mut_slice()[..piece.len()];
-            staged.copy_from_slice(piece);
+    /// Fills the first `bytes` bytes.
+    fn copy(&self, memory: &CudaMemory, bytes: usize, parts: &[(usize, &[u8])]) -> Result<(), DriverError> {
+        let shared = &self.shared;
+        for start in (0..bytes).step_by(BUFFER_BYTES_MAX) {
+            let buffer_bytes = BUFFER_BYTES_MAX.min(bytes - start);
+            let mut buffer = shared.staging.take(&shared.context, buffer_bytes)?;
+            let staged = &mut buffer.as_mut_slice()[..buffer_bytes];
+            fill(staged, start, parts);
+            let address = memory.address + start as u64;
             // SAFETY: both live until the copy is done: `put` keeps the buffer, memory is freed behind all queued work.
             unsafe { result::memcpy_htod_async(address, staged, shared.copies.cu_stream())? };
             *shared.copied() = true;
             buffer.used_by(&shared.copies)?;
             shared.staging.put(buffer);
-            address += piece.len() as u64;
         }
         Ok(())
     }
@@ -306,13 +308,16 @@ impl Device for CudaDevice {
         Ok(memory)
     }
 
-    fn upload(&self, _label: &'static str, bytes: &[u8]) -> Result<CudaMemory, DeviceError> {
+    fn upload_parts(
+        &self,
+        _label: &'static str,
+        bytes: usize,
+        parts: &[(usize, &[u8])],
+    ) -> Result<CudaMemory, DeviceError> {
         let _entered = Entered::new();
-        let memory = self.reserve(bytes.len() + SLACK_BYTES).map_err(failed("allocate memory"))?;
-        self.clear(&memory, bytes.len(), SLACK_BYTES).map_err(failed("clear memory"))?;
-        if !bytes.is_empty() {
-            self.copy(&memory, bytes).map_err(failed("copy to the device"))?;
-        }
+        let memory = self.reserve(bytes + SLACK_BYTES).map_err(failed("allocate memory"))?;
+        self.clear(&memory, bytes, SLACK_BYTES).map_err(failed("clear memory"))?;
+        self.copy(&memory, bytes, parts).map_err(failed("copy to the device"))?;
         Ok(memory)
     }
 

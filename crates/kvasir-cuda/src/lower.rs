@@ -253,22 +253,21 @@ impl LoweredTasks {
     }
 }
 
-/// The codec's error for a status word; `bytes` are the batch's, as uploaded. `None` if no kernel wrote a
-/// status.
-pub(crate) fn piece_error(
+/// The codec's error for a status word; `piece` gives the bytes of the stream's piece. `None` if no kernel wrote a status.
+pub(crate) fn piece_error<'a>(
     status: Status,
     stream: Stream,
     name: StreamName,
-    bytes: &[u8],
+    piece: impl FnOnce() -> &'a [u8],
 ) -> Option<Result<(), PieceError>> {
     let index = name.stream;
     Some(match status.code {
         STATUS_OK => Ok(()),
         STATUS_STATE => {
-            let offset = (stream.states + 4 * status.detail) as usize;
+            let offset = (stream.states + 4 * status.detail - name.piece) as usize;
             let state =
-                bytes.get(offset..).and_then(<[u8]>::first_chunk).map_or(0, |b| u32::from_le_bytes(*b));
-            Err(PieceError::State { offset: offset - name.piece as usize, state })
+                piece().get(offset..).and_then(<[u8]>::first_chunk).map_or(0, |b| u32::from_le_bytes(*b));
+            Err(PieceError::State { offset, state })
         }
         STATUS_UNDERRUN => Err(PieceError::Underrun { stream: index, words: status.detail as usize }),
         STATUS_FINAL => {

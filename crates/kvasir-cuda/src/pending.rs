@@ -22,17 +22,17 @@ pub(crate) struct Marks<E> {
     pub(crate) first_kernel: E,
 }
 
-/// A decode that was submitted. Waits when dropped.
+/// A decode that was submitted. Waits when dropped. It looks into the objects' bytes to say what is damaged.
 #[derive(Debug)]
-pub struct PendingDecode<D: Device> {
-    pub(crate) groups: Vec<PendingGroup<D>>,
+pub struct PendingDecode<'a, D: Device> {
+    pub(crate) groups: Vec<PendingGroup<'a, D>>,
 }
 
 /// Layers that were decoded by the same launches.
 #[derive(Debug)]
-pub(crate) struct PendingGroup<D: Device> {
+pub(crate) struct PendingGroup<'a, D: Device> {
     pub(crate) layers: Range<usize>,
-    pub(crate) batch: DecodeBatch,
+    pub(crate) batch: DecodeBatch<'a>,
     /// `None` if nobody asks for its times.
     pub(crate) marks: Option<Marks<D::Event>>,
     pub(crate) event: D::Event,
@@ -43,7 +43,7 @@ pub(crate) struct PendingGroup<D: Device> {
     pub(crate) memory: (DecodeBuffers<D::Memory>, Vec<D::Memory>),
 }
 
-impl<D: Device> PendingGroup<D> {
+impl<D: Device> PendingGroup<'_, D> {
     /// Bytes of the device that it takes, without its profile.
     pub(crate) fn scratch_bytes(&self) -> usize {
         let (buffers, tasks) = &self.memory;
@@ -83,7 +83,7 @@ impl<D: Device> PendingGroup<D> {
     }
 }
 
-impl<D: Device> PendingDecode<D> {
+impl<D: Device> PendingDecode<'_, D> {
     /// The layers that become ready together, in the order in which they do. Layers in none of them have no rows in the
     /// request.
     pub fn layer_groups(&self) -> impl Iterator<Item = Range<usize>> {
@@ -116,7 +116,7 @@ impl<D: Device> PendingDecode<D> {
     }
 }
 
-impl<D: Device> Drop for PendingDecode<D> {
+impl<D: Device> Drop for PendingDecode<'_, D> {
     fn drop(&mut self) {
         for group in &mut self.groups {
             // No caller is left to receive the error.
@@ -126,7 +126,7 @@ impl<D: Device> Drop for PendingDecode<D> {
 }
 
 /// The first error of each request, in the order of section, span and stream.
-fn failed_requests(batch: &DecodeBatch, statuses: &[u8]) -> BTreeMap<usize, CudaError> {
+fn failed_requests(batch: &DecodeBatch<'_>, statuses: &[u8]) -> BTreeMap<usize, CudaError> {
     let words = |bytes: &[u8; 8]| {
         let [a, b, c, d, e, f, g, h] = *bytes;
         Status { code: u32::from_le_bytes([a, b, c, d]), detail: u32::from_le_bytes([e, f, g, h]) }
@@ -135,7 +135,7 @@ fn failed_requests(batch: &DecodeBatch, statuses: &[u8]) -> BTreeMap<usize, Cuda
         |((name, stream), bytes)| {
             let (request, scope, name) = (*name)?;
             let (section, span, status) = (name.section, name.span, words(bytes));
-            let error = match piece_error(status, *stream, name, &batch.bytes) {
+            let error = match piece_error(status, *stream, name, || batch.bytes.at(name.piece)) {
                 Some(Ok(())) => return None,
                 Some(Err(source)) => CudaError::from(DecodeError::Piece { section, span, source }),
                 None if status.code == STATUS_PATTERN => DecodeError::Exact { scope, span }.into(),

@@ -37,8 +37,9 @@ pub fn decode_piece<D: Device>(
     };
     work.tasks.iter_mut().for_each(|task| task.flags |= TASK_REFINES);
     let up = |label, bytes: Vec<u8>| device.upload(label, &bytes);
-    let placed = [&[0xee; OFFSET][..], bytes].concat();
-    let (uploaded, streams) = (up("bytes", placed.clone())?, up("streams", record_bytes(&work.streams))?);
+    let placed: [(usize, &[u8]); 2] = [(0, &[0xee; OFFSET]), (OFFSET, bytes)];
+    let uploaded = device.upload_parts("bytes", OFFSET + bytes.len(), &placed)?;
+    let streams = up("streams", record_bytes(&work.streams))?;
     let (tasks, words) =
         (up("tasks", record_bytes(&work.tasks))?, up("codings", record_bytes(&scope.words))?);
     let tables = up("tables", bank.to_bytes().split_off(4))?;
@@ -69,7 +70,7 @@ pub fn decode_piece<D: Device>(
         let status =
             Status { code: u32::from_le_bytes([a, b, c, d]), detail: u32::from_le_bytes([e, f, g, h]) };
         let Some(name) = *name else { continue };
-        match piece_error(status, *stream, name, &placed) {
+        match piece_error(status, *stream, name, || bytes) {
             None => return Err(CudaError::NoStatus { section: 0, span: 0 }),
             Some(Err(error)) => return Ok(Err(error)),
             Some(Ok(())) => {}

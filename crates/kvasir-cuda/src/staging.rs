@@ -15,7 +15,7 @@ const BUFFER_BYTES_MIN: usize = 64 * 1024;
 /// Pinned memory beyond which uploads wait for earlier ones: four chunks of an 8 B model at 2.5 bits per element.
 const STAGING_BYTES_MAX: usize = 128 * 1024 * 1024;
 /// Most bytes of an upload that one buffer takes: a larger batch goes through several, and none is pinned for it alone.
-pub(crate) const PIECE_BYTES_MAX: usize = STAGING_BYTES_MAX / 4;
+pub(crate) const BUFFER_BYTES_MAX: usize = STAGING_BYTES_MAX / 4;
 
 /// A pinned buffer, and the copy that last used it.
 #[derive(Debug)]
@@ -74,6 +74,24 @@ impl Drop for StagingBuffer {
         // SAFETY: from `malloc_host`, and no copy uses it any more. A failure leaves a dead context.
         let _ = unsafe { result::free_host(self.memory) };
     }
+}
+
+/// Fills `staged`, which begins at byte `start` of an upload, with the parts that lie there and zeros elsewhere. Parts are as
+/// [`upload_parts`](crate::Device::upload_parts) takes them.
+pub(crate) fn fill(staged: &mut [u8], start: usize, parts: &[(usize, &[u8])]) {
+    let mut filled = 0;
+    let first = parts.partition_point(|(offset, part)| offset + part.len() <= start);
+    for (offset, part) in &parts[first..] {
+        if *offset >= start + staged.len() {
+            break;
+        }
+        let (from, skipped) = (offset.saturating_sub(start), start.saturating_sub(*offset));
+        let count = (part.len() - skipped).min(staged.len() - from);
+        staged[filled..from].fill(0);
+        staged[from..from + count].copy_from_slice(&part[skipped..skipped + count]);
+        filled = from + count;
+    }
+    staged[filled..].fill(0);
 }
 
 /// The pool.

@@ -386,6 +386,29 @@ fn uploads_pin_no_memory_of_their_own() {
     }
 }
 
+/// On both sides of where one buffer ends and the next one begins, and in buffers that held something else before.
+#[test]
+fn parts_are_copied_to_their_offsets_and_zeros_between_them() {
+    const BUFFER_BYTES: usize = 32 << 20;
+    const BYTES: usize = BUFFER_BYTES + 100;
+    let Some((device, _folder)) = device("parts_are_copied_to_their_offsets_and_zeros_between_them") else {
+        return;
+    };
+    let read = |memory, at, bytes| {
+        device.read_back(memory, at, bytes).and_then(DeviceReadback::bytes).expect("copies")
+    };
+    let before = device.upload("before", &vec![0xee; BYTES]).expect("there is room");
+    assert_eq!(read(&before, BYTES - 2, 2), [0xee; 2]);
+    let pinned = device.pinned_bytes();
+    let parts: [(usize, &[u8]); 4] =
+        [(3, &[1, 2]), (8, &[3]), (BUFFER_BYTES - 2, &[4, 5, 6, 7]), (BYTES - 9, &[8])];
+    let memory = device.upload_parts("parts", BYTES, &parts).expect("there is room");
+    assert_eq!(device.pinned_bytes(), pinned, "the same buffers");
+    assert_eq!(read(&memory, 0, 12), [0, 0, 0, 1, 2, 0, 0, 0, 3, 0, 0, 0]);
+    assert_eq!(read(&memory, BUFFER_BYTES - 5, 10), [0, 0, 0, 4, 5, 6, 7, 0, 0, 0]);
+    assert_eq!(read(&memory, BYTES - 12, 12), [0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 0]);
+}
+
 /// The names that others use are of the real device.
 #[test]
 fn the_aliases_are_the_codecs_traits() {

@@ -14,14 +14,14 @@ use crate::{
 /// Raw bits are no stream of their piece: their errors come after those of its streams.
 const RAW_BITS: usize = usize::MAX;
 
-impl DecodeBatch {
+impl<'a> DecodeBatch<'a> {
     /// Adds a scope of a span at the exact level. Heads of other ranks are decoded too: where a value's raw bits begin
     /// depends on all values before it.
     pub(super) fn lossless_tasks(
         &mut self,
         cpu: &CpuDecoder,
-        site: &DecodeSite<'_>,
-        piece: &LosslessBytes<'_>,
+        site: &DecodeSite<'_, 'a>,
+        piece: &LosslessBytes<'a>,
         text: (&[u32], Option<u32>),
     ) -> Result<(), CudaError> {
         let span = site.span;
@@ -38,7 +38,7 @@ impl DecodeBatch {
         let lowered = lower(&offsets.plan, span.span, site.tokens, &[placed]);
         self.decode_tasks(&lowered, site, offsets.first_coding, cells)?;
 
-        let raw = self.push_bytes(piece.raw)?;
+        let raw = self.bytes.push(piece.raw)?;
         let stream = index_u32(self.streams.len())?;
         self.streams.push(Stream { states: NONE, words: raw, word_count: piece.raw.len() as u32, end: 0 });
         let name = StreamName { section: piece.section, span: span.span, piece: raw, stream: RAW_BITS };

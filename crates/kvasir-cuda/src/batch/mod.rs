@@ -1,6 +1,7 @@
 //! All work of a decode: pieces of several chunks, cut into tasks, joined into one launch a kernel.
 
 mod lossless;
+mod piece_list;
 
 use std::ops::Range;
 
@@ -14,6 +15,7 @@ use kvasir_kernels::{
 };
 use kvasir_types::KvDtype;
 
+use self::piece_list::PieceList;
 use crate::{
     CudaError, PagedKv,
     factors::push_factors,
@@ -24,13 +26,11 @@ use crate::{
 
 /// Tokens that a warp turns into operands.
 const PREPARE_TOKENS: usize = 32;
-/// Offsets of pieces are multiples of this: words and states are read as such.
-const PIECE_ALIGNMENT: usize = 4;
 
 /// The input of one launch of each kernel.
 #[derive(Debug, Default)]
-pub(crate) struct DecodeBatch {
-    pub(crate) bytes: Vec<u8>,
+pub(crate) struct DecodeBatch<'a> {
+    pub(crate) bytes: PieceList<'a>,
     pub(crate) streams: Vec<Stream>,
     /// Request, scope and name of every stream.
     pub(crate) names: Vec<Option<(usize, usize, StreamName)>>,
@@ -73,16 +73,16 @@ pub(crate) struct Destination {
 }
 
 /// One scope of one span on its way into a batch.
-struct DecodeSite<'a> {
-    span: &'a ScopeSpan<'a>,
-    view: &'a ScopeView<'a>,
-    offsets: &'a DecodeScopeOffsets,
+struct DecodeSite<'s, 'a> {
+    span: &'s ScopeSpan<'a>,
+    view: &'s ScopeView<'s>,
+    offsets: &'s DecodeScopeOffsets,
     request: usize,
     placement: u32,
     tokens: usize,
 }
 
-impl DecodeBatch {
+impl<'a> DecodeBatch<'a> {
     /// A batch into `pages`.
     pub(crate) fn new(cpu: &CpuDecoder, pages: &PagedKv) -> Self {
         let views = (0..cpu.scope_count()).filter_map(|scope| cpu.scope_view(scope));
@@ -94,7 +94,7 @@ impl DecodeBatch {
         &mut self,
         cpu: &CpuDecoder,
         resident: &DecodeProfile<M>,
-        span: &ScopeSpan<'_>,
+        span: &ScopeSpan<'a>,
         to: &Destination,
         text: (&[u32], Option<u32>),
     ) -> Result<(), CudaError> {
@@ -163,20 +163,12 @@ impl DecodeBatch {
         Ok(index)
     }
 
-    fn push_bytes(&mut self, bytes: &[u8]) -> Result<u32, CudaError> {
-        let start = self.bytes.len().next_multiple_of(PIECE_ALIGNMENT);
-        index_u32(start + bytes.len())?;
-        self.bytes.resize(start, 0);
-        self.bytes.extend_from_slice(bytes);
-        Ok(start as u32)
-    }
-
-    /// Copies a piece into the batch and outlines it.
+    /// Adds a piece to the batch and outlines it.
     fn piece(
         &mut self,
         cpu: &CpuDecoder,
-        site: &DecodeSite<'_>,
-        piece: Option<PieceBytes<'_>>,
+        site: &DecodeSite<'_, 'a>,
+        piece: Option<PieceBytes<'a>>,
         codings: &[Coding],
         tokens: usize,
     ) -> Result<PlacedPiece, CudaError> {
@@ -190,20 +182,20 @@ impl DecodeBatch {
             span,
             source,
         })?;
-        Ok(PlacedPiece { section, offset: self.push_bytes(bytes)?, parts })
+        Ok(PlacedPiece { section, offset: self.bytes.push(bytes)?, parts })
     }
 
     fn main_pieces(
         &mut self,
         cpu: &CpuDecoder,
-        site: &DecodeSite<'_>,
+        site: &DecodeSite<'_, 'a>,
         tokens: usize,
     ) -> Result<Vec<PlacedPiece>, CudaError> {
         let levels = site.span.levels.iter().zip(&site.view.levels);
         levels.map(|(piece, (_, codings))| self.piece(cpu, site, *piece, codings, tokens)).collect()
     }
 
-    fn direct_tasks(&mut self, cpu: &CpuDecoder, site: &DecodeSite<'_>) -> Result<(), CudaError> {
+    fn direct_tasks(&mut self, cpu: &CpuDecoder, site: &DecodeSite<'_, 'a>) -> Result<(), CudaError> {
         let pieces = self.main_pieces(cpu, site, site.tokens)?;
         let lowered = lower(&site.offsets.main, site.span.span, site.tokens, &pieces);
         if let Lowered::Fused(work) = &lowered
@@ -224,7 +216,7 @@ impl DecodeBatch {
     fn main_to_scratch(
         &mut self,
         cpu: &CpuDecoder,
-        site: &DecodeSite<'_>,
+        site: &DecodeSite<'_, 'a>,
         tokens: usize,
     ) -> Result<u32, CudaError> {
         let values = self.scratch(site, tokens)?;
@@ -239,7 +231,7 @@ impl DecodeBatch {
     fn anchors_to_scratch(
         &mut self,
         cpu: &CpuDecoder,
-        site: &DecodeSite<'_>,
+        site: &DecodeSite<'_, 'a>,
         codings: &[Coding],
         groups: usize,
     ) -> Result<u32, CudaError> {
@@ -253,7 +245,7 @@ impl DecodeBatch {
         Ok(values)
     }
 
-    fn scratch(&mut self, site: &DecodeSite<'_>, tokens: usize) -> Result<u32, CudaError> {
+    fn scratch(&mut self, site: &DecodeSite<'_, 'a>, tokens: usize) -> Result<u32, CudaError> {
         let first = index_u32(self.values)?;
         self.values += site.view.rank * tokens;
         index_u32(self.values)?;
@@ -263,7 +255,7 @@ impl DecodeBatch {
     fn decode_tasks(
         &mut self,
         lowered: &Lowered,
-        site: &DecodeSite<'_>,
+        site: &DecodeSite<'_, 'a>,
         codings: u32,
         values: u32,
     ) -> Result<(), CudaError> {
@@ -287,7 +279,7 @@ impl DecodeBatch {
     fn join(
         &mut self,
         lowered: &Lowered,
-        site: &DecodeSite<'_>,
+        site: &DecodeSite<'_, 'a>,
         codings: u32,
         values: u32,
         steps: u32,
@@ -322,7 +314,7 @@ impl DecodeBatch {
     /// The fields of a task that are the token predictor's, if the scope has one.
     fn text_predictor(
         &mut self,
-        site: &DecodeSite<'_>,
+        site: &DecodeSite<'_, 'a>,
         (text, preceding): (&[u32], Option<u32>),
     ) -> Result<ScatterTask, CudaError> {
         let factor_rows = index_u32(self.factors.len())?;
@@ -335,7 +327,7 @@ impl DecodeBatch {
     /// `predictor` has the fields that are its own.
     fn scatter_tasks(
         &mut self,
-        site: &DecodeSite<'_>,
+        site: &DecodeSite<'_, 'a>,
         values: u32,
         predictor: ScatterTask,
     ) -> Result<(), CudaError> {
@@ -345,7 +337,7 @@ impl DecodeBatch {
     }
 
     /// One task for each part of a head that fits a tile, at the finest lossy level that the span has pieces of.
-    fn head_parts(&mut self, site: &DecodeSite<'_>, predictor: ScatterTask) -> Vec<ScatterTask> {
+    fn head_parts(&mut self, site: &DecodeSite<'_, 'a>, predictor: ScatterTask) -> Vec<ScatterTask> {
         let rank = site.offsets.main.rank;
         let level = site.span.levels.len().saturating_sub(1);
         let steps = site.offsets.steps + (level * rank) as u32;
@@ -373,16 +365,16 @@ impl DecodeBatch {
     fn exact_tasks(
         &mut self,
         cpu: &CpuDecoder,
-        site: &DecodeSite<'_>,
+        site: &DecodeSite<'_, 'a>,
         tokens: usize,
-        values: &[u8],
+        values: &'a [u8],
     ) -> Result<(), CudaError> {
         let dtype = match cpu.exact_dtype() {
             KvDtype::Bf16 => Dtype::Bf16,
             KvDtype::F16 => Dtype::F16,
             KvDtype::F32 | KvDtype::Fp8E4m3 | KvDtype::Int8 => Dtype::F32,
         };
-        let values = self.push_bytes(values)?;
+        let values = self.bytes.push(values)?;
         let task = |member| ExactTask {
             placement: site.placement,
             values,
@@ -397,7 +389,7 @@ impl DecodeBatch {
 
     fn product_tasks(
         &mut self,
-        site: &DecodeSite<'_>,
+        site: &DecodeSite<'_, 'a>,
         values: u32,
         (text, preceding): (&[u32], Option<u32>),
     ) -> Result<(), CudaError> {
@@ -448,7 +440,7 @@ impl DecodeBatch {
     }
 
     /// Ranges of this rank's elements that one CTA multiplies; a rotated head is within one range.
-    fn windows(&self, site: &DecodeSite<'_>) -> Result<Vec<Range<usize>>, CudaError> {
+    fn windows(&self, site: &DecodeSite<'_, 'a>) -> Result<Vec<Range<usize>>, CudaError> {
         let most = PRODUCT_ELEMENTS as usize;
         let records = self.paging.members_from(site.span.scope);
         let mut windows: Vec<Range<usize>> = Vec::new();

@@ -1,6 +1,6 @@
 //! Whole chunks: every recipe, level and token range, against the CPU decoder.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use kvasir_codec::{ChunkDecoder, KvBuffer, container::Head};
 use kvasir_kernels::Kernel;
@@ -8,7 +8,7 @@ use kvasir_types::{Level, Plane};
 
 use super::{
     common::{Noise, Setup, cache, exact_setup, setups, typed},
-    emulated::EmulatedDevice,
+    emulated::{EmulatedDevice, host_range},
 };
 use crate::KernelDecoder;
 
@@ -79,6 +79,24 @@ fn what_the_text_predicts_is_added_without_a_basis() {
             let (cpu, device) = both(&setup, &decoder, &object, level);
             assert_same(&setup, &cpu, &device, &format!("{tokens} tokens, level {level}"));
         }
+    }
+}
+
+/// Each once, and from where it was received: the host puts no pieces behind each other before.
+#[test]
+fn pieces_are_copied_out_of_the_object() {
+    let exact = exact_setup();
+    for (index, setup) in setups().iter().chain([&exact]).enumerate() {
+        let (decoder, text) = (decoder(setup), Noise::new(3).tokens(300));
+        let object = setup.encode(&text, 0, &typed(&setup.spec, &text, 6));
+        let (cpu, device) = both(setup, &decoder, &object, setup.profile.level_count() - 1);
+        assert_same(setup, &cpu, &device, &format!("recipe {index}"));
+        let (received, mut copied) = (host_range(&object), decoder.device().copied_from("bytes"));
+        copied.sort_by_key(|part| part.start);
+        assert!(!copied.is_empty(), "recipe {index}");
+        let is_received = |part: &Range<usize>| received.start <= part.start && part.end <= received.end;
+        assert!(copied.iter().all(is_received), "recipe {index}: {received:?}, {copied:?}");
+        assert!(copied.windows(2).all(|pair| pair[0].end <= pair[1].start), "recipe {index}: {copied:?}");
     }
 }
 

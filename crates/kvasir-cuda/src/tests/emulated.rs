@@ -40,6 +40,8 @@ pub(super) struct EmulatedDevice {
     fails_at: Mutex<Option<usize>>,
     /// Copies towards it so far.
     copies: AtomicUsize,
+    /// Where on the host the parts were that were copied towards it, with the label.
+    copied_from: Mutex<Vec<(&'static str, Range<usize>)>>,
     /// Calls so far, and the one that is refused.
     calls: AtomicUsize,
     refused: Mutex<Option<usize>>,
@@ -97,6 +99,12 @@ impl DeviceReadback for EmulatedReadback {
     }
 }
 
+/// The addresses of bytes.
+pub(super) fn host_range(bytes: &[u8]) -> Range<usize> {
+    let start = bytes.as_ptr().addr();
+    start..start + bytes.len()
+}
+
 impl EmulatedDevice {
     /// Kernels launched so far.
     pub(super) fn launched(&self) -> Vec<Kernel> {
@@ -131,6 +139,12 @@ impl EmulatedDevice {
     /// Copies towards it so far.
     pub(super) fn copies(&self) -> usize {
         self.copies.load(Ordering::Relaxed)
+    }
+
+    /// Where on the host the parts were that were copied towards it under a label.
+    pub(super) fn copied_from(&self, label: &'static str) -> Vec<Range<usize>> {
+        let copied = self.copied_from.lock().expect("not poisoned");
+        copied.iter().filter(|(of, _)| *of == label).map(|(_, part)| part.clone()).collect()
     }
 
     /// Calls so far.
@@ -234,10 +248,21 @@ impl Device for EmulatedDevice {
         Ok(EmulatedMemory::new(label, &vec![0; bytes], &self.memories))
     }
 
-    fn upload(&self, label: &'static str, bytes: &[u8]) -> Result<EmulatedMemory, DeviceError> {
+    fn upload_parts(
+        &self,
+        label: &'static str,
+        bytes: usize,
+        parts: &[(usize, &[u8])],
+    ) -> Result<EmulatedMemory, DeviceError> {
         self.call("copy to the device")?;
         self.copies.fetch_add(1, Ordering::Relaxed);
-        Ok(EmulatedMemory::new(label, bytes, &self.memories))
+        let mut all = vec![0; bytes];
+        let mut copied_from = self.copied_from.lock().expect("not poisoned");
+        for (offset, part) in parts {
+            all[*offset..][..part.len()].copy_from_slice(part);
+            copied_from.push((label, host_range(part)));
+        }
+        Ok(EmulatedMemory::new(label, &all, &self.memories))
     }
 
     fn read_back(

@@ -78,8 +78,13 @@ impl Device for Timed {
         self.device.allocate(label, bytes)
     }
 
-    fn upload(&self, label: &'static str, bytes: &[u8]) -> Result<CudaMemory, DeviceError> {
-        self.device.upload(label, bytes)
+    fn upload_parts(
+        &self,
+        label: &'static str,
+        bytes: usize,
+        parts: &[(usize, &[u8])],
+    ) -> Result<CudaMemory, DeviceError> {
+        self.device.upload_parts(label, bytes, parts)
     }
 
     fn read_back(
