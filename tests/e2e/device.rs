@@ -22,8 +22,8 @@ use tempfile::TempDir;
 
 const TEXT: &str = include_str!("../../crates/kvasir-engine/tests/data/harbour.txt");
 const TOKENS: usize = 300;
-const BLOCK_TOKENS: usize = 32;
-const BLOCKS: usize = 12;
+pub(crate) const BLOCK_TOKENS: usize = 32;
+pub(crate) const BLOCKS: usize = 12;
 
 /// The device; `None` after the test ran in a process with the emulator as its driver.
 pub(crate) fn device(test: &str, kernels: &TempDir) -> Option<Arc<CudaDevice>> {
@@ -44,7 +44,7 @@ pub(crate) struct Rank {
     device: Arc<CudaDevice>,
     memory: CudaMemory,
     layer_bytes: usize,
-    pages: Arc<CudaPages>,
+    pub(crate) pages: Arc<CudaPages>,
 }
 
 impl Rank {

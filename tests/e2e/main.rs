@@ -8,6 +8,7 @@ mod cluster;
 mod console;
 mod contexts;
 mod device;
+mod device_engine;
 mod device_ranks;
 mod direct;
 mod events;

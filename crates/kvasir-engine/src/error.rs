@@ -121,6 +121,12 @@ pub enum PagedError {
         /// Rows of (layer, plane, head) dropped.
         rows: usize,
     },
+    /// Rows could not be copied to a device or from there.
+    #[error("the device that holds the pages: {reason}")]
+    Device {
+        /// Why, as a sentence.
+        reason: String,
+    },
     /// Cached values of a type the pool has no storage for.
     #[error("a pool stores bf16, f16 or f32, not {dtype:?}")]
     Dtype {

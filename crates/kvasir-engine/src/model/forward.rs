@@ -4,7 +4,6 @@
 //! of eight sequences reads the weights once, not eight times.
 
 use faer::{MatRef, Par};
-use kvasir_types::Plane;
 use rayon::prelude::*;
 
 use super::{
@@ -53,7 +52,7 @@ impl Model {
         for (index, layer) in self.weights.layers.iter().enumerate() {
             observer.enter(index)?;
             let mut after =
-                self.attend(items, (index, layer), &x.rms_norm(&layer.attention_norm, eps), observer);
+                self.attend(items, (index, layer), &x.rms_norm(&layer.attention_norm, eps), observer)?;
             after.add(&x);
             observer.residual(index, x.values(), after.values());
             let normed = after.rms_norm(&layer.mlp_norm, eps);
@@ -88,7 +87,7 @@ impl Model {
         (index, layer): (usize, &LayerWeights),
         x: &Matrix,
         observer: &mut dyn Observer,
-    ) -> Matrix {
+    ) -> Result<Matrix, EngineError> {
         let (heads, kv_heads) = (self.config.heads, self.config.kv_heads);
         let (q, k, v) = (x.linear(&layer.q), x.linear(&layer.k), x.linear(&layer.v));
         let mut outputs = Vec::with_capacity(q.values().len());
@@ -98,20 +97,26 @@ impl Model {
             let (mut q, mut k) = (q.rows(rows.clone()).to_vec(), k.rows(rows.clone()).to_vec());
             self.rotary.rotate(&mut q, heads, first);
             self.rotary.rotate(&mut k, kv_heads, first);
-            item.kv.write_layer(index, first, &k, v.rows(rows.clone()));
-            outputs.extend(self.attention(item.kv, index, &q, observer));
+            item.kv.write_layer(index, first, &k, v.rows(rows.clone()))?;
+            outputs.extend(self.attention(item.kv, index, &q, observer)?);
             row = rows.end;
         }
-        Matrix::new(heads * self.config.head_dim, outputs).linear(&layer.o)
+        Ok(Matrix::new(heads * self.config.head_dim, outputs).linear(&layer.o))
     }
 
     /// Attention of rotated queries `[token][head][element]` over everything cached, their own tokens included;
     /// answers `[token][head][element]`.
-    fn attention(&self, kv: &PagedKv, layer: usize, q: &[f32], observer: &mut dyn Observer) -> Vec<f32> {
+    fn attention(
+        &self,
+        kv: &PagedKv,
+        layer: usize,
+        q: &[f32],
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<f32>, EngineError> {
         let (heads, kv_heads, dim) = (self.config.heads, self.config.kv_heads, self.config.head_dim);
         let (tokens, groups) = (q.len() / (heads * dim), heads / kv_heads);
         let (first, cached) = (kv.len(), kv.len() + tokens);
-        let (keys, values) = (kv.gather(layer, Plane::K, cached), kv.gather(layer, Plane::V, cached));
+        let [keys, values] = kv.gather(layer, cached)?;
         // Query heads of a group share their KV head, so they are stored together: [kv head][head of the
         // group][token].
         let scale = (dim as f32).sqrt().recip();
@@ -143,6 +148,6 @@ impl Model {
         observer.attention(layer, first, cached, &probabilities);
 
         let of_token = |token: usize| (0..heads).map(move |head| (head * tokens + token) * dim);
-        (0..tokens).flat_map(of_token).flat_map(|at| &out[at..at + dim]).copied().collect()
+        Ok((0..tokens).flat_map(of_token).flat_map(|at| &out[at..at + dim]).copied().collect())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{ops::Range, sync::Arc};
 
-use kvasir_client::pages::{BlockTable, PageRef, PageStore};
+use kvasir_client::pages::{BlockTable, PageRef};
 use kvasir_codec::KvSource;
 use kvasir_types::{Loss, Plane};
 
@@ -78,8 +78,11 @@ impl PagedKv {
     ///
     /// # Errors
     /// [`PagedError::OutOfRange`] when `first_token` lies before [`len`](Self::len) (attention may be
-    /// reading those pages, forks may share them) or past the reserved pages.
+    /// reading those pages, forks may share them) or past the reserved pages; [`PagedError::Device`] for pages on a device.
     pub fn sink(&self, first_token: usize) -> Result<PagedSink, PagedError> {
+        if self.pool.device().is_some() {
+            return Err(PagedError::Device { reason: "they take loads by tables alone".to_owned() });
+        }
         if first_token < self.len || first_token > self.table.len() * self.pool.page_tokens() {
             return Err(PagedError::OutOfRange { token: first_token, len: self.len });
         }
@@ -96,9 +99,13 @@ impl PagedKv {
         if self.len > 0 {
             return Err(PagedError::OutOfRange { token: 0, len: self.len });
         }
-        let store = Arc::clone(&self.pool) as Arc<dyn PageStore>;
-        BlockTable::new(store, self.table.as_slice(), self.pool.page_tokens())
-            .map_err(|_| PagedError::PageTokens { page_tokens: self.pool.page_tokens() })
+        self.pool.table(&self.table)
+    }
+
+    /// The pages as a table for [`Session::save_pages`](kvasir_client::Session::save_pages), if they lie on a device.
+    pub(crate) fn device_table(&self) -> Option<BlockTable> {
+        self.pool.device()?;
+        self.pool.table(&self.table).ok()
     }
 
     /// Declares the first `tokens` tokens present, after a load wrote them.
@@ -131,12 +138,15 @@ impl PagedKv {
     /// A second sequence with the same first `tokens` tokens. Full pages are shared, the tail is copied.
     ///
     /// # Errors
-    /// [`PagedError::OutOfRange`] past the end, [`PagedError::PoolFull`].
+    /// [`PagedError::OutOfRange`] past the end, [`PagedError::PoolFull`], [`PagedError::Device`] inside a page on a device.
     pub fn fork(&self, tokens: usize) -> Result<Self, PagedError> {
         if tokens > self.len {
             return Err(PagedError::OutOfRange { token: tokens, len: self.len });
         }
         let page_tokens = self.pool.page_tokens();
+        if !tokens.is_multiple_of(page_tokens) && self.pool.device().is_some() {
+            return Err(PagedError::Device { reason: "it copies no pages: fork at a page's end".to_owned() });
+        }
         let mut fork = Self::new(Arc::clone(&self.pool));
         for page in &self.table[..tokens / page_tokens] {
             self.pool.share(*page);
@@ -154,41 +164,64 @@ impl PagedKv {
     /// Rows `[token][element]` of one head, converted to f32.
     ///
     /// # Panics
-    /// When the range is past [`len`](Self::len) or `out` has another length: programmer errors.
+    /// When the range is past [`len`](Self::len), `out` has another length, or the pages lie on a device (saves out of those
+    /// take tables): programmer errors.
     pub fn read_head(&self, layer: usize, plane: Plane, head: usize, tokens: Range<usize>, out: &mut [f32]) {
         let (_, elements) = self.pool.shape(layer, plane);
         assert!(tokens.end <= self.len, "tokens {tokens:?} of a cache of {}", self.len);
         assert_eq!(out.len(), tokens.len() * elements, "one row per token");
+        assert!(self.pool.device().is_none(), "pages on a device are read by tables");
         self.pool.read_head(&self.table, (layer, plane, head), tokens.start, out);
     }
 
     /// Appends one layer's K and V of new tokens, `[token][head][element]`, at position `first`. The tokens
     /// count once every layer was written and [`commit`](Self::commit) was called.
-    pub(crate) fn write_layer(&mut self, layer: usize, first: usize, k: &[f32], v: &[f32]) {
-        self.pool.write_tokens(&self.table, layer, Plane::K, first, k);
-        self.pool.write_tokens(&self.table, layer, Plane::V, first, v);
+    ///
+    /// # Errors
+    /// [`PagedError::Device`].
+    pub(crate) fn write_layer(
+        &mut self,
+        layer: usize,
+        first: usize,
+        k: &[f32],
+        v: &[f32],
+    ) -> Result<(), PagedError> {
+        self.pool.write_tokens(&self.table, layer, Plane::K, first, k)?;
+        self.pool.write_tokens(&self.table, layer, Plane::V, first, v)
     }
 
-    /// All heads of a plane for tokens `0..tokens` (written, possibly not yet committed),
-    /// `[head][token][element]`.
-    pub(crate) fn gather(&self, layer: usize, plane: Plane, tokens: usize) -> Vec<f32> {
-        let (heads, elements) = self.pool.shape(layer, plane);
-        let mut out = vec![0.0; heads * tokens * elements];
-        for (head, rows) in out.chunks_exact_mut((tokens * elements).max(1)).enumerate() {
-            self.pool.read_head(&self.table, (layer, plane, head), 0, rows);
+    /// All heads of both planes for tokens `0..tokens` (written, possibly not yet committed),
+    /// `[head][token][element]` each.
+    ///
+    /// # Errors
+    /// [`PagedError::Device`].
+    pub(crate) fn gather(&self, layer: usize, tokens: usize) -> Result<[Vec<f32>; 2], PagedError> {
+        if let Some(device) = self.pool.device() {
+            return device.read(&self.pool.table(&self.table)?, layer, tokens);
         }
-        out
+        Ok(Plane::ALL.map(|plane| {
+            let (heads, elements) = self.pool.shape(layer, plane);
+            let mut out = vec![0.0; heads * tokens * elements];
+            for (head, rows) in out.chunks_exact_mut((tokens * elements).max(1)).enumerate() {
+                self.pool.read_head(&self.table, (layer, plane, head), 0, rows);
+            }
+            out
+        }))
     }
 
     /// BLAKE3 over every value as little-endian f32, by layer, plane, head, token. Equal caches have equal
     /// digests, whichever pages hold them.
-    pub fn digest(&self) -> blake3::Hash {
+    ///
+    /// # Errors
+    /// [`PagedError::Device`].
+    pub fn digest(&self) -> Result<blake3::Hash, PagedError> {
         let mut hasher = blake3::Hasher::new();
-        for (layer, plane) in (0..self.layers()).flat_map(|layer| Plane::ALL.map(|plane| (layer, plane))) {
-            let values = self.gather(layer, plane, self.len);
-            hasher.update(&values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>());
+        for layer in 0..self.layers() {
+            for values in self.gather(layer, self.len)? {
+                hasher.update(&values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>());
+            }
         }
-        hasher.finalize()
+        Ok(hasher.finalize())
     }
 
     /// Number of layers.

@@ -8,7 +8,10 @@
 //! BlockTable (page, generation) pairs: a page that went back to the pool meanwhile has a newer generation,
 //!            so a load that was cancelled, or outlived its sequence, cannot write into another's memory
 //! ```
+//!
+//! The values may lie on a device instead ([`PagePool::on_device`]), in its own layout.
 
+mod device;
 mod kv;
 mod pool;
 mod sink;

@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
-use kvasir_client::pages::{PageRef, PageRows, PageStore};
+use kvasir_client::pages::{BlockTable, PageRef, PageRows, PageStore};
 use kvasir_types::{ModelSpec, Plane};
 use parking_lot::RwLock;
 
-use super::store::PlaneStore;
-use crate::{error::PagedError, limits::PAGE_TOKENS_MAX};
+use super::{device::DeviceMemory, store::PlaneStore};
+use crate::{
+    error::{ConfigError, PagedError},
+    limits::PAGE_TOKENS_MAX,
+};
 
 /// Pages of one model, shared by any number of sequences. Memory grows with use, up to `pages_max`.
 #[derive(Debug)]
@@ -16,11 +19,14 @@ pub struct PagePool {
     pages_max: usize,
     /// `[heads, elements]` of every layer's two planes.
     shapes: Vec<[(usize, usize); 2]>,
+    /// Holds the values, if the pages lie on a device.
+    device: Option<DeviceMemory>,
     inner: RwLock<Inner>,
 }
 
 #[derive(Debug)]
 struct Inner {
+    /// Of every layer; none if the pages lie on a device.
     planes: Vec<[PlaneStore; 2]>,
     pages: Vec<PageState>,
     free: Vec<u32>,
@@ -39,16 +45,46 @@ impl PagePool {
     /// [`PagedError::PageTokens`] for pages of 0 or more than 1,024 tokens, [`PagedError::Dtype`] for 8-bit
     /// caches.
     pub fn new(spec: &ModelSpec, page_tokens: usize, pages_max: usize) -> Result<Arc<Self>, PagedError> {
+        Self::with_memory(spec, page_tokens, pages_max, None)
+    }
+
+    /// A pool of the pages `0..pages_max` of a device's `store`, for instance `kvasir-cuda`'s `CudaPages`. Loads are decoded
+    /// there, and the engine's own rows are written there. Attention, which the CPU computes, copies the rows of each layer
+    /// from there when it comes to that layer.
+    ///
+    /// The pages hold the whole model, and each has generation 0. `reassign` gives a page its next generation, and returns
+    /// when nobody writes it for the one before: dropping a sequence calls `reassign`, and may wait for a decode.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn on_device(
+        spec: &ModelSpec,
+        page_tokens: usize,
+        pages_max: usize,
+        store: Arc<dyn PageStore>,
+        reassign: impl Fn(u32) + Send + Sync + 'static,
+    ) -> Result<Arc<Self>, PagedError> {
+        let device = DeviceMemory::new(spec, page_tokens, store, Box::new(reassign))?;
+        Self::with_memory(spec, page_tokens, pages_max, Some(device))
+    }
+
+    fn with_memory(
+        spec: &ModelSpec,
+        page_tokens: usize,
+        pages_max: usize,
+        device: Option<DeviceMemory>,
+    ) -> Result<Arc<Self>, PagedError> {
         if !(1..=PAGE_TOKENS_MAX).contains(&page_tokens) {
             return Err(PagedError::PageTokens { page_tokens });
         }
         let plane = || PlaneStore::new(spec.kv_dtype);
-        let planes =
-            spec.layers.iter().map(|_| Ok([plane()?, plane()?])).collect::<Result<_, PagedError>>()?;
+        let layers_here = if device.is_some() { 0 } else { spec.layers.len() };
+        let planes = (0..layers_here).map(|_| Ok([plane()?, plane()?])).collect::<Result<_, PagedError>>()?;
         Ok(Arc::new(Self {
             page_tokens,
             pages_max,
             shapes: spec.layers.iter().map(|layer| layer.layout.planes()).collect(),
+            device,
             inner: RwLock::new(Inner { planes, pages: Vec::new(), free: Vec::new() }),
         }))
     }
@@ -69,9 +105,33 @@ impl PagePool {
         inner.pages.len() - inner.free.len()
     }
 
+    /// The memory of pages on a device.
+    pub(super) const fn device(&self) -> Option<&DeviceMemory> {
+        self.device.as_ref()
+    }
+
+    /// These pages as a table for loads and saves.
+    pub(super) fn table(self: &Arc<Self>, pages: &[PageRef]) -> Result<BlockTable, PagedError> {
+        let store = match &self.device {
+            Some(device) => Arc::clone(device.store()),
+            None => Arc::clone(self) as Arc<dyn PageStore>,
+        };
+        BlockTable::new(store, pages, self.page_tokens)
+            .map_err(|_| PagedError::PageTokens { page_tokens: self.page_tokens })
+    }
+
     /// `(heads, elements per head)` of a layer's plane.
     pub(super) fn shape(&self, layer: usize, plane: Plane) -> (usize, usize) {
         self.shapes[layer][plane as usize]
+    }
+
+    /// Checks that its pages have the shapes of `spec`.
+    ///
+    /// # Errors
+    /// [`ConfigError::Shape`].
+    pub(crate) fn check_is_of(&self, spec: &ModelSpec) -> Result<(), ConfigError> {
+        let is_of = self.shapes.iter().copied().eq(spec.layers.iter().map(|layer| layer.layout.planes()));
+        if is_of { Ok(()) } else { Err(ConfigError::Shape("the pool's pages are another model's")) }
     }
 
     /// Number of layers.
@@ -116,13 +176,20 @@ impl PagePool {
         let state = &mut inner.pages[page.index as usize];
         debug_assert_eq!(state.generation, page.generation, "a sequence holds a reference until it releases");
         state.references -= 1;
-        if state.references == 0 {
-            state.generation += 1;
-            inner.free.push(page.index);
+        if state.references > 0 {
+            return;
         }
+        state.generation += 1;
+        if let Some(device) = &self.device {
+            // It may wait for a decode: other sequences need the lock meanwhile, and nobody is given the page before.
+            drop(inner);
+            device.reassign(page.index);
+            inner = self.inner.write();
+        }
+        inner.free.push(page.index);
     }
 
-    /// Copies the first `tokens` slots of a page into another, in every layer and plane.
+    /// Copies the first `tokens` slots of a page into another, in every layer and plane. For pages that lie here.
     pub(super) fn copy_page(&self, from: PageRef, to: PageRef, tokens: usize) {
         let mut inner = self.inner.write();
         for (planes, shapes) in inner.planes.iter_mut().zip(&self.shapes) {
@@ -134,7 +201,8 @@ impl PagePool {
         }
     }
 
-    /// Reads rows of one head for the tokens `first..`, `rows` = `[token][element]`, through a block table.
+    /// Reads rows of one head for the tokens `first..`, `rows` = `[token][element]`, through a block table. For pages that lie
+    /// here.
     pub(super) fn read_head(
         &self,
         table: &[PageRef],
@@ -152,7 +220,7 @@ impl PagePool {
         }
     }
 
-    /// Writes rows of one head. Rows for a page whose generation has changed are dropped and counted.
+    /// Writes rows of one head. Rows for a page whose generation has changed are dropped and counted. For pages that lie here.
     pub(super) fn write_head(
         &self,
         table: &[PageRef],
@@ -193,6 +261,9 @@ impl PagePool {
     }
 
     /// Writes whole tokens `[token][head][element]` of a sequence that holds its pages.
+    ///
+    /// # Errors
+    /// [`PagedError::Device`].
     pub(super) fn write_tokens(
         &self,
         table: &[PageRef],
@@ -200,7 +271,10 @@ impl PagePool {
         plane: Plane,
         first: usize,
         values: &[f32],
-    ) {
+    ) -> Result<(), PagedError> {
+        if let Some(device) = &self.device {
+            return device.write(table, (layer, plane), first, values);
+        }
         let (heads, elements) = self.shape(layer, plane);
         let mut inner = self.inner.write();
         let store = &mut inner.planes[layer][plane as usize];
@@ -209,12 +283,16 @@ impl PagePool {
             let slot = page.index as usize * self.page_tokens + token % self.page_tokens;
             store.write(slot * heads * elements, row);
         }
+        Ok(())
     }
 }
 
 impl PageStore for PagePool {
     /// Copies the rows: they are of the cache's type.
     fn write(&self, page: PageRef, rows: &PageRows<'_>) -> bool {
+        if let Some(device) = &self.device {
+            return device.store().write(page, rows);
+        }
         let Some(shape) = self.shapes.get(rows.layer()) else { return false };
         let (heads, elements) = shape[rows.plane() as usize];
         if rows.heads().end > heads || rows.slots().end > self.page_tokens || rows.elements() != elements {

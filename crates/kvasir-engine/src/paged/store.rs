@@ -2,6 +2,7 @@
 
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use kvasir_client::pages::Rows;
+use kvasir_codec::HeadRows;
 use kvasir_types::KvDtype;
 
 use crate::error::PagedError;
@@ -49,6 +50,28 @@ impl PlaneStore {
             Self::F16(v) => v[range].convert_from_f32_slice(values),
             Self::Bf16(v) => v[range].convert_from_f32_slice(values),
             Self::F32(v) => v[range].copy_from_slice(values),
+        }
+    }
+
+    /// `values` in the type of this one, rounded to nearest even.
+    pub(super) fn rounded(&self, values: &[f32]) -> Self {
+        let mut rounded = match self {
+            Self::F16(_) => Self::F16(Vec::new()),
+            Self::Bf16(_) => Self::Bf16(Vec::new()),
+            Self::F32(_) => Self::F32(Vec::new()),
+        };
+        rounded.grow(values.len());
+        rounded.write(0, values);
+        rounded
+    }
+
+    /// Elements `[token][head][element]` as rows; `None` if there are fewer.
+    pub(super) fn rows(&self, [heads, tokens, elements]: [usize; 3]) -> Option<Rows<'_>> {
+        let (shape, token_stride) = ([heads, tokens, elements], heads * elements);
+        match self {
+            Self::F16(v) => HeadRows::strided(v, shape, elements, token_stride).map(Rows::F16),
+            Self::Bf16(v) => HeadRows::strided(v, shape, elements, token_stride).map(Rows::Bf16),
+            Self::F32(v) => HeadRows::strided(v, shape, elements, token_stride).map(Rows::F32),
         }
     }
 

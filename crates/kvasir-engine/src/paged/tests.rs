@@ -1,5 +1,7 @@
+use std::sync::Arc;
+
 use kvasir_client::{
-    pages::BlockTable,
+    pages::{BlockTable, HostPages},
     testing::{TestedPages, check_page_store},
 };
 use kvasir_codec::KvSink;
@@ -106,6 +108,44 @@ fn a_cancelled_load_cannot_write_into_reassigned_pages() {
     write(&mut sink, 0, 8, 900.0);
     assert_eq!(sink.finish(), Err(PagedError::Stale { rows: 8 * 8 }));
     assert!(holds(&kv, 0..8, 0.0));
+}
+
+/// The memory of a device, here pages of the host that somebody else has.
+#[test]
+fn pages_on_a_device_hold_what_pages_here_do() {
+    let (spec, given_back) = (spec(KvDtype::F16), Arc::new(Mutex::new(Vec::new())));
+    let memory = HostPages::new(&spec, 4, 40).unwrap();
+    let noted = Arc::clone(&given_back);
+    let reassign = move |page| noted.lock().push(page);
+    let pool = PagePool::on_device(&spec, 4, 10, Arc::clone(&memory) as _, reassign).unwrap();
+    let (mut there, mut here) =
+        (PagedKv::new(pool.clone()), PagedKv::new(PagePool::new(&spec, 4, 10).unwrap()));
+    // Values that are rounded, over the ends of pages.
+    let values = |layer: usize, tokens: std::ops::Range<usize>| {
+        Plane::ALL.map(|plane| {
+            let rows = tokens.clone().flat_map(|t| [0, 1].map(|head| row(layer, plane, head, t, 0.1)));
+            rows.flatten().collect::<Vec<f32>>()
+        })
+    };
+    for kv in [&mut there, &mut here] {
+        kv.reserve(11).unwrap();
+        for (layer, tokens) in [(0, 0..6), (0, 6..11), (1, 0..6), (1, 6..11)] {
+            let (first, [k, v]) = (tokens.start, values(layer, tokens));
+            kv.write_layer(layer, first, &k, &v).unwrap();
+        }
+        kv.commit(11).unwrap();
+    }
+    assert_eq!(there.digest().unwrap(), here.digest().unwrap());
+    assert_eq!(there.fork(8).unwrap().digest().unwrap(), here.fork(8).unwrap().digest().unwrap());
+    assert!(matches!(there.fork(10), Err(PagedError::Device { .. })), "it would copy a part of a page");
+    assert!(given_back.lock().is_empty(), "the fork shared its pages");
+
+    memory.reassign();
+    let [k, v] = values(0, 6..11);
+    let refused = [there.digest().err(), there.write_layer(0, 6, &k, &v).err(), there.sink(11).err()];
+    assert!(refused.iter().all(|error| matches!(error, Some(PagedError::Device { .. }))), "{refused:?}");
+    drop(there);
+    assert_eq!((&given_back.lock()[..], pool.pages_in_use()), (&[0, 1, 2][..], 0));
 }
 
 #[test]

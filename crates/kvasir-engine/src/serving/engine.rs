@@ -210,7 +210,20 @@ impl Engine {
         remote: Option<(Kvasir, RemoteUse)>,
     ) -> Result<Self, EngineError> {
         let pool = PagePool::new(model.spec(), config.page_tokens, config.pages)?;
-        let limits = config.limits;
+        Self::start_over(model, pool, config.limits, remote)
+    }
+
+    /// As [`start`](Self::start), over the pages of a pool of `model` that is new: [on a device](PagePool::on_device).
+    ///
+    /// # Errors
+    /// [`EngineError::Config`] for a pool of another model; [`EngineError::Read`] when the thread cannot be started.
+    pub fn start_over(
+        model: Arc<Model>,
+        pool: Arc<PagePool>,
+        limits: SchedulerLimits,
+        remote: Option<(Kvasir, RemoteUse)>,
+    ) -> Result<Self, EngineError> {
+        pool.check_is_of(model.spec())?;
         let places_max = limits.sequences + limits.waiting;
         // Loads keep requests out of the scheduler's queue, so the scheduler must accept every request that
         // has a place.
@@ -458,7 +471,7 @@ impl RequestGuard {
 
     async fn kv_digest(&self, prompt: &[u32]) -> Option<blake3::Hash> {
         let kv = self.kept(prompt).await?;
-        Some(kv.digest())
+        kv.digest().ok()
     }
 
     /// Saves the sequence's whole pages in the background; copies only those that are not stored yet.
@@ -475,6 +488,12 @@ impl RequestGuard {
         };
         // Pages from this engine's memory may have been loaded for an earlier request.
         session.reused(kv.loss());
-        session.save(&kv, kv.len()).in_background();
+        let Some(table) = kv.device_table() else {
+            return session.save(&kv, kv.len()).in_background();
+        };
+        match session.save_pages([table], kv.len()) {
+            Ok(ticket) => ticket.in_background(),
+            Err(error) => tracing::warn!(%error, "the pages on the device are not saved"),
+        }
     }
 }

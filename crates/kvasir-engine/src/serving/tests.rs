@@ -4,11 +4,11 @@ use std::{
 };
 
 use kvasir_codec::KvSink as _;
-use kvasir_types::Plane;
+use kvasir_types::{ModelSpec, Plane};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Model, PagePool, PagedKv, Sampling};
+use crate::{Model, PagePool, PagedKv, Sampling, error::EngineError};
 
 pub(super) static MODEL: LazyLock<Arc<Model>> =
     LazyLock::new(|| Arc::new(Model::kvasir_tiny().expect("embedded model")));
@@ -46,6 +46,15 @@ pub(super) fn run(scheduler: &mut Scheduler) -> (BTreeMap<RequestId, Vec<u32>>, 
 
 pub(super) fn alone(prompt: &[u32], count: usize) -> Vec<u32> {
     MODEL.generate_with_kv(&mut MODEL.new_kv().unwrap(), prompt, count, &Sampling::Greedy).unwrap()
+}
+
+#[test]
+fn an_engine_takes_no_pool_of_another_model() {
+    let mut spec = ModelSpec::clone(MODEL.spec());
+    spec.layers.pop();
+    let pool = PagePool::new(&spec, 16, 4).unwrap();
+    let started = Engine::start_over(Arc::clone(&MODEL), pool, SchedulerLimits::default(), None);
+    assert!(matches!(started, Err(EngineError::Config(_))), "{started:?}");
 }
 
 #[test]
