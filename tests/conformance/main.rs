@@ -137,8 +137,12 @@ impl Backend {
     }
 
     fn open_hooked(&self, hook: Hook) -> OpenStore {
+        self.open_hooked_as(StoreKind::Memory, hook)
+    }
+
+    fn open_hooked_as(&self, kind: StoreKind, hook: Hook) -> OpenStore {
         let store = HookedStore::new(self.open().objects().clone(), hook);
-        OpenStore::with(store, &Path::default(), StoreKind::Memory, &self.config, Arc::new(NoObserver))
+        OpenStore::with(store, &Path::default(), kind, &self.config, Arc::new(NoObserver))
     }
 
     async fn replica_over(&self, store: OpenStore, change: impl FnOnce(&mut Settings)) -> Arc<Storage> {

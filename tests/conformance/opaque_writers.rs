@@ -14,7 +14,7 @@ use futures::{FutureExt, StreamExt, future::join_all};
 use kvasir_storage::{
     ByteRange, ChunkError, ObjectError, PutError, PutObject, Storage, hot::RequestHint, limits,
 };
-use kvasir_store::layout::Key;
+use kvasir_store::{StoreKind, layout::Key};
 use kvasir_tests::hooked::{Hook, Hooked};
 use kvasir_types::ModelId;
 use object_store::{ObjectStoreExt, path::Path};
@@ -278,6 +278,44 @@ async fn a_writer_that_meets_no_other_reads_no_object() {
     let writer = backend.hooked_replica(counting).await;
     assert!(put(&writer, "k", &payload(1, 100)).await.expect("stores"));
     assert_eq!(read.load(Ordering::Relaxed), 0);
+}
+
+/// A writer that finds its bytes under the key is acknowledged for an object that another one wrote: over a directory its
+/// name may not be durable yet.
+#[tokio::test]
+async fn a_writer_that_finds_its_bytes_makes_them_durable() {
+    let backend = Backend::memory();
+    let synced = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&synced);
+    let counting: Hook = Arc::new(move |what, path| {
+        count.fetch_add(usize::from(what == Hooked::Synced && is_object(&path)), Ordering::Relaxed);
+        async { Ok(()) }.boxed()
+    });
+    for (kind, costs) in [(StoreKind::File, 1), (StoreKind::S3, 0)] {
+        let writer = backend.replica_over(backend.open_hooked_as(kind, Arc::clone(&counting)), |_| {}).await;
+        let text = format!("{kind:?}");
+        assert!(put(&writer, &text, &payload(1, 100)).await.expect("stores"));
+        assert_eq!(synced.swap(0, Ordering::Relaxed), 0, "its own is durable");
+        assert!(!put(&writer, &text, &payload(1, 100)).await.expect("the same bytes again"));
+        assert_eq!(synced.swap(0, Ordering::Relaxed), costs, "{kind:?}");
+    }
+}
+
+/// What a replica stores is lost without the salt, which another one may have written just now.
+#[tokio::test]
+async fn a_replica_makes_the_salt_of_another_one_durable() {
+    let backend = Backend::memory();
+    put(&backend.replica().await, "k", &payload(1, 100)).await.expect("stores");
+    let synced = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&synced);
+    let counting: Hook = Arc::new(move |what, path| {
+        let is_salt = path.as_ref().contains("/salt");
+        count.fetch_add(usize::from(what == Hooked::Synced && is_salt), Ordering::Relaxed);
+        async { Ok(()) }.boxed()
+    });
+    let other = backend.replica_over(backend.open_hooked_as(StoreKind::File, counting), |_| {}).await;
+    put(&other, "another", &payload(1, 100)).await.expect("stores");
+    assert!(synced.load(Ordering::Relaxed) > 0);
 }
 
 /// A replica without a row of the key's object asks the store before it writes, and writes nothing.

@@ -9,6 +9,7 @@ use futures::{
     future::{BoxFuture, ready},
     stream::{self, BoxStream},
 };
+use kvasir_store::Synced;
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore,
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, path::Path,
@@ -25,6 +26,8 @@ pub enum Hooked {
     Reading,
     /// A read that has been answered, before its body is taken; the hook's error is its answer.
     Read,
+    /// After that, a read that made what it read durable, if the store is a directory; the hook's error is its answer.
+    Synced,
     /// A deletion that begins; the hook's error is its answer.
     Deleting,
     /// A listing that has ended, with its prefix; the hook's error follows what was listed.
@@ -79,8 +82,12 @@ impl ObjectStore for HookedStore {
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         (self.hook)(Hooked::Reading, location.clone()).await?;
+        let is_synced = options.extensions.get::<Synced>().is_some();
         let read = self.inner.get_opts(location, options).await?;
         (self.hook)(Hooked::Read, location.clone()).await?;
+        if is_synced {
+            (self.hook)(Hooked::Synced, location.clone()).await?;
+        }
         Ok(read)
     }
 

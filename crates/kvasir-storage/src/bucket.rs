@@ -75,9 +75,18 @@ impl Bucket {
         path: &Path,
         operation: &'static str,
     ) -> Result<Option<Bytes>, StoreError> {
-        let failed = StoreError::request(operation);
-        match self.open_object(path, GetOptions::default(), operation).await? {
-            Some(found) => Ok(Some(found.bytes().await.map_err(failed)?)),
+        self.get_with(path, GetOptions::default(), operation).await
+    }
+
+    /// As [`get`](Self::get), with options.
+    pub(crate) async fn get_with(
+        &self,
+        path: &Path,
+        options: GetOptions,
+        operation: &'static str,
+    ) -> Result<Option<Bytes>, StoreError> {
+        match self.open_object(path, options, operation).await? {
+            Some(found) => Ok(Some(found.bytes().await.map_err(StoreError::request(operation))?)),
             None => Ok(None),
         }
     }

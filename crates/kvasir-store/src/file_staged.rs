@@ -207,13 +207,26 @@ pub(crate) fn named(folders: &Folders, place: &FilePath, outcome: io::Result<()>
         return Err(failed("naming", place, &error));
     }
     // The answer must hold after a power failure, and the writer of what is there may not have come to that yet.
-    match folders.sync_file(place) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("syncing", place, &error)),
-        _ => {
+    match sync_named(folders, place) {
+        Ok(()) | Err(Error::NotFound { .. }) => {
             let (path, source) = (place.display().to_string(), error.into());
             Err(Error::AlreadyExists { path, source })
         }
+        Err(error) => Err(error),
     }
+}
+
+/// Makes the file at `place`, which another writer has named, durable.
+///
+/// # Errors
+/// [`Error::NotFound`] if there is none; otherwise that the file system has failed.
+pub(crate) fn sync_named(folders: &Folders, place: &FilePath) -> Result<()> {
+    folders.sync_file(place).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => {
+            Error::NotFound { path: place.display().to_string(), source: error.into() }
+        }
+        _ => failed("syncing", place, &error),
+    })
 }
 
 /// An error of the file system, which a retry does not mend.

@@ -20,9 +20,21 @@ use object_store::{
 use crate::{
     file_folders::{Folders, create_file},
     file_list,
-    file_staged::{StagedFile, named},
+    file_staged::{StagedFile, named, sync_named},
     file_thread::blocking,
 };
+
+/// Marks a read that makes what it reads durable.
+#[derive(Debug, Clone, Copy)]
+pub struct Synced;
+
+/// Options of a read that makes what it reads durable: for a writer that is acknowledged for bytes which another one
+/// wrote. Over a directory these can be read before their name is synced. Other stores ignore it.
+pub fn synced() -> GetOptions {
+    let mut options = GetOptions::default();
+    options.extensions.insert(Synced);
+    options
+}
 
 /// `object_store`'s directory, with its own writes.
 #[derive(Debug)]
@@ -75,7 +87,14 @@ impl ObjectStore for FileStore {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
-        self.files.get_opts(location, options).await
+        let is_synced = options.extensions.get::<Synced>().is_some();
+        let found = self.files.get_opts(location, options).await?;
+        if is_synced {
+            // After it was opened: what replaces it from then on was synced before it got the name.
+            let (folders, place) = (Arc::clone(&self.folders), self.files.path_to_filesystem(location)?);
+            blocking(move || sync_named(&folders, &place)).await??;
+        }
+        Ok(found)
     }
 
     fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
@@ -268,6 +287,12 @@ mod tests {
             let refused = other.put_opts(&path, payload(bytes), PutMode::Create.into()).await;
             assert!(matches!(refused, Err(Error::AlreadyExists { .. })), "{refused:?}");
             assert!(other.folders.is_durable(folder));
+            // Nor does one that finds the object before it writes.
+            let finder = FileStore::new(directory.path()).expect("opens");
+            finder.get(&path).await.expect("is there");
+            assert!(!finder.folders.is_durable(folder), "a read costs no sync");
+            finder.get_opts(&path, synced()).await.expect("is there");
+            assert!(finder.folders.is_durable(folder));
         }
     }
 

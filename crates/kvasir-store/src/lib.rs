@@ -35,6 +35,7 @@ pub use body_limit::of_tenant;
 pub use config::{OpenError, StoreConfig, StoreKind};
 pub use error::StoreError;
 pub use error_class::CallError;
+pub use file_store::{Synced, synced};
 pub use open_store::OpenStore;
 pub use presign::Presigner;
 pub use probe::{FormerLayout, StoreAbilities};

@@ -7,8 +7,9 @@ use kvasir_api::{
     MeasuredLevel, ModelInfo, ModelList, ProfileInfo, ProfileLevels, ProfileList, RegisteredModel,
 };
 use kvasir_container::{PROFILE_HEAD_BYTES_MAX, ProfileHead, ProfileLevel, ProfileOrigin};
-use kvasir_store::{StoreError, layout::Key, of_tenant};
+use kvasir_store::{StoreError, layout::Key, of_tenant, synced};
 use kvasir_types::{ModelId, ModelSpec, Name, ProfileHash};
+use object_store::GetOptions;
 
 use super::Catalog;
 use crate::{
@@ -69,7 +70,8 @@ impl Catalog {
             return Ok(spec);
         }
         let path = self.bucket.path(&Key::Spec { tenant: tenant.clone(), model_id: *model_id });
-        let json = self.bucket.get(&path, "reading a model spec").await?;
+        // Another replica may have written it just now, and who is answered relies on it.
+        let json = self.bucket.get_with(&path, synced(), "reading a model spec").await?;
         let json = json.ok_or(CatalogError::UnknownModel { model_id: *model_id })?;
         let damaged = |reason: String| StoreError::Damaged { what: "a model spec", reason };
         let spec: ModelSpec = serde_json::from_slice(&json).map_err(|e| damaged(e.to_string()))?;
@@ -185,7 +187,8 @@ impl Catalog {
             return Ok(());
         }
         let path = self.profile_path(tenant, model_id, profile_hash);
-        if self.bucket.head(&path, "checking a profile").await?.is_none() {
+        let head = GetOptions { head: true, ..synced() };
+        if self.bucket.open_object(&path, head, "checking a profile").await?.is_none() {
             let (model_id, profile_hash) = (*model_id, *profile_hash);
             return Err(CatalogError::UnknownProfile { model_id, profile_hash });
         }

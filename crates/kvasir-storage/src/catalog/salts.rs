@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use futures::TryStreamExt;
-use kvasir_store::{StoreError, layout::Key, once};
+use kvasir_store::{StoreError, layout::Key, once, synced};
 use kvasir_types::{ModelId, Name, RootHash};
 use object_store::{PutPayload, path::Path};
 use uuid::Uuid;
@@ -129,7 +129,9 @@ impl Catalog {
         let mut reason = String::new();
         // One bad read may be a transfer error; two mean that the store's copy is bad.
         for _ in 0..limits::SALT_READS {
-            let Some(bytes) = self.bucket.get(path, "reading a salt").await? else { return Ok(None) };
+            // Another replica may have written it just now, and what is stored under it is lost without it.
+            let read = self.bucket.get_with(path, synced(), "reading a salt").await?;
+            let Some(bytes) = read else { return Ok(None) };
             match bytes.first_chunk().filter(|salt| salt_record(tenant, salt) == bytes) {
                 Some(salt) => return Ok(Some(*salt)),
                 None => reason = format!("its {} bytes do not match their checksum", bytes.len()),

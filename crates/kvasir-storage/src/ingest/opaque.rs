@@ -17,11 +17,13 @@ use futures::{Stream, StreamExt};
 use kvasir_api::StoredObject;
 use kvasir_container::{Head, OpaqueHead};
 use kvasir_store::{
-    StoreError,
+    StoreError, StoreKind,
     layout::{ChunkKey, Key, ListedKey},
+    synced,
     trace::carry,
 };
 use kvasir_types::{ModelId, Name, ObjectDigest, ObjectKey, SeqHash};
+use object_store::GetOptions;
 
 use super::{
     Ingest,
@@ -169,7 +171,10 @@ impl Ingest {
         }
         for attempt in 0..limits::PUT_ATTEMPTS_MAX {
             match self.find_value(&tenant, &name, payload).await? {
-                Found::Same(object_digest) => return Ok((false, object_digest)),
+                Found::Same(object_digest) => {
+                    self.sync(&upload.put.key(object_digest)).await?;
+                    return Ok((false, object_digest));
+                }
                 Found::Other => return Err(exists()),
                 Found::Undecided => {}
             }
@@ -210,6 +215,18 @@ impl Ingest {
             }
         }
         Err(StoreError::own("storing an object", "it was removed after each attempt to store it").into())
+    }
+
+    /// Makes an object durable that another writer may not have synced. Only a directory shows such ones.
+    async fn sync(&self, there: &ChunkKey) -> Result<(), StoreError> {
+        const SYNCING: &str = "syncing an object";
+        if self.bucket.open().kind() != StoreKind::File {
+            return Ok(());
+        }
+        let path = self.bucket.path(&Key::Chunk(there.clone()));
+        let head = GetOptions { head: true, ..synced() };
+        let found = self.bucket.open_object(&path, head, SYNCING).await?;
+        found.map(drop).ok_or_else(|| StoreError::own(SYNCING, "it was removed meanwhile"))
     }
 
     /// Compares the value of the key that the store holds, whatever this replica knows of it, with `payload`.

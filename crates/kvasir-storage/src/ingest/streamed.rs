@@ -13,10 +13,11 @@ use kvasir_container::Head;
 use kvasir_store::{
     StoreError, StoreKind,
     layout::{ChunkKey, Key},
+    synced,
     trace::carry,
 };
 use kvasir_types::{Level, ObjectDigest};
-use object_store::{MultipartUpload, ObjectStoreExt, path::Path};
+use object_store::{GetOptions, GetResult, MultipartUpload, ObjectStoreExt, path::Path};
 use tokio::{task::JoinHandle, time::Instant};
 
 use super::{
@@ -273,9 +274,11 @@ impl StreamedObject {
         let Some(mut upload) = self.upload.take() else { return Ok(()) };
         if let Err(error) = upload.complete().await {
             // It may have taken effect: names are digests, so a complete object that did not exist before is
-            // ours.
-            let there = self.bucket.head(&self.path, "asking for an object").await;
-            let is_there = there.is_ok_and(|meta| meta.is_some_and(|meta| meta.size == self.announced.bytes));
+            // ours. Its name may not be durable.
+            let head = GetOptions { head: true, ..synced() };
+            let there = self.bucket.open_object(&self.path, head, "asking for an object").await;
+            let has_all = |found: GetResult| found.meta.size == self.announced.bytes;
+            let is_there = there.is_ok_and(|found| found.is_some_and(has_all));
             if self.existed || !is_there {
                 self.upload = Some(upload);
                 self.abort().await;
@@ -389,5 +392,44 @@ impl PassingFrames {
         for (frame, bytes) in (0..).zip(self.frames) {
             tier.offer(&object, frame, context, bytes);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvasir_store::{OpenStore, StoreAbilities, StoreConfig, observe::NoObserver};
+    use object_store::memory::InMemory;
+
+    use super::*;
+    use crate::{ingest::spool::tests::RefusesCompletion, transitions::NoCrashPointObserver};
+
+    #[tokio::test]
+    async fn a_completion_without_an_answer_counts_once_it_is_durable() {
+        let store = RefusesCompletion::new(InMemory::new(), true);
+        let config = StoreConfig::new("file:///store".parse().expect("a url"));
+        let backend = Arc::<RefusesCompletion>::clone(&store);
+        let open = OpenStore::with(backend, &Path::default(), StoreKind::File, &config, Arc::new(NoObserver));
+        let abilities = StoreAbilities { conditional_create: true };
+        let bucket = Arc::new(Bucket::new(open, abilities, Arc::new(NoCrashPointObserver)));
+        let path = Path::from("object");
+        let mut upload = bucket.objects().put_multipart(&path).await.expect("begins");
+        upload.put_part("bytes".into()).await.expect("is sent");
+        let mut object = StreamedObject {
+            bucket,
+            path,
+            announced: AnnouncedBody { object_digest: ObjectDigest::of(b"bytes"), bytes: 5 },
+            existed: false,
+            upload: Some(upload),
+            part_bytes: 5,
+            pool: RegionPool::new(Vec::new()),
+            part: None,
+            filled: 0,
+            digest: Box::default(),
+            hashed: 0,
+            sending: None,
+            frames: None,
+        };
+        object.complete().await.expect("it took effect");
+        assert!(store.is_synced(), "a power failure would take it");
     }
 }

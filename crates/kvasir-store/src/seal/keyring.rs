@@ -17,7 +17,7 @@ use super::{KeyService, KeyServiceError, plain_prefix::TenantKeyId, segments::Ke
 use crate::{
     cache::BoundedMap,
     layout::{Key, Layout},
-    limits,
+    limits, synced,
 };
 
 /// The tenant keys that this process has opened. Cached entries never change.
@@ -296,7 +296,8 @@ impl Keyring {
         let mut last = SealError::lost(tenant, id);
         for by in wrapped_by {
             let place = self.path(tenant, id, &by);
-            let wrapped = self.store.get(&place).await?.bytes().await?;
+            // Another replica may have written it just now, and what is sealed with it is lost without it.
+            let wrapped = self.store.get_opts(&place, synced()).await?.bytes().await?;
             match service.unwrap(tenant, &by, &wrapped, self.place(&place).as_bytes()).await {
                 Ok(key) => {
                     let opened = Opened { key: Arc::new(key), by };

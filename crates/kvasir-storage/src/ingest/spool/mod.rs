@@ -11,7 +11,7 @@ use std::{ops::Range, path::PathBuf, sync::Arc};
 use bytes::Bytes;
 use futures::StreamExt;
 use kvasir_container::{HEADER_BYTES, reissue_header};
-use kvasir_store::{StoreError, seal::SealError, trace::carry};
+use kvasir_store::{StoreError, seal::SealError, synced, trace::carry};
 use kvasir_types::ObjectDigest;
 use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt, PutMode, PutPayload, path::Path};
 use tokio::{sync::Semaphore, task::JoinSet, time::Instant};
@@ -188,8 +188,8 @@ impl Spool {
     /// Writes everything to `path`. Returns true if it did not exist before.
     ///
     /// Names are digests, so another writer's object is these same bytes, and losing the race is a success.
-    /// The store's copy is compared nevertheless, because an acknowledged writer depends on it. An object
-    /// that differs, or that is sealed and does not open, is overwritten.
+    /// The store's copy is compared and made durable nevertheless, because an acknowledged writer depends on
+    /// it. An object that differs, or that is sealed and does not open, is overwritten.
     pub(crate) async fn send(
         &mut self,
         store: &Arc<dyn ObjectStore>,
@@ -299,9 +299,9 @@ impl Spool {
         Ok(())
     }
 
-    /// Whether the object at `path` has the same bytes; [`settle`](Self::settle) comes before.
+    /// Whether the object at `path` has the same bytes, durably; [`settle`](Self::settle) comes before.
     async fn is_at(&self, store: &Arc<dyn ObjectStore>, path: &Path) -> Result<bool, PutError> {
-        let mut theirs = match store.get(path).await {
+        let mut theirs = match store.get_opts(path, synced()).await {
             Ok(found) => found.into_stream(),
             Err(error) => return Ok(differs(error)?),
         };
@@ -362,4 +362,4 @@ async fn put(
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

@@ -1,7 +1,11 @@
-use std::fmt;
+use std::{
+    fmt,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use async_trait::async_trait;
 use futures::stream::BoxStream;
+use kvasir_store::Synced;
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, ObjectMeta, PutMultipartOptions, PutOptions, PutResult,
     UploadPart, memory::InMemory,
@@ -49,11 +53,24 @@ async fn many_uploads_hold_no_more_than_their_memory() {
     assert_eq!(pool.parts.available_permits() * limits::MULTIPART_PART_BYTES, parts);
 }
 
-/// A store whose uploads in parts are refused at their end, whether that took effect or not.
+/// A store whose uploads in parts are refused at their end, whether that took effect or not. As over a directory where a
+/// sync fails, an object may have a name that a power failure takes.
 #[derive(Debug)]
-struct RefusesCompletion {
+pub(in crate::ingest) struct RefusesCompletion {
     inner: InMemory,
     takes_effect: bool,
+    is_synced: AtomicBool,
+}
+
+impl RefusesCompletion {
+    pub(in crate::ingest) fn new(inner: InMemory, takes_effect: bool) -> Arc<Self> {
+        Arc::new(Self { inner, takes_effect, is_synced: AtomicBool::new(false) })
+    }
+
+    /// Whether a read has made an object durable.
+    pub(in crate::ingest) fn is_synced(&self) -> bool {
+        self.is_synced.load(Ordering::Relaxed)
+    }
 }
 
 impl fmt::Display for RefusesCompletion {
@@ -107,7 +124,10 @@ impl ObjectStore for RefusesCompletion {
     }
 
     async fn get_opts(&self, location: &Path, options: GetOptions) -> object_store::Result<GetResult> {
-        self.inner.get_opts(location, options).await
+        let is_synced = options.extensions.get::<Synced>().is_some();
+        let found = self.inner.get_opts(location, options).await?;
+        self.is_synced.fetch_or(is_synced, Ordering::Relaxed);
+        Ok(found)
     }
 
     fn delete_stream(
@@ -147,15 +167,17 @@ async fn a_completion_without_an_answer_counts_by_what_is_there() {
             if let Some(before) = before {
                 inner.put(&path, before.clone().into()).await.expect("writes");
             }
-            let store: Arc<dyn ObjectStore> = Arc::new(RefusesCompletion { inner, takes_effect });
+            let store = RefusesCompletion::new(inner, takes_effect);
+            let objects: Arc<dyn ObjectStore> = Arc::<RefusesCompletion>::clone(&store);
             let mut spool = pool.spool(false);
             spool.push(&body).await.expect("takes it");
-            let sent = spool.send(&store, &path, false).await;
+            let sent = spool.send(&objects, &path, false).await;
             let is_there = match store.get(&path).await {
                 Ok(stored) => stored.bytes().await.expect("reads") == body,
                 Err(_) => false,
             };
             assert_eq!(sent.is_ok(), is_there, "takes effect: {takes_effect}, {sent:?}");
+            assert!(sent.is_err() || store.is_synced(), "a power failure would take it");
         }
     }
 }
