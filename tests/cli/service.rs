@@ -82,7 +82,7 @@ fn a_model_that_was_never_seen_is_stored_from_its_first_dump() {
     let lookup = format!("context lookup --url {url} --kv kv.safetensors --json --quality");
     assert_eq!(json(&bench.ok(&format!("{lookup} transparent")))["matched_tokens"], 600);
     let exact = bench.run(&format!("{lookup} exact"));
-    exact.fails(exit::NOTHING, &["nothing is stored in quality exact", "--recipe exact-only"]);
+    exact.fails(exit::NOTHING, &["no chunk of this context is stored in quality exact"]);
     let text = bench.ok(&format!("context explain --url {url} --kv kv.safetensors"));
     assert!(text.contains("600 tokens of 1 chunks") && text.contains("; transparent, error "), "{text}");
     bench.ok(&format!("context get --url {url} --kv kv.safetensors -o back.safetensors"));

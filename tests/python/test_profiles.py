@@ -100,7 +100,8 @@ def test_prefills_are_learned_from(store, spec, profile):
 
 def test_a_named_quality_is_kept(empty, spec, kv, tokens):
     store = kvasir.connect(empty.url)
-    store.model(spec).session(tokens, salt=b"quality").save(kv)
+    first = store.model(spec)
+    first.session(tokens, salt=b"quality").save(kv)
     loads = {}
     for quality in ("small", "balanced", "transparent", None):
         session = store.model(spec, quality=quality).session(tokens, salt=b"quality")
@@ -109,8 +110,11 @@ def test_a_named_quality_is_kept(empty, spec, kv, tokens):
     with pytest.raises(kvasir.InputError, match="transparent"):
         store.model(spec, quality="good")
     with pytest.raises(kvasir.InputError, match="--recipe exact-only") as caught:
-        store.model(spec, quality="exact")
-    assert caught.value.code == "invalid_setting", "a first profile has no exact level"
+        store.model(spec, first.profile, quality="exact")
+    assert caught.value.code == "invalid_setting", "that profile has no exact level"
+    exact = store.model(spec, quality="exact")
+    exact.session(tokens, salt=b"exact").save(kv)
+    assert exact.profile.is_lossless and same(exact.session(tokens, salt=b"exact").load(level=0).kv, kv, TOKENS)
     session = store.model(spec).session(tokens, salt=b"quality")
     lowered = [session.load(level=0, soft_quality=soft).chunks[0].level for soft in ("small", "balanced", None)]
     assert lowered == [0, 1, 2]

@@ -68,7 +68,7 @@ pub async fn connect(
     floor: QualityFloor,
 ) -> CliResult<Kvasir> {
     let kvasir = match connection(service, spec)?.quality(floor).connect().await {
-        // Without a profile that makes exact chunks there are none to read. Any other mistake is one at each floor.
+        // A cache whose type has no exact level has none to read. Any other mistake is one at each floor.
         Err(Error::Config { what }) if floor == QualityFloor::Named(Quality::Exact) => {
             connection(service, spec)?.connect().await.map_err(client_error)?;
             let message = format!("nothing is stored in quality exact: {what}");

@@ -122,10 +122,10 @@ pub const H2_CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
 pub const H2_FRAME_BYTES_MAX: u32 = 32 << 10;
 /// Profiles of one model that a client holds.
 pub const PROFILES_MAX: usize = 16;
-/// Profiles of one model that a client for exact chunks fetches before it gives up: any number of others may be newer than one
+/// Profiles of one model that a client for exact chunks fetches before it makes one: any number of others may be newer than one
 /// with an exact level, and a service lists up to 1,000.
 pub const EXACT_PROFILES_TRIED_MAX: usize = 128;
-/// Refused profiles that a client remembers: as many as a service lists of one model.
+/// Refused or unsuitable profiles that a client remembers: as many as a service lists of one model.
 pub const PROFILES_REFUSED_MAX: usize = 1_000;
 /// Wait before a failed fetch of a profile is retried.
 pub const PROFILE_RETRY: Duration = Duration::from_secs(60);

@@ -3,9 +3,12 @@
 
 mod common;
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
-use common::{Fault, Server, find, kv, load, range, save, save_kv, spec, start, tokens, warnings::Warnings};
+use common::{
+    Fault, Server, find, five_minutes_later, kv, load, profiles, range, save, save_kv, spec, start, tokens,
+    warnings::Warnings, with_power,
+};
 use kvasir_client::{
     Builder, Deadline, Error, Kvasir, QualityFloor, Session,
     limits::PROFILE_ELEMENT_MACS_MAX,
@@ -24,10 +27,6 @@ fn builder(server: &Server) -> Builder {
     Kvasir::builder(server.url()).model(spec()).namespace("test").chunk_tokens(256)
 }
 
-async fn profiles(kvasir: &Kvasir) -> usize {
-    kvasir.rest().list_profiles(&kvasir.model_id()).await.unwrap().profiles.len()
-}
-
 /// A session of a new client of a quality.
 async fn session_of(server: &Server, quality: Quality, text: &[u32]) -> Session {
     let kvasir = builder(server).quality(quality).connect().await.unwrap();
@@ -42,19 +41,6 @@ async fn level_of(session: &Session, options: LoadOptions) -> (Option<Level>, Le
     let levels: Vec<_> = loaded.report().unwrap().chunks.iter().map(|chunk| chunk.level).collect();
     assert!(levels.iter().all(|level| *level == levels[0]), "{levels:?}");
     (levels[0], loaded.loss().error)
-}
-
-/// The profile with another reference power for errors; with 0 its chunks do not record any.
-fn with_power(profile: &Profile, power: f32) -> Arc<Profile> {
-    let mut parts = profile.parts();
-    parts.scopes.iter_mut().flat_map(|scope| &mut scope.members).for_each(|member| member.power = power);
-    Arc::new(Profile::assemble(parts).unwrap())
-}
-
-async fn five_minutes_later() {
-    tokio::time::pause();
-    tokio::time::advance(Duration::from_secs(301)).await;
-    tokio::time::resume();
 }
 
 /// Error of `found` over the power of `truth` about its mean.
@@ -185,76 +171,6 @@ async fn progressive_falls_to_the_soft_floor_only_where_there_is_no_time() {
     }
 }
 
-/// Otherwise it would store chunks that it never loads.
-#[tokio::test]
-async fn a_client_for_exact_chunks_needs_a_profile_that_makes_them() {
-    let server = start().await;
-    let exact = |builder: Builder| builder.quality(Quality::Exact);
-    let refused = async |builder: Builder, why: &str| match exact(builder).connect().await {
-        Err(Error::Config { what }) => {
-            assert!(what.contains(why) && what.contains("exact-only"), "{what}");
-        }
-        other => panic!("{other:?}"),
-    };
-    refused(builder(&server), "the service has none").await;
-    refused(common::builder(&server), "the given one is none").await;
-    let profile = common::other_profile();
-    // Its chunks would be exact, but not say so.
-    let unmeasured = with_power(&profile, 0.0);
-    refused(builder(&server).profile(Arc::clone(&unmeasured)), "the given one is none").await;
-    let first = builder(&server).connect().await.unwrap();
-    save(&first, &tokens(600, 14)).await;
-    first.rest().put_profile(&first.model_id(), unmeasured.to_bytes()).await.unwrap();
-    refused(builder(&server), "the service has none").await;
-
-    let given = exact(builder(&server).profile(Arc::clone(&profile))).connect().await.unwrap();
-    save(&given, &tokens(600, 15)).await;
-    // Beside the others, whichever of them other clients encode with.
-    let automatic = exact(builder(&server)).connect().await.unwrap();
-    assert_eq!((automatic.profile().unwrap().hash(), profiles(&automatic).await), (profile.hash(), 3));
-    let text = tokens(600, 16);
-    save(&automatic, &text).await;
-    let (loaded, rows) = load(&find(&given, &text).await, LoadOptions::at_level(Level::BASE)).await;
-    assert_eq!((loaded.loaded_tokens(), loaded.loss().error), (600, LevelError::NONE));
-    assert_eq!(rows, kv(&text));
-    // An adapter is a model of its own: the profile serves it, too, given or not.
-    for (kvasir, adapter) in [(&given, "style@1"), (&automatic, "style@2")] {
-        let adapted = kvasir.session(&text).adapter(adapter).await;
-        assert!(adapted.lookup_error().is_none(), "{adapter}: {:?}", adapted.lookup_error());
-        adapted.save_now(&kv(&text), text.len(), |_| ()).await.unwrap();
-        assert_eq!(kvasir.session(&text).adapter(adapter).await.matched_tokens(), 600, "{adapter}");
-    }
-}
-
-#[tokio::test]
-async fn a_profile_for_exact_chunks_is_found_behind_many_others_and_kept() {
-    let server = start().await;
-    let profile = common::other_profile();
-    let exact = || builder(&server).quality(Quality::Exact);
-    let given = exact().profile(Arc::clone(&profile)).connect().await.unwrap();
-    save(&given, &tokens(600, 14)).await;
-    // This service says no times: the lowest hash is preferred.
-    let publish_preferred = async |like: &Profile, count: usize| {
-        let noted = |note: u32| {
-            let mut parts = like.parts();
-            parts.training.note = note.to_string();
-            Profile::assemble(parts).unwrap()
-        };
-        let preferred = (0..).map(noted).filter(|other| other.hash() < profile.hash());
-        for other in preferred.take(count) {
-            given.rest().put_profile(&given.model_id(), other.to_bytes()).await.unwrap();
-        }
-    };
-    publish_preferred(&common::profile(), 17).await;
-    let automatic = exact().connect().await.unwrap();
-    assert_eq!(automatic.profile().unwrap().hash(), profile.hash());
-    // To see that another one is preferred, it would fetch all of these every five minutes.
-    publish_preferred(&profile, 1).await;
-    five_minutes_later().await;
-    save(&automatic, &tokens(600, 15)).await;
-    assert_eq!(automatic.profile().unwrap().hash(), profile.hash());
-}
-
 /// By default, clients load no chunks of unknown error: neither do they make any.
 #[tokio::test]
 async fn a_profile_whose_chunks_record_no_errors_is_not_taken_over() {
@@ -362,11 +278,15 @@ async fn a_chunk_that_a_trained_profile_does_not_fit_is_stored_with_the_first_on
     let _ = kvasir.session(&text).await.save(&smooth(&text), text.len()).outcome().await;
     assert_eq!(profiles_of(&text).await, [trained.hash(); 3]);
     assert_eq!(profiles(&kvasir).await, 1);
+    // The first profile of clients for exact chunks is not for that.
+    let exact = builder(&server).quality(Quality::Exact).connect().await.unwrap();
+    save(&exact, &tokens(600, 212)).await;
+    let others = [trained.hash(), exact.profile().unwrap().hash()];
     let unlike = tokens(600, 211);
     save(&kvasir, &unlike).await;
-    assert_eq!(profiles(&kvasir).await, 2, "it made one");
+    assert_eq!(profiles(&kvasir).await, 3, "it made one");
     assert_eq!(kvasir.profile().unwrap().hash(), trained.hash(), "which is for what the other does not fit");
-    assert!(profiles_of(&unlike).await.iter().all(|profile| *profile != trained.hash()));
+    assert!(profiles_of(&unlike).await.iter().all(|profile| !others.contains(profile)));
 }
 
 /// Values that repeat have the same error at all tokens, which does not average out.

@@ -41,7 +41,9 @@ pub use error::{DecodeError, EncodeError, ProfileError};
 pub use kv::{Bf16Buffer, HeadRows, KvBuffer, KvSink, KvSource, Rows, Tokens};
 pub use kvasir_container::{STARTER_RECIPE, TRANSPARENT_NOTE};
 pub use profile::{LevelNote, Profile, ProfileSummary, ScopeSummary, TrainingNote};
-pub use starter::{STARTER_SINKS, STARTER_TOKENS_MAX, STARTER_TOKENS_MIN, StarterError, starter};
+pub use starter::{
+    STARTER_SINKS, STARTER_TOKENS_MAX, STARTER_TOKENS_MIN, StarterError, exact_starter, starter,
+};
 
 #[cfg(test)]
 extern crate self as kvasir_codec;

@@ -3,9 +3,10 @@
 
 mod common;
 
-use common::{Noise, Setup, cache, mixed_spec};
-use kvasir_codec::{KvBuffer, STARTER_RECIPE, StarterError, starter};
-use kvasir_types::{KvDtype, KvLayout, ModelSpec, Plane};
+use common::{Noise, Setup, cache, mixed_spec, round_to, typed};
+use kvasir_codec::{KvBuffer, Profile, STARTER_RECIPE, StarterError, exact_starter, starter};
+use kvasir_container::Head;
+use kvasir_types::{KvDtype, KvLayout, Level, ModelSpec, Plane, Quality};
 
 const TOKENS: usize = 600;
 
@@ -111,7 +112,7 @@ fn what_levels_cost_and_lose_is_noted() {
     assert!((1e-4..6.25e-4).contains(&levels[2].nmse), "{levels:?}");
     assert!(levels[2].bits_per_element < 8.0, "{levels:?}");
     assert!(levels.iter().all(|level| level.kl.is_none()), "nobody measured it");
-    let read = kvasir_codec::Profile::from_bytes(&profile.to_bytes()).unwrap();
+    let read = Profile::from_bytes(&profile.to_bytes()).unwrap();
     assert_eq!(read.hash(), profile.hash());
     read.check_model(&spec).unwrap();
     // The same cache, cut elsewhere: positions count from where it begins.
@@ -130,4 +131,72 @@ fn a_cache_that_says_too_little_is_refused() {
     damaged.as_mut_slice().fill(f32::NAN);
     assert!(matches!(refused(&tokens, &damaged), StarterError::Sample { usable: 0, .. }));
     assert!(matches!(refused(&[], &damaged), StarterError::Sample { .. }));
+}
+
+#[test]
+fn an_exact_first_profile_restores_any_text() {
+    let tokens = Noise::new(1).tokens(TOKENS);
+    for dtype in [KvDtype::Bf16, KvDtype::F16, KvDtype::Fp8E4m3] {
+        let spec = mixed_spec(dtype);
+        let profile = exact_starter(&spec, &tokens, 0, &typed(&spec, &tokens, 1)).unwrap();
+        assert_eq!((profile.training().recipe.as_str(), profile.lossy_levels()), (STARTER_RECIPE, 0));
+        let [level] = profile.levels() else { panic!("{:?}", profile.levels()) };
+        assert_eq!((level.kl, level.nmse), (Some(0.0), 0.0), "{dtype:?}");
+        assert!(level.bits_per_element < 8.0 * dtype.bytes() as f32, "{dtype:?}: {level:?}");
+        let again = exact_starter(&spec, &tokens, 0, &typed(&spec, &tokens, 1)).unwrap();
+        assert_eq!(again.hash(), profile.hash(), "{dtype:?}");
+        let read = Profile::from_bytes(&profile.to_bytes()).unwrap();
+        assert_eq!((read.hash(), read.to_bytes()), (profile.hash(), profile.to_bytes()), "{dtype:?}");
+        let setup = Setup::of(spec, profile);
+        let text = Noise::new(77).tokens(TOKENS);
+        for (scale, shift) in [(1.0, 0.0), (5.0, 0.0), (0.05, 0.0), (1.0, 8.0)] {
+            let mut other = cache(&setup.spec, &text, 2);
+            other.as_mut_slice().iter_mut().for_each(|x| *x = *x * scale + shift);
+            round_to(dtype, &mut other);
+            let object = setup.encode(&text, 0, &other);
+            assert!(setup.decode(&object, 0).unwrap() == other, "{dtype:?} × {scale} + {shift}");
+            let error = Head::parse(&object).unwrap().measured().unwrap().error(Level(0));
+            assert_eq!(Quality::of(error), Some(Quality::Exact), "{dtype:?} × {scale} + {shift}");
+        }
+    }
+    let spec = mixed_spec(KvDtype::F32);
+    let refused = exact_starter(&spec, &tokens, 0, &cache(&spec, &tokens, 1));
+    assert!(matches!(refused, Err(StarterError::Profile(_))), "it has no exact level: {refused:?}");
+}
+
+#[test]
+fn an_exact_first_profile_restores_what_is_not_finite() {
+    let tokens = Noise::new(1).tokens(TOKENS);
+    for value in [f32::NAN, f32::INFINITY] {
+        let spec = mixed_spec(KvDtype::F16);
+        let mut kv = typed(&spec, &tokens, 1);
+        kv.rows_mut(0, Plane::V, 0)[8 * 300] = value;
+        let profile = exact_starter(&spec, &tokens, 0, &kv).unwrap();
+        assert!(profile.parts().scopes.iter().all(|scope| scope.mean.iter().all(|mean| mean.is_finite())));
+        let setup = Setup::of(spec, profile);
+        let decoded = setup.decode(&setup.encode(&tokens, 0, &kv), 0).unwrap();
+        let mut pairs = decoded.as_slice().iter().zip(kv.as_slice());
+        assert!(pairs.all(|(x, y)| x.to_bits() == y.to_bits()), "{value}");
+    }
+}
+
+/// bf16 would round the usual error up to 2.
+#[test]
+fn cells_are_no_wider_than_the_usual_error() {
+    let (spec, tokens) = (mixed_spec(KvDtype::Bf16), Noise::new(1).tokens(TOKENS));
+    let mut kv = typed(&spec, &tokens, 1);
+    let values = [1.992_187_5, -1.992_187_5, 2.0, -2.0].into_iter().cycle();
+    let rows = kv.rows_mut(4, Plane::V, 0).chunks_exact_mut(5);
+    rows.zip(values).for_each(|(row, value)| row.fill(value));
+    let parts = exact_starter(&spec, &tokens, 0, &kv).unwrap().parts();
+    let mut floors = Vec::new();
+    for scope in &parts.scopes {
+        let mut elements = scope.lossless.as_ref().unwrap().elements.iter();
+        for member in &scope.members {
+            let of_member = elements.by_ref().take(member.dim);
+            let is_it = (member.layer, member.plane, member.head) == (4, Plane::V, 0);
+            floors.extend(of_member.filter(|_| is_it).map(|element| element.floor));
+        }
+    }
+    assert_eq!(floors, [127; 5], "an exponent of 0");
 }

@@ -103,7 +103,8 @@ impl Builder {
 
     /// The lowest quality that loads may bring. Default: [`Quality::Transparent`](kvasir_types::Quality), also
     /// where a deadline is missed for it. [`QualityFloor::Adaptive`] is whatever the deadline allows.
-    /// [`Quality::Exact`](kvasir_types::Quality) needs a profile with an exact level, given or stored.
+    /// For [`Quality::Exact`](kvasir_types::Quality) a given profile needs an exact level, and so has the one that
+    /// the client takes or makes.
     pub fn quality(mut self, quality: impl Into<QualityFloor>) -> Self {
         self.quality = quality.into();
         self
@@ -139,10 +140,11 @@ impl Builder {
     /// Connects: registers the model and fetches the namespace's root.
     ///
     /// # Errors
-    /// [`Error::Config`] for an invalid description, or quality exact without a profile that has an exact
-    /// level; [`Error::Profile`] for a profile of another model, [`Error::Spec`] for an invalid model spec;
-    /// those of [`Client::register_model`] and [`Client::namespace_root`], and for quality exact of
-    /// [`Client::list_profiles`] and [`Client::get_profile`].
+    /// [`Error::Config`] for an invalid description, and for quality exact with a profile that has no exact
+    /// level or a cache whose type cannot have one; [`Error::Profile`] for a profile of another model,
+    /// [`Error::Spec`] for an invalid model spec; those of [`Client::register_model`] and
+    /// [`Client::namespace_root`], and for quality exact of [`Client::list_profiles`] and
+    /// [`Client::get_profile`].
     pub async fn connect(self) -> Result<Kvasir, Error> {
         let spec =
             self.model.ok_or_else(|| config_error("no model is given: call `model` before `connect`"))?;

@@ -127,8 +127,8 @@ impl Kvasir {
         self.shared.own.codec.model_id
     }
 
-    /// The profile to encode caches with; `None` before the first save if it is chosen automatically, except
-    /// for quality exact.
+    /// The profile to encode caches with; `None` before the first save if it is chosen automatically, but for
+    /// one that the service has for quality exact.
     pub fn profile(&self) -> Option<Arc<Profile>> {
         self.shared.own.codec.writer().map(|writer| Arc::clone(writer.profile()))
     }

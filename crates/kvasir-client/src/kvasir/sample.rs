@@ -14,7 +14,7 @@ use super::Kvasir;
 use crate::{
     Error,
     limits::{SAMPLE_BYTES_MAX, SAMPLE_CONCURRENCY, SAMPLE_TOKENS_MAX},
-    model::Writer,
+    model::{Unsuitable, Writer},
 };
 
 /// Stored KV, decoded at its finest level.
@@ -77,7 +77,7 @@ impl Kvasir {
     /// Those of [`Client::list_profiles`](crate::rest::Client::list_profiles) and
     /// [`Client::get_profile`](crate::rest::Client::get_profile).
     pub async fn profile_in_force(&self) -> Result<Option<Arc<Profile>>, Error> {
-        let found = Writer::in_force(self.rest(), self.spec(), None, false).await?;
+        let found = Writer::in_force(self.rest(), self.spec(), None, false, &Unsuitable::default()).await?;
         Ok(found.map(|writer| Arc::clone(writer.profile())))
     }
 }

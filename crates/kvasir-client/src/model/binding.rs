@@ -34,10 +34,10 @@ impl std::fmt::Debug for Binding {
 }
 
 impl Binding {
-    /// Registers the model, finds its exact profile if it needs one, and fetches the namespace's root.
+    /// Registers the model, finds an exact profile if it needs one, and fetches the namespace's root.
     pub(crate) async fn open(client: &Client, codec: Arc<Codec>, namespace: Name) -> Result<Self, Error> {
         client.register_model(&codec.spec).await?;
-        Box::pin(codec.require_exact(client)).await?;
+        Box::pin(codec.find_exact(client)).await?;
         let hash = client.namespace_root(codec.model_id, &namespace).await?;
         Ok(Self { codec, namespace, root: Mutex::new(Root { hash, asked_at: Instant::now() }) })
     }

@@ -5,17 +5,20 @@ use std::{
     time::SystemTime,
 };
 
-use kvasir_codec::{ChunkDecoder, CpuDecoder, Profile, authoring::ProfileParts};
+use kvasir_codec::{
+    ChunkDecoder, CpuDecoder, Profile,
+    authoring::{ProfileParts, float_of},
+};
 use kvasir_types::{ModelId, ModelSpec, ProfileHash};
 use tokio::runtime::Handle;
 
 use super::{
     decoders::{DecoderState, Decoders},
-    writer::{self, Sample, Writer},
+    writer::{self, Sample, Unsuitable, Writer},
 };
 use crate::{
     Error,
-    limits::{EXACT_PROFILES_TRIED_MAX, PROFILE_RETRY, PROFILES_MAX},
+    limits::{PROFILE_RETRY, PROFILES_MAX},
     rest::Client,
 };
 
@@ -25,6 +28,7 @@ pub(crate) struct Codec {
     pub(crate) model_id: ModelId,
     /// Whether to encode only with profiles that have an exact level: the client loads nothing else.
     exact: bool,
+    unsuitable: Unsuitable,
     /// `None` before the first save of a model with an automatic profile.
     writer: Mutex<Option<Arc<Writer>>>,
     /// For chunks that the writer's profile does not fit; `None` before the first.
@@ -39,17 +43,26 @@ impl Codec {
     ///
     /// # Errors
     /// [`Error::Profile`] if the profile is of another model, [`Error::Config`] if it needs an exact level and
-    /// has none or does not measure chunks, [`Error::Spec`] for an invalid model spec.
+    /// has none or does not measure chunks, or the cache's type cannot have one, [`Error::Spec`] for an invalid
+    /// model spec.
     pub(crate) fn new(
         spec: Arc<ModelSpec>,
         profile: Option<Arc<Profile>>,
         exact: bool,
     ) -> Result<Self, Error> {
         spec.validate()?;
+        if exact && float_of(spec.kv_dtype).is_none() {
+            let what = format!(
+                "quality exact is for caches of bf16, f16 and fp8_e4m3, and this model's are of {}: ask for quality transparent",
+                serde_json::json!(spec.kv_dtype)
+            );
+            return Err(Error::Config { what });
+        }
         let codec = Self {
             model_id: spec.model_id(),
             spec,
             exact,
+            unsuitable: Unsuitable::default(),
             writer: Mutex::default(),
             starter: Mutex::default(),
             choosing: tokio::sync::Mutex::default(),
@@ -58,42 +71,43 @@ impl Codec {
         if let Some(profile) = profile {
             let given = Writer::given(&codec.spec, profile)?;
             if exact && !writer::is_exact(given.profile()) {
-                return Err(no_exact_level("the given one is none"));
+                let what = "quality exact needs a profile with an exact level whose chunks record their errors, and the given \
+                            one is none: train one (`kvasir profile train --recipe exact-only`), give none, or ask for \
+                            quality transparent";
+                return Err(Error::Config { what: what.to_owned() });
             }
             codec.take(given)?;
         }
         Ok(codec)
     }
 
-    /// If only exact levels will do, finds a profile to encode them with. Otherwise the client would learn at
-    /// its first save, in the background, that it has none.
+    /// If only exact levels will do, finds a profile of the service to encode them with, which serves the model's
+    /// adapters, too.
     ///
     /// # Errors
-    /// [`Error::Config`] if the service has no such profile; those of [`Client::list_profiles`] and
-    /// [`Client::get_profile`].
-    pub(crate) async fn require_exact(&self, client: &Client) -> Result<(), Error> {
-        if self.exact && self.writer().is_none() {
-            let found = Writer::in_force(client, &self.spec, None, true).await?;
-            let none = || {
-                no_exact_level(&format!(
-                    "the service has none among the {EXACT_PROFILES_TRIED_MAX} of this model that come first"
-                ))
-            };
-            self.take(found.ok_or_else(none)?)?;
+    /// Those of [`Client::list_profiles`] and [`Client::get_profile`].
+    pub(crate) async fn find_exact(&self, client: &Client) -> Result<(), Error> {
+        if self.exact
+            && self.writer().is_none()
+            && let Some(found) = Writer::in_force(client, &self.spec, None, true, &self.unsuitable).await?
+        {
+            self.take(found)?;
         }
         Ok(())
     }
 
     /// The codec of the model with an adapter. A given profile is used for it too, under another hash because
-    /// it names the model; likewise a chosen one if only exact levels will do, which are exact for any cache.
+    /// it names the model; likewise a chosen one if only exact levels will do, which are exact for any cache, but
+    /// for a first one: the service may have a smaller one of the adapter.
     pub(crate) fn with_adapter(&self, adapter: &str) -> Result<Self, Error> {
         let spec = ModelSpec { adapter: Some(adapter.to_owned()), ..ModelSpec::clone(&self.spec) };
         let model_id = spec.model_id();
         let renamed = |given: &Arc<Profile>| Profile::assemble(ProfileParts { model_id, ..given.parts() });
         let own = self.writer();
-        let given = own
-            .as_ref()
-            .and_then(|writer| writer.given_profile().or_else(|| self.exact.then(|| writer.profile())));
+        let given = own.as_ref().and_then(|own| {
+            let is_exact = self.exact && !writer::is_first(own.profile());
+            own.given_profile().or_else(|| is_exact.then(|| own.profile()))
+        });
         let profile = given.map(renamed).transpose()?.map(Arc::new);
         Self::new(Arc::new(spec), profile, self.exact)
     }
@@ -116,7 +130,8 @@ impl Codec {
             return Ok(writer);
         }
         let current = self.writer();
-        self.take(Writer::choose(client, &self.spec, current.as_deref(), self.exact, sample).await?)
+        let (current, unsuitable) = (current.as_deref(), &self.unsuitable);
+        self.take(Writer::choose(client, &self.spec, current, self.exact, unsuitable, sample).await?)
     }
 
     /// The writer for a chunk that the writer's profile does not fit.
@@ -252,16 +267,5 @@ impl Codec {
             self.with_decoders(|decoders| decoders.insert(profile, state));
         }
         Ok(())
-    }
-}
-
-/// The error of a client that loads nothing but exact levels and would store others.
-fn no_exact_level(problem: &str) -> Error {
-    Error::Config {
-        what: format!(
-            "quality exact needs a profile with an exact level whose chunks record their errors, and {problem}: train one \
-             (`kvasir profile train --recipe exact-only`) and give it to the client that saves, or ask for quality \
-             transparent"
-        ),
     }
 }

@@ -9,4 +9,4 @@ mod writer;
 pub(crate) use binding::Binding;
 pub(crate) use codec::Codec;
 pub use stored::{ProfileState, StoredProfile, stored_profiles};
-pub(crate) use writer::{Sample, Writer};
+pub(crate) use writer::{Sample, Unsuitable, Writer};

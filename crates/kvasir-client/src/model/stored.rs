@@ -23,7 +23,8 @@ pub enum ProfileState {
     /// They only read chunks stored with it.
     Earlier,
     /// They never encode with it, because its loss is too large, its chunks do not record theirs, it takes more
-    /// bytes or multiply-adds than clients allow to each other, or it is of another model.
+    /// bytes or multiply-adds than clients allow to each other, it is of another model, or a client for quality
+    /// exact made it.
     PassedOver,
 }
 

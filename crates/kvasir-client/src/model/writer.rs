@@ -1,8 +1,9 @@
 //! The profile that encodes a model's caches: given by the caller, or automatic.
 
 use std::{
+    collections::BTreeSet,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, SystemTime},
@@ -10,16 +11,37 @@ use std::{
 
 use kvasir_api::{ErrorCode, ProfileInfo};
 use kvasir_codec::{
-    ChunkEncoder, CpuEncoder, KvBuffer, LevelNote, Profile, ProfileError, STARTER_RECIPE, starter,
+    ChunkEncoder, CpuEncoder, KvBuffer, LevelNote, Profile, ProfileError, STARTER_RECIPE, exact_starter,
+    starter,
 };
-use kvasir_types::ModelSpec;
+use kvasir_types::{ModelSpec, ProfileHash};
 use tokio::time::Instant;
 
 use crate::{
     Error,
-    limits::{EXACT_PROFILES_TRIED_MAX, PROFILE_ANNOUNCED, PROFILE_ERROR_MAX, PROFILES_MAX},
+    limits::{
+        EXACT_PROFILES_TRIED_MAX, PROFILE_ANNOUNCED, PROFILE_ERROR_MAX, PROFILES_MAX, PROFILES_REFUSED_MAX,
+    },
     rest::Client,
 };
+
+/// Profiles that a codec does not encode with. Their bytes are what they are named by, so that never changes.
+#[derive(Default)]
+pub(crate) struct Unsuitable(Mutex<BTreeSet<ProfileHash>>);
+
+impl Unsuitable {
+    fn has(&self, profile: &ProfileHash) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(profile)
+    }
+
+    fn remember(&self, profile: ProfileHash) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.insert(profile);
+        if known.len() > PROFILES_REFUSED_MAX {
+            known.pop_first();
+        }
+    }
+}
 
 /// A profile and its encoder.
 pub(crate) struct Writer {
@@ -44,27 +66,27 @@ impl Writer {
     }
 
     /// A writer with the profile in force at the service, one with an exact level if `exact`. If there is none,
-    /// `current` is kept, which a codec for exact levels always has; others make one from a sample of the
-    /// model's KV and publish it.
+    /// `current` is kept; without it one is made from a sample of the model's KV and published.
     pub(crate) async fn choose(
         client: &Client,
         spec: &Arc<ModelSpec>,
         current: Option<&Self>,
         exact: bool,
+        unsuitable: &Unsuitable,
         sample: Sample<'_>,
     ) -> Result<Self, Error> {
-        if let Some(found) = Self::in_force(client, spec, current, exact).await? {
+        if let Some(found) = Self::in_force(client, spec, current, exact, unsuitable).await? {
             return Ok(found);
         }
         if let Some(Self { profile, encoder, .. }) = current {
-            // The service has lost it.
+            // The service has lost it, or lists too many before it.
             let kept = Self::chosen(spec, profile, encoder);
             kept.publish_again(client).await?;
             return Ok(kept);
         }
-        let profile = sample.train(spec).await?;
+        let profile = sample.train(spec, exact).await?;
         // Training takes seconds, and another client may have published a profile in the meantime.
-        if let Some(found) = Self::in_force(client, spec, None, exact).await? {
+        if let Some(found) = Self::in_force(client, spec, None, exact, unsuitable).await? {
             return Ok(found);
         }
         let made = Self { chosen_at: Some(Instant::now()), ..Self::given(spec, Arc::new(profile))? };
@@ -74,7 +96,7 @@ impl Writer {
             profile = %made.profile.hash(),
             bits_per_element = level.bits_per_element,
             error = level.nmse,
-            "the model had no profile; made one from its first cache and published it"
+            "the service had no profile for this quality; made one from the first cache and published it"
         );
         Ok(made)
     }
@@ -92,7 +114,7 @@ impl Writer {
         for info in listed.into_iter().take(PROFILES_MAX) {
             match client.listed_profile(spec, &info).await {
                 // Others would not load chunks whose errors are unknown.
-                Ok(profile) if profile.training().recipe == STARTER_RECIPE && profile.is_measured() => {
+                Ok(profile) if is_first(&profile) && !profile.is_lossless() && profile.is_measured() => {
                     let found = Self::given(spec, Arc::new(profile))?;
                     return Ok(Self::chosen(spec, &found.profile, &found.encoder));
                 }
@@ -100,7 +122,7 @@ impl Writer {
                 Err(error) => return Err(error),
             }
         }
-        let made = Self::given(spec, Arc::new(sample.train(spec).await?))?;
+        let made = Self::given(spec, Arc::new(sample.train(spec, false).await?))?;
         made.publish(client).await?;
         Ok(made)
     }
@@ -108,16 +130,17 @@ impl Writer {
     /// Whether chunks may lose more than [`Quality::Transparent`](kvasir_types::Quality) allows without an
     /// explicit request.
     pub(crate) fn may_miss(&self) -> bool {
-        self.chosen_at.is_some() && self.profile.training().recipe != STARTER_RECIPE
+        self.chosen_at.is_some() && !is_first(&self.profile)
     }
 
     /// A writer with the profile in force at the service, if there is one; among those with an exact level if
-    /// `exact`.
+    /// `exact`. Profiles that are `unsuitable` are not fetched again.
     pub(crate) async fn in_force(
         client: &Client,
         spec: &Arc<ModelSpec>,
         current: Option<&Self>,
         exact: bool,
+        unsuitable: &Unsuitable,
     ) -> Result<Option<Self>, Error> {
         let model = spec.model_id();
         let is_suitable: fn(&Profile) -> bool = if exact { is_exact } else { is_fine };
@@ -129,18 +152,20 @@ impl Writer {
             }
             listed => listed?.profiles,
         };
+        // Any number of others may be newer than one with an exact level. A client keeps it: to look for a newer one of
+        // these, it would fetch them all. A first profile is larger than others, and not kept.
+        let pinned = current.filter(|now| exact && !is_first(&now.profile)).map(|now| now.profile.hash());
+        let tries_many = exact && (current.is_none() || pinned.is_some());
         let mut preferred = by_preference(listed, SystemTime::now());
-        if exact {
-            // Any number of others may be newer. A client keeps its own: to look for a newer one of these, it would
-            // fetch them all.
-            let own = current.map(|now| now.profile.hash());
-            preferred.sort_by_key(|info| own != Some(info.profile_hash));
-        }
-        preferred.truncate(if exact { EXACT_PROFILES_TRIED_MAX } else { PROFILES_MAX });
+        preferred.sort_by_key(|info| pinned != Some(info.profile_hash));
+        preferred.truncate(if tries_many { EXACT_PROFILES_TRIED_MAX } else { PROFILES_MAX });
         for info in preferred {
             let hash = info.profile_hash;
             if let Some(Self { profile, encoder, .. }) = current.filter(|now| now.profile.hash() == hash) {
                 return Ok(Some(Self::chosen(spec, profile, encoder)));
+            }
+            if unsuitable.has(&hash) {
+                continue;
             }
             let fetched = async {
                 let profile = client.listed_profile(spec, &info).await?;
@@ -158,6 +183,7 @@ impl Writer {
                 }
                 Err(error) => return Err(error),
             }
+            unsuitable.remember(hash);
         }
         Ok(None)
     }
@@ -217,12 +243,20 @@ pub(crate) struct Sample<'a> {
 }
 
 impl Sample<'_> {
-    async fn train(self, spec: &Arc<ModelSpec>) -> Result<Profile, Error> {
+    async fn train(self, spec: &Arc<ModelSpec>, exact: bool) -> Result<Profile, Error> {
         let (spec, kv, tokens) = (Arc::clone(spec), Arc::clone(self.kv), self.tokens.to_vec());
         let first_position = self.first_position;
-        let trained = tokio::task::spawn_blocking(move || starter(&spec, &tokens, first_position, &*kv));
+        let trained = tokio::task::spawn_blocking(move || {
+            let make = if exact { exact_starter } else { starter };
+            make(&spec, &tokens, first_position, &*kv)
+        });
         Ok(trained.await??)
     }
+}
+
+/// Whether a client made the profile from the first cache that it saved.
+pub(super) fn is_first(profile: &Profile) -> bool {
+    profile.training().recipe == STARTER_RECIPE
 }
 
 /// Whether chunks of a profile are found in quality exact: they have an exact level, and record their errors.
@@ -231,10 +265,15 @@ pub(super) fn is_exact(profile: &Profile) -> bool {
 }
 
 /// Whether chunks of a profile decode nearly losslessly, and record their errors: by default, others are not
-/// loaded. Other profiles are used only on explicit request.
+/// loaded. Other profiles are used only on explicit request, and so is the first one for exact chunks, which are larger than
+/// others.
 pub(super) fn is_fine(profile: &Profile) -> bool {
     let is_fine = |level: &LevelNote| level.nmse <= PROFILE_ERROR_MAX;
-    profile.is_measured() && (profile.is_lossless() || profile.levels().last().is_some_and(is_fine))
+    let is_fine = match profile.is_lossless() {
+        true => !is_first(profile),
+        false => profile.levels().last().is_some_and(is_fine),
+    };
+    is_fine && profile.is_measured()
 }
 
 /// Profiles in their order of precedence: the newest that readers had time to fetch, then the others from the

@@ -6,7 +6,10 @@ pub(crate) mod pages;
 pub(crate) mod store;
 pub(crate) mod warnings;
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 #[allow(unused_imports, reason = "each test binary uses its own part")]
 pub(crate) use kvasir_client::testing::{Fault, Server};
@@ -131,4 +134,22 @@ pub(crate) fn other_profile() -> Arc<Profile> {
     let text = tokens(1024, 98);
     let context = TrainingContext { first_position: 0, kv: kv(&text), tokens: text };
     Arc::new(train(&spec(), &[context], &Recipe::Exact, 0.01, &mut |_, _| ()).unwrap())
+}
+
+/// Profiles of the client's model at the service.
+pub(crate) async fn profiles(kvasir: &Kvasir) -> usize {
+    kvasir.rest().list_profiles(&kvasir.model_id()).await.unwrap().profiles.len()
+}
+
+/// The profile with another reference power for errors; with 0 its chunks do not record any.
+pub(crate) fn with_power(profile: &Profile, power: f32) -> Arc<Profile> {
+    let mut parts = profile.parts();
+    parts.scopes.iter_mut().flat_map(|scope| &mut scope.members).for_each(|member| member.power = power);
+    Arc::new(Profile::assemble(parts).unwrap())
+}
+
+pub(crate) async fn five_minutes_later() {
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(301)).await;
+    tokio::time::resume();
 }

@@ -2,8 +2,10 @@
 //!
 //! Only means and scales come from the sample. Coefficients are elements, every one is coded at the finest
 //! level, and tables follow from a distribution instead of counts. So the error of a level is that of its
-//! step, whatever is encoded later: text that differs from the sample costs bits, never quality.
+//! step, whatever is encoded later: text that differs from the sample costs bits, never quality. The one for quality exact has
+//! counted tables: it loses nothing on other text, either.
 
+mod exact;
 mod measure;
 mod statistics;
 mod tables;
@@ -17,6 +19,8 @@ use crate::{
     DecodeError, EncodeError, KvSource, Profile, ProfileError, TrainingNote, authoring::ProfileParts,
     levels::ratio, profile::LevelNote, scope_layout::scopes_of,
 };
+
+pub use exact::exact_starter;
 
 /// Most tokens of a sample that are used: scales do not change any more after them.
 pub const STARTER_TOKENS_MAX: usize = 1_024;
@@ -82,6 +86,16 @@ pub fn starter(
     kv: &dyn KvSource,
 ) -> Result<Profile, StarterError> {
     let tokens = &tokens[..tokens.len().min(STARTER_TOKENS_MAX)];
+    measure::note_levels(spec, parts_of(spec, tokens, first_position, kv)?, tokens, first_position, kv)
+}
+
+/// The parts of a starter that is not measured yet.
+fn parts_of(
+    spec: &ModelSpec,
+    tokens: &[u32],
+    first_position: u64,
+    kv: &dyn KvSource,
+) -> Result<ProfileParts, StarterError> {
     let mut distinct = tokens.to_vec();
     distinct.sort_unstable();
     distinct.dedup();
@@ -110,7 +124,7 @@ pub fn starter(
         scope.loss = vec![0.0; LEVELS];
     }
     let (bank, shifts) = tables.finish();
-    let parts = ProfileParts {
+    Ok(ProfileParts {
         model_id: spec.model_id(),
         exact_tokens: 0,
         scopes,
@@ -123,8 +137,7 @@ pub fn starter(
             tokens: tokens.len() as u64,
             held_out_tokens: 0,
         },
-    };
-    measure::note_levels(spec, parts, tokens, first_position, kv)
+    })
 }
 
 /// Layers of each scope. The first layer's cache depends on the token alone, so its errors repeat when tokens

@@ -109,13 +109,14 @@ class Store:
             would be missed and computing is faster.
         quality : str or None
             Lowest quality that lookups match and loads bring, by the errors that encoders measured: ``"exact"``, ``"transparent"``,
-            ``"balanced"`` or ``"small"``. ``"exact"`` needs a profile with an exact level, given or stored. None: whatever the
+            ``"balanced"`` or ``"small"``. For ``"exact"`` a given profile needs an exact level. None: whatever the
             deadline allows, also chunks whose error was not measured.
 
         Raises
         ------
         InputError
-            ``invalid_config``, ``invalid_model_spec``, ``invalid_setting``, also for ``"exact"`` without a profile for it.
+            ``invalid_config``, ``invalid_model_spec``, ``invalid_setting``, also for ``"exact"`` with a profile that has no exact
+            level, or a ``kv_dtype`` that cannot have one.
         DataError
             ``invalid_profile`` for a profile of another model.
         ServiceError, UnavailableError

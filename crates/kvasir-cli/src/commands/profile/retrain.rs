@@ -251,8 +251,9 @@ async fn sampled(
     let service = ServiceArguments { address: address.clone(), namespace };
     let kvasir = connection(&service, &Arc::new(spec))?.connect().await.map_err(client_error)?;
     let in_force = kvasir.profile_in_force().await.map_err(client_error)?.ok_or_else(|| {
-        let advice = "The model's first save makes its first profile. Retrain after caches are stored.";
-        CliError::new(Exit::Nothing, "the model has no profile and no stored chunks", advice)
+        let advice = "Save a cache at another quality than `exact` first. Clients of `exact` take one of `kvasir profile \
+                      train --recipe exact-only`.";
+        CliError::new(Exit::Nothing, "no profile of the model is in force", advice)
     })?;
     let sample = kvasir.sample(arguments.chunks.into()).await.map_err(client_error)?;
     Ok((kvasir, in_force, sample))

@@ -149,7 +149,13 @@ fn next(profiles: &[StoredProfile], sample_chunks: Option<usize>, now: Duration)
         return format!("the announced profile comes into force in {left} s");
     }
     if !profiles.iter().any(|of| of.state == ProfileState::InForce) {
-        return "the next save makes the model's first profile".to_owned();
+        let next = match profiles.is_empty() {
+            true => "the next save makes the model's first profile",
+            false => {
+                "no profile is in force: the next save of a client of another quality than `exact` makes one"
+            }
+        };
+        return next.to_owned();
     }
     let there = match sample_chunks {
         Some(SampleQuery::CHUNKS_MAX) => format!("{} chunks or more are stored", SampleQuery::CHUNKS_MAX),
