@@ -1,6 +1,6 @@
 //! Why a measurement could not be made.
 
-use kvasir_codec::{DecodeError, EncodeError, ProfileError};
+use kvasir_codec::{DecodeError, EncodeError, ProfileError, StarterError};
 use kvasir_engine::{EngineError, PagedError};
 use kvasir_train::TrainError;
 
@@ -61,6 +61,9 @@ pub enum BenchError {
     /// Training a profile failed.
     #[error(transparent)]
     Train(#[from] TrainError),
+    /// A cache makes no first profile.
+    #[error(transparent)]
+    Starter(#[from] StarterError),
     /// Encoding failed.
     #[error(transparent)]
     Encode(#[from] EncodeError),

@@ -19,7 +19,7 @@ const STREAM_TOKENS: usize = 256;
 const PICKLE_BYTES: u64 = 1_000;
 
 /// One rung of the sweep: half the levels of its "32 bins" layers (31 levels), and of its "16 bins" layers.
-const RUNGS: [(i32, i32); 7] = [(3, 1), (5, 2), (7, 3), (10, 5), (15, 7), (22, 11), (31, 15)];
+const RUNGS: [(i32, i32); 9] = [(1, 1), (2, 1), (3, 1), (5, 2), (7, 3), (10, 5), (15, 7), (22, 11), (31, 15)];
 
 /// The LMCache variant, swept over its bins.
 #[derive(Debug, Clone, Copy, Default)]

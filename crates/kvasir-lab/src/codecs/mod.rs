@@ -8,6 +8,8 @@ mod lmcache;
 mod named;
 mod object;
 mod plain;
+mod scaled_floats;
+mod turboquant;
 mod uniform;
 
 pub use deflate::SymbolsThroughDeflate;
@@ -16,10 +18,12 @@ pub use lmcache::Lmcache;
 pub use named::ByName;
 pub use object::{ProfileCodec, Sweep};
 pub use plain::{Plain, Storage, Zeros};
+pub use scaled_floats::ScaledFloats;
+pub use turboquant::TurboquantLike;
 pub use uniform::Uniform;
 
 use kvasir_codec::KvBuffer;
-use kvasir_types::{ModelSpec, Plane};
+use kvasir_types::{LevelError, ModelSpec, Plane};
 
 use crate::{Chunk, Coded, KvCodec};
 
@@ -55,6 +59,26 @@ pub(crate) fn planes(spec: &ModelSpec) -> impl Iterator<Item = (usize, Plane, us
         Plane::ALL.into_iter().zip(widths).map(move |(plane, width)| (layer, plane, width))
     };
     (0..spec.layers.len()).flat_map(of_layer).filter(|(.., width)| *width > 0)
+}
+
+/// A chunk of which each layer and plane is a tensor of its own. `through` gets the head vectors of one, side by side, and their
+/// length; it replaces them by what a reader gets, and returns the bytes in between. Readers round to the cache's type.
+fn by_tensor(chunk: &Chunk<'_>, mut through: impl FnMut(&mut [f32], usize) -> usize) -> Coded {
+    let mut kv = KvBuffer::new(chunk.spec, chunk.tokens.len());
+    let mut bytes = 0;
+    for (layer, plane, _) in planes(chunk.spec) {
+        let (_, dim) = chunk.spec.layers[layer].layout.planes()[plane as usize];
+        let mut rows = channels(chunk.spec, chunk.kv, layer, plane);
+        bytes += through(&mut rows, dim);
+        rows.iter_mut().for_each(|x| *x = plain::rounded(chunk.spec.kv_dtype, *x));
+        set_channels(chunk.spec, &mut kv, layer, plane, &rows);
+    }
+    Coded { bytes: bytes as u64, error: LevelError::UNKNOWN, kv }
+}
+
+/// A value in units of a scale, which is 0 only where all values are.
+fn over(value: f32, scale: f32) -> f32 {
+    if scale > 0.0 { value / scale } else { 0.0 }
 }
 
 #[cfg(test)]

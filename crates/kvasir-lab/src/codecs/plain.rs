@@ -38,6 +38,11 @@ fn from_bits(dtype: KvDtype, bits: u16) -> f32 {
     }
 }
 
+/// A value as a 16-bit cache holds it.
+pub(super) fn rounded(dtype: KvDtype, value: f32) -> f32 {
+    from_bits(dtype, to_bits(dtype, value))
+}
+
 impl KvCodec for Plain {
     fn name(&self) -> &'static str {
         match self.0 {

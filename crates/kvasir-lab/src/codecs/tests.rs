@@ -64,6 +64,7 @@ fn every_codec_decodes_what_it_counts() {
     let mut codecs: Vec<&dyn KvCodec> = vec![&paper, &direct, &deflated, &kvtc, &Lmcache];
     codecs.extend(plain.iter().map(|codec| codec as &dyn KvCodec));
     codecs.extend(Uniform::ALL.iter().map(|codec| codec as &dyn KvCodec));
+    codecs.extend([&ScaledFloats::Fp8 as &dyn KvCodec, &ScaledFloats::Nvfp4, &TurboquantLike]);
     let power = error(&held_out.kv, &KvBuffer::new(&spec, held_out.tokens.len()));
     for codec in codecs {
         let coded = codec.code(&chunk).unwrap();
@@ -128,7 +129,7 @@ fn a_name_takes_the_coarsest_level_that_has_it() {
 #[test]
 fn lmcache_bytes_are_those_of_its_container() {
     /// The setting that LMCache ships, as an index into the sweep.
-    const SHIPPED: usize = 4;
+    const SHIPPED: usize = 6;
     let spec = spec();
     let held_out = context(&spec, 3);
     let chunk = Chunk {
@@ -143,4 +144,34 @@ fn lmcache_bytes_are_those_of_its_container() {
     let fixed = 6 * 16 * (33 * 2 + 2 * 4) + 6 * 300 * 2;
     let payload = coded[SHIPPED].bytes as usize - fixed;
     assert!(payload > 6 * 16 * 300 / 8 && payload < 6 * 16 * 300 * 5 / 8 + 3000, "{payload}");
+}
+
+#[test]
+fn what_users_get_by_a_flag_is_as_large_and_as_close_as_published() {
+    let tokens = vec![7; 512];
+    let layer = LayerKv { layout: KvLayout::Gqa { kv_heads: 2, head_dim: 128 }, rope: None };
+    let spec = ModelSpec { ropes: Vec::new(), layers: vec![layer], ..spec() };
+    let mut kv = KvBuffer::new(&spec, tokens.len());
+    let mut draw = turboquant::gaussian(5);
+    kv.as_mut_slice().iter_mut().for_each(|x| *x = f16::from_f64(draw()).to_f32());
+    let power = error(&kv, &KvBuffer::new(&spec, tokens.len()));
+    let chunk = Chunk { spec: &spec, tokens: &tokens, preceding_token: None, first_position: 0, kv: &kv };
+    let of = |codec: &dyn KvCodec| codec.code(&chunk).unwrap();
+    let [fp8, nvfp4] = [ScaledFloats::Fp8, ScaledFloats::Nvfp4].map(|codec| of(&codec));
+    let turboquant = of(&TurboquantLike);
+    assert_eq!((fp8.len(), nvfp4.len(), turboquant.len()), (1, 1, 3));
+    // Bytes of a head vector and of a tensor, and the error of a Gaussian: by Lloyd and Max, or as a program of its own found.
+    for (coded, vector, tensor, expected) in [
+        (&fp8[0], 128, 4, 7.0e-4),
+        (&nvfp4[0], 64 + 8, 4, 9.1e-3),
+        (&turboquant[0], 32 + 2, 0, 0.1175),
+        (&turboquant[1], 48 + 2, 0, 0.03454),
+        (&turboquant[2], 64 + 2, 0, 0.009497),
+    ] {
+        assert_eq!(coded.bytes, 2 * (512 * 2 * vector + tensor), "{expected}");
+        let found = error(&kv, &coded.kv) / power;
+        assert!((found / expected - 1.0).abs() < 0.05, "{found:.3e}, not {expected:.3e}");
+        let is_held = |x: &f32| f16::from_f32(*x).to_f32() == *x;
+        assert!(coded.kv.as_slice().iter().all(is_held), "{expected}: a cache of f16");
+    }
 }

@@ -12,7 +12,7 @@ use crate::{Coded, KvCodec};
 /// One codec at one level and chunk length, over all windows of a text.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct QualityRow {
-    /// `kvasir lossless cachegen_paper lmcache kvtc_like uniform8 uniform4 uniform3 raw16` and a few more.
+    /// One of [`CODECS`](super::CODECS).
     pub codec: String,
     /// Which profile, for codecs with several.
     pub variant: String,

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use kvasir_codec::Profile;
+use kvasir_codec::{Profile, exact_starter};
 use kvasir_train::{Recipe, TrainingContext, train, train_at_scale};
 use kvasir_types::ModelSpec;
 
 use crate::{
     BenchError, KvCodec,
     codecs::{
-        ByName, Calibration, KvtcLike, Lmcache, Plain, ProfileCodec, Storage, Sweep, SymbolsThroughDeflate,
-        Uniform, Zeros,
+        ByName, Calibration, KvtcLike, Lmcache, Plain, ProfileCodec, ScaledFloats, Storage, Sweep,
+        SymbolsThroughDeflate, TurboquantLike, Uniform, Zeros,
     },
 };
 
@@ -48,7 +48,7 @@ pub struct SuiteOptions {
 }
 
 /// Every name that [`SuiteOptions::codecs`] may have.
-pub const CODECS: [&str; 14] = [
+pub const CODECS: [&str; 18] = [
     "kvasir",
     "kvasir_names",
     "kvasir_deflate",
@@ -58,7 +58,11 @@ pub const CODECS: [&str; 14] = [
     "uniform8",
     "uniform4",
     "uniform3",
+    "fp8",
+    "nvfp4",
+    "turboquant_like",
     "lossless",
+    "lossless_first",
     "raw16",
     "zstd19",
     "zstd19_split",
@@ -90,7 +94,7 @@ pub struct Suite {
     service: Vec<ProfileCodec>,
     cachegen: Option<Sweep>,
     kvtc: Vec<KvtcLike>,
-    lossless: Option<ProfileCodec>,
+    lossless: Vec<ProfileCodec>,
     options: SuiteOptions,
 }
 
@@ -146,12 +150,16 @@ impl Suite {
                 kvtc.push(calibration.codec(calibration.rank_within(options.budget_bytes), BUDGET));
             }
         }
-        let mut lossless = None;
+        let mut lossless = Vec::new();
         if options.wants("lossless") {
             let profile = train(spec, contexts, &Recipe::Exact, DIRECT_NMSE, &mut |what, at| {
                 progress(what, 0.9 + 0.1 * at)
             })?;
-            lossless = Some(ProfileCodec::new("lossless", "", spec, Arc::new(profile))?);
+            lossless.push(ProfileCodec::new("lossless", "", spec, Arc::new(profile))?);
+        }
+        if let Some(first) = contexts.first().filter(|_| options.wants("lossless_first")) {
+            let profile = exact_starter(spec, &first.tokens, first.first_position, &first.kv)?;
+            lossless.push(ProfileCodec::new("lossless_first", "", spec, Arc::new(profile))?);
         }
         let cachegen = (!cachegen.is_empty()).then_some(Sweep(cachegen));
         Ok(Self { ours, service, cachegen, kvtc, lossless, options: options.clone() })
@@ -179,6 +187,7 @@ impl Suite {
         codecs.extend(self.cachegen.iter().map(|codec| codec as &dyn KvCodec));
         codecs.push(&Lmcache);
         codecs.extend(Uniform::ALL.iter().map(|codec| codec as &dyn KvCodec));
+        codecs.extend([&ScaledFloats::Fp8 as &dyn KvCodec, &ScaledFloats::Nvfp4, &TurboquantLike]);
         codecs.extend(self.lossless.iter().map(|codec| codec as &dyn KvCodec));
         codecs.extend(plain.iter().map(|codec| codec as &dyn KvCodec));
         codecs.push(&Zeros);

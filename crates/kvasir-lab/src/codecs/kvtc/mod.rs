@@ -22,7 +22,7 @@ use crate::BenchError;
 /// Tokens at the start of a context that stay exact.
 pub(super) const SINKS: usize = 4;
 /// Bits per element spent before Deflate, one rung each.
-const RUNGS: [f64; 8] = [0.04, 0.08, 0.16, 0.3, 0.55, 1.0, 1.7, 2.6];
+const RUNGS: [f64; 9] = [0.04, 0.08, 0.16, 0.3, 0.55, 1.0, 1.7, 2.6, 4.0];
 
 /// Bits and step of every component.
 #[derive(Debug, Clone)]

@@ -163,6 +163,7 @@ pub(super) fn bench_error(error: BenchError) -> CliError {
         | BenchError::Records { .. }
         | BenchError::Profile(_)
         | BenchError::Train(_)
+        | BenchError::Starter(_)
         | BenchError::Unsupported { .. } => CliError::new(Exit::Data, error, ""),
         other => CliError::internal(other),
     }
