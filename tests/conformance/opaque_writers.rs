@@ -305,17 +305,23 @@ async fn a_writer_that_finds_its_bytes_makes_them_durable() {
 #[tokio::test]
 async fn a_replica_makes_the_salt_of_another_one_durable() {
     let backend = Backend::memory();
-    put(&backend.replica().await, "k", &payload(1, 100)).await.expect("stores");
-    let synced = Arc::new(AtomicUsize::new(0));
-    let count = Arc::clone(&synced);
+    let first = backend.replica().await;
+    put(&first, "k", &payload(1, 100)).await.expect("stores");
+    let (namespace, keep) = (name("n"), Duration::ZERO);
+    let rotated = first.catalog().rotate_namespace(&tenant(), &namespace, &ModelId::OPAQUE, keep).await;
+    rotated.expect("rotates");
+    let synced: [_; 2] = std::array::from_fn(|_| Arc::new(AtomicUsize::new(0)));
+    let counts = synced.clone();
     let counting: Hook = Arc::new(move |what, path| {
-        let is_salt = path.as_ref().contains("/salt");
-        count.fetch_add(usize::from(what == Hooked::Synced && is_salt), Ordering::Relaxed);
+        for (part, count) in ["/salt", "/g/"].iter().zip(&counts) {
+            let is_salt = what == Hooked::Synced && path.as_ref().contains(part);
+            count.fetch_add(usize::from(is_salt), Ordering::Relaxed);
+        }
         async { Ok(()) }.boxed()
     });
     let other = backend.replica_over(backend.open_hooked_as(StoreKind::File, counting), |_| {}).await;
     put(&other, "another", &payload(1, 100)).await.expect("stores");
-    assert!(synced.load(Ordering::Relaxed) > 0);
+    assert!(synced.iter().all(|count| count.load(Ordering::Relaxed) > 0), "{synced:?}");
 }
 
 /// A replica without a row of the key's object asks the store before it writes, and writes nothing.

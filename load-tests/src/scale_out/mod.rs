@@ -147,6 +147,11 @@ pub(crate) async fn scale(arguments: &ScaleArguments) -> Result<Scaling> {
     // Namespaces and processes that stayed would answer the next run.
     let mut ended = pin!(shutdown_signal());
     for &part in Part::value_variants().iter().filter(|part| arguments.parts.contains(part)) {
+        // Nobody would answer meanwhile: there is nothing to measure.
+        let is_of_several = matches!(part, Part::Restart | Part::Leave | Part::Join);
+        if is_of_several && arguments.replicas.iter().all(|&replicas| replicas < 2) {
+            continue;
+        }
         scaling.leave_out(&[part]);
         tokio::select! {
             measured = Box::pin(measure(arguments, part, &mut scaling)) => measured?,
@@ -192,19 +197,16 @@ async fn measure_conversations(
     Ok(())
 }
 
-/// Of a single replica there is nothing to measure: nobody would answer.
 async fn measure_change(
     arguments: &ScaleArguments,
     replicas: usize,
     change: Change,
     scaling: &mut Scaling,
 ) -> Result<()> {
-    if replicas > 1 {
-        for &spreading in spreadings(replicas) {
-            let row = Box::pin(membership::measure(arguments, replicas, spreading, change)).await?;
-            say(&page::change_line(&row));
-            scaling.restarts.push(row);
-        }
+    for &spreading in spreadings(replicas) {
+        let row = Box::pin(membership::measure(arguments, replicas, spreading, change)).await?;
+        say(&page::change_line(&row));
+        scaling.restarts.push(row);
     }
     Ok(())
 }

@@ -157,15 +157,13 @@ impl Writer {
         let pinned = current.filter(|now| exact && !is_first(&now.profile)).map(|now| now.profile.hash());
         let tries_many = exact && (current.is_none() || pinned.is_some());
         let mut preferred = by_preference(listed, SystemTime::now());
+        preferred.retain(|info| !unsuitable.has(&info.profile_hash));
         preferred.sort_by_key(|info| pinned != Some(info.profile_hash));
         preferred.truncate(if tries_many { EXACT_PROFILES_TRIED_MAX } else { PROFILES_MAX });
         for info in preferred {
             let hash = info.profile_hash;
             if let Some(Self { profile, encoder, .. }) = current.filter(|now| now.profile.hash() == hash) {
                 return Ok(Some(Self::chosen(spec, profile, encoder)));
-            }
-            if unsuitable.has(&hash) {
-                continue;
             }
             let fetched = async {
                 let profile = client.listed_profile(spec, &info).await?;

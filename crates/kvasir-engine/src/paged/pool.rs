@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvasir_client::pages::{BlockTable, PageRef, PageRows, PageStore};
-use kvasir_types::{ModelSpec, Plane};
+use kvasir_types::{KvDtype, ModelSpec, Plane};
 use parking_lot::RwLock;
 
 use super::{device::DeviceMemory, store::PlaneStore};
@@ -19,6 +19,7 @@ pub struct PagePool {
     pages_max: usize,
     /// `[heads, elements]` of every layer's two planes.
     shapes: Vec<[(usize, usize); 2]>,
+    kv_dtype: KvDtype,
     /// Holds the values, if the pages lie on a device.
     device: Option<DeviceMemory>,
     inner: RwLock<Inner>,
@@ -84,6 +85,7 @@ impl PagePool {
             page_tokens,
             pages_max,
             shapes: spec.layers.iter().map(|layer| layer.layout.planes()).collect(),
+            kv_dtype: spec.kv_dtype,
             device,
             inner: RwLock::new(Inner { planes, pages: Vec::new(), free: Vec::new() }),
         }))
@@ -131,7 +133,11 @@ impl PagePool {
     /// [`ConfigError::Shape`].
     pub(crate) fn check_is_of(&self, spec: &ModelSpec) -> Result<(), ConfigError> {
         let is_of = self.shapes.iter().copied().eq(spec.layers.iter().map(|layer| layer.layout.planes()));
-        if is_of { Ok(()) } else { Err(ConfigError::Shape("the pool's pages are another model's")) }
+        if is_of && self.kv_dtype == spec.kv_dtype {
+            Ok(())
+        } else {
+            Err(ConfigError::Shape("the pool's pages are another model's"))
+        }
     }
 
     /// Number of layers.

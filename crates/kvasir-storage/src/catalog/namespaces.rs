@@ -8,9 +8,9 @@
 use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt, future};
-use kvasir_store::{StoreError, layout::Key};
+use kvasir_store::{StoreError, layout::Key, synced};
 use kvasir_types::{ModelId, Name, ObjectKey, SeqHash};
-use object_store::{PutPayload, path::Path};
+use object_store::{GetOptions, PutPayload, path::Path};
 
 use super::Catalog;
 use crate::{error::CatalogError, index::Scope, limits};
@@ -38,7 +38,8 @@ impl Catalog {
             return Ok(true);
         }
         let path = self.namespace_path(tenant, namespace);
-        let is_there = self.bucket.head(&path, "asking for a namespace").await?.is_some();
+        let head = GetOptions { head: true, ..synced() };
+        let is_there = self.bucket.open_object(&path, head, "asking for a namespace").await?.is_some();
         if is_there {
             self.registered.insert(known, ());
         }

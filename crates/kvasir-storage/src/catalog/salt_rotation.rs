@@ -11,7 +11,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures::TryStreamExt;
 use kvasir_api::NamespaceRotation;
-use kvasir_store::{StoreError, layout::Key};
+use kvasir_store::{StoreError, layout::Key, synced};
 use kvasir_types::{ModelId, Name, RootHash};
 use object_store::{PutPayload, path::Path};
 use tokio::time::Instant;
@@ -203,7 +203,7 @@ impl Catalog {
     ) -> Result<Option<SaltRotation>, StoreError> {
         // One bad read may be a transfer error; two mean that the store's copy is bad.
         for _ in 0..limits::SALT_READS {
-            let read = self.bucket.get(path, "reading a salt").await?;
+            let read = self.bucket.get_with(path, synced(), "reading a salt").await?;
             let Some(bytes) = read else { return Ok(None) };
             if let Some((salt, retention)) = parse(tenant, namespace, &id, &bytes) {
                 let written_ms = written_ms(id);
