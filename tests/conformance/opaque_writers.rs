@@ -307,7 +307,8 @@ async fn a_replica_makes_the_salt_of_another_one_durable() {
     let backend = Backend::memory();
     let first = backend.replica().await;
     put(&first, "k", &payload(1, 100)).await.expect("stores");
-    let (namespace, keep) = (name("n"), Duration::ZERO);
+    // The former salt is still searched.
+    let (namespace, keep) = (name("n"), Duration::from_secs(60));
     let rotated = first.catalog().rotate_namespace(&tenant(), &namespace, &ModelId::OPAQUE, keep).await;
     rotated.expect("rotates");
     let synced: [_; 2] = std::array::from_fn(|_| Arc::new(AtomicUsize::new(0)));
