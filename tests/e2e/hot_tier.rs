@@ -20,7 +20,7 @@ fn path(model_id: &ModelId, chunk: &Chunk) -> String {
 }
 
 /// The value of a metric, all of its labels summed that contain `label`.
-async fn metric(service: &Service, name: &str, label: &str) -> u64 {
+pub(crate) async fn metric(service: &Service, name: &str, label: &str) -> u64 {
     let text = service.metrics().await;
     let lines = text.lines().filter(|line| line.starts_with(name) && line.contains(label));
     lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
