@@ -18,6 +18,7 @@ pub const fn coarser_by(fine: i32, up: u32) -> i32 {
 }
 
 /// A centroid shift, in 256ths of a step `up` levels above the finest, in finest steps.
+#[inline]
 pub(crate) const fn towards_zero(up: u32, shift: u8) -> i32 {
     (shift as i32 * ratio(up) + 128) >> 8
 }
@@ -27,10 +28,16 @@ pub(crate) const fn towards_zero(up: u32, shift: u8) -> i32 {
 /// `shift` is the profile's centroid shift for this table and depth, in 256ths of the level's step, towards
 /// zero; `q = 0` has none. At the finest level it is always 0, so that the finest level is symmetric.
 #[inline]
-pub const fn reconstruct(q: i32, up: u32, shift: u8) -> i32 {
-    let towards_zero = towards_zero(up, shift);
+pub fn reconstruct(q: i32, up: u32, shift: u8) -> i32 {
+    reconstruction(up, shift)(q)
+}
+
+/// [`reconstruct`] of a level and a shift: for rows, as powers are not made anew for every value.
+#[inline(always)]
+pub(crate) fn reconstruction(up: u32, shift: u8) -> impl Fn(i32) -> i32 {
+    let (ratio, towards_zero) = (ratio(up), towards_zero(up, shift));
     // Encoders stay below QUANTISED_MAX at the finest step; hostile pieces wrap, which is harmless.
-    q.wrapping_mul(ratio(up)).wrapping_sub(q.signum() * towards_zero)
+    move |q| q.wrapping_mul(ratio).wrapping_sub(q.signum() * towards_zero)
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use kvasir_types::{LEVELS_MAX, ModelSpec};
 use crate::{
     arch::RowKernel,
     direct_rows::{TILE, bf16_tiles::Lane},
-    levels::reconstruct,
+    levels::reconstruction,
     matrix::Matrix,
     profile::{CoefficientCoding, Predictor, Profile, Scope},
     rans::{Coding, narrow_most},
@@ -98,7 +98,8 @@ impl PreparedScope {
     pub(crate) fn reconstruct(&self, level: usize, tokens: usize, values: &mut [i32]) {
         let (up, shifts) = self.reconstruction(level);
         for (row, shift) in values.chunks_exact_mut(tokens).zip(shifts) {
-            row.iter_mut().for_each(|q| *q = reconstruct(*q, up, *shift));
+            let finest = reconstruction(up, *shift);
+            row.iter_mut().for_each(|q| *q = finest(*q));
         }
     }
 }

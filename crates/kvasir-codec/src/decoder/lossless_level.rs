@@ -49,7 +49,8 @@ impl CpuDecoder {
         let values = match self.profile.lossy_levels().checked_sub(1) {
             None => None,
             Some(level) => {
-                let mut values = self.main_values(object, DecodeTask { level, ..task }, ropes.tokens())?;
+                let mut values = Vec::new();
+                self.main_values(object, DecodeTask { level, ..task }, ropes.tokens(), &mut values)?;
                 prepared.reconstruct(level, ropes.tokens(), &mut values);
                 Some(values)
             }

@@ -35,8 +35,12 @@ pub(crate) use device_view::view_of;
 pub use device_view::{LosslessBytes, MemberView, PieceBytes, PlanView, PredictorView, ScopeSpan, ScopeView};
 pub use direct::DecodePath;
 
-/// Decodes chunks of one profile. Spans and scopes are decoded in parallel on rayon's global pool, a few at a
-/// time: memory does not grow with the chunk.
+/// Values that are decoded between two writes to the sink, where that takes more tasks than threads. With one scope of a
+/// single head for each, threads would wait for each other most of the time; these rows still are in a cache.
+const BATCH_VALUES: usize = 1 << 20;
+
+/// Decodes chunks of one profile. Spans and scopes are decoded in parallel on rayon's global pool, in batches
+/// of bounded size: memory does not grow with the chunk.
 #[derive(Debug, Clone)]
 pub struct CpuDecoder {
     spec: Arc<ModelSpec>,
@@ -108,7 +112,10 @@ impl CpuDecoder {
         let header = &object.head.header;
         let spans: Vec<_> = spans(header.token_count as usize).collect();
         let mut ropes: Vec<SpanRopes<'_>> = Vec::new();
-        for batch in tasks.chunks(rayon::current_num_threads().max(1)) {
+        let mut rest = tasks;
+        while !rest.is_empty() {
+            let batch;
+            (batch, rest) = rest.split_at(self.batch_len(rest));
             // Tasks run span by span: data before the current span is not needed again.
             let of_batch =
                 batch.first().map_or(0, |task| task.span)..batch.last().map_or(0, |task| task.span + 1);
@@ -147,6 +154,22 @@ impl CpuDecoder {
             }
         }
         Ok(())
+    }
+
+    /// How many of the next tasks to decode at once: at least one for each thread, and of no more spans than threads,
+    /// because each has ropes.
+    fn batch_len(&self, tasks: &[DecodeTask]) -> usize {
+        let threads = rayon::current_num_threads();
+        if threads <= 1 {
+            return tasks.len().min(1);
+        }
+        let (mut values, mut spans, mut last) = (0, 0, None);
+        let small = tasks.iter().take_while(|task| {
+            values += self.scopes[task.scope].0.elements.count() * SPAN_TOKENS;
+            spans += usize::from(last.replace(task.span) != Some(task.span));
+            values <= BATCH_VALUES && spans <= threads
+        });
+        small.count().max(threads).min(tasks.len())
     }
 
     /// The values beneath the lossless level in the first span of an object, `[member][token][element]`, for
@@ -190,8 +213,9 @@ impl CpuDecoder {
         let object = PartialObject { head, bytes, sections: &sections };
         let spans: Vec<_> = spans(head.header.token_count as usize).collect();
         let task = DecodeTask { scope, span, level: level.index() };
-        let mut rows = Vec::new();
-        self.each_coefficient(&object, task, &spans[span], &mut |_, row| rows.extend_from_slice(row))?;
+        let (mut main, mut rows) = (Vec::new(), Vec::new());
+        let push = &mut |_, row: &[f32]| rows.extend_from_slice(row);
+        self.each_coefficient(&object, task, &spans[span], &mut main, push)?;
         Ok(rows)
     }
 }

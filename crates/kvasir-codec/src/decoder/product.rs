@@ -20,6 +20,7 @@ use crate::{
 /// The buffers for decoding a scope, except its output.
 #[derive(Debug, Default)]
 pub(super) struct ProductScratch {
+    main: Vec<i32>,
     tiles: CoefficientTiles,
     lanes: RowScratch,
     /// Rows of one tile.
@@ -36,8 +37,8 @@ impl CpuDecoder {
         place: &mut dyn RowDestination<T>,
     ) -> Result<(), DecodeError> {
         let mut scratch = self.products.take();
-        let ProductScratch { tiles, lanes, floats } = &mut scratch;
-        self.fill(object, task, ropes, tiles)?;
+        let ProductScratch { main, tiles, lanes, floats } = &mut scratch;
+        self.fill(object, task, ropes, main, tiles)?;
         let mut rows = Vec::new();
         for (index, member) in self.scopes[task.scope].0.elements.views().enumerate() {
             placed(&member, ropes.tokens(), place, &mut rows, |RowsMut { rows, past_cache }| {
@@ -56,11 +57,12 @@ impl CpuDecoder {
         object: &PartialObject<'_, '_>,
         task: DecodeTask,
         ropes: &SpanRopes<'_>,
+        main: &mut Vec<i32>,
         tiles: &mut CoefficientTiles,
     ) -> Result<(), DecodeError> {
         tiles.reset(self.profile.scopes[task.scope].rank(), ropes.tokens());
         let push = &mut |coefficient: usize, row: &[f32]| tiles.push(coefficient, row);
-        self.each_coefficient(object, task, &ropes.span, push)?;
+        self.each_coefficient(object, task, &ropes.span, main, push)?;
         if let Synthesis::Trained(panels) = &self.scopes[task.scope].1
             && self.path.rows.multiplies_words()
         {

@@ -53,7 +53,8 @@ impl CpuDecoder {
     ) -> Result<Vec<f32>, DecodeError> {
         let (prepared, tokens) = (&self.scopes[task.scope].0, ropes.tokens());
         let (mean, rotations) = (&self.profile.scopes[task.scope].mean, ropes.rotations());
-        let values = self.main_values(object, task, tokens)?;
+        let mut values = Vec::new();
+        self.main_values(object, task, tokens, &mut values)?;
         let reconstruction = prepared.reconstruction(task.level);
         let mut rows = vec![0.0; prepared.elements.count() * tokens];
         prepared.elements.direct_rows(mean, rotations, tokens, reconstruction, &values, &mut rows);

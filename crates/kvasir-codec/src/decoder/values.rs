@@ -5,65 +5,75 @@ use std::ops::Range;
 use super::{CpuDecoder, sections::PartialObject, task::DecodeTask};
 use crate::{
     DecodeError,
-    levels::reconstruct,
+    levels::reconstruction,
     prepared_scope::{BAND_ANCHORS, BAND_MAIN, SectionPlan, anchor_prediction, split_anchors},
     profile::{Predictor, Scope},
     rans::{Coding, PiecePlan, refine},
 };
 
 impl CpuDecoder {
-    /// Hands on the coefficients in units of the finest step, a row of all tokens at a time, in order.
+    /// Hands on the coefficients in units of the finest step, a row of all tokens at a time, in order. `main` is room
+    /// for the values of the main band.
     pub(super) fn each_coefficient(
         &self,
         object: &PartialObject<'_, '_>,
         task: DecodeTask,
         span: &Range<usize>,
+        main: &mut Vec<i32>,
         each: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), DecodeError> {
         let (prepared, _) = &self.scopes[task.scope];
         let scope = &self.profile.scopes[task.scope];
         let tokens = span.len();
         let (anchor_list, main_list) = split_anchors(&scope.predictor, tokens);
-        let mut main = self.main_values(object, task, main_list.len())?;
+        self.main_values(object, task, main_list.len(), main)?;
         if !anchor_list.is_empty() {
             if !main_list.is_empty() {
-                prepared.reconstruct(task.level, main_list.len(), &mut main);
+                prepared.reconstruct(task.level, main_list.len(), main);
             }
             let mut anchors = vec![0i32; scope.rank() * anchor_list.len()];
             let plan = &prepared.anchors;
             self.decode_section(object, task, BAND_ANCHORS, 0, plan, anchor_list.len(), &mut anchors)?;
-            let rows = merge_anchors(scope, tokens, (&anchor_list, &anchors), (&main_list, &main));
+            let rows = merge_anchors(scope, tokens, (&anchor_list, &anchors), (&main_list, main));
             rows.chunks_exact(tokens).enumerate().for_each(|(coefficient, row)| each(coefficient, row));
             return Ok(());
         }
         // The main band is the whole span.
         let preceding = object.head.header.preceding_token;
-        let predictions = prepared.text.predict(scope, &object.head.tokens, preceding, span);
+        let predictions = matches!(scope.predictor, Predictor::Token(_))
+            .then(|| prepared.text.predict(scope, &object.head.tokens, preceding, span));
         let (up, shifts) = prepared.reconstruction(task.level);
         let mut row = vec![0.0; tokens];
-        let rows = main.chunks_exact(tokens).zip(predictions.chunks_exact(tokens)).zip(shifts);
-        for (coefficient, ((values, predictions), shift)) in rows.enumerate() {
-            for ((x, q), predicted) in row.iter_mut().zip(values).zip(predictions) {
-                *x = reconstruct(*q, up, *shift).wrapping_add(*predicted) as f32;
+        for (coefficient, (values, shift)) in main.chunks_exact(tokens).zip(shifts).enumerate() {
+            let finest = values.iter().copied().map(reconstruction(up, *shift));
+            match &predictions {
+                None => row.iter_mut().zip(finest).for_each(|(x, q)| *x = q as f32),
+                Some(predictions) => {
+                    let predicted = &predictions[coefficient * tokens..(coefficient + 1) * tokens];
+                    let sums = finest.zip(predicted).map(|(q, predicted)| q.wrapping_add(*predicted));
+                    row.iter_mut().zip(sums).for_each(|(x, q)| *x = q as f32);
+                }
             }
             each(coefficient, &row);
         }
         Ok(())
     }
 
-    /// Quantised values of the main band at the task's level, `[coefficient][token]`.
+    /// Makes `values` those of the main band at the task's level, quantised, `[coefficient][token]`.
     pub(super) fn main_values(
         &self,
         object: &PartialObject<'_, '_>,
         task: DecodeTask,
         tokens: usize,
-    ) -> Result<Vec<i32>, DecodeError> {
+        values: &mut Vec<i32>,
+    ) -> Result<(), DecodeError> {
         let (prepared, _) = &self.scopes[task.scope];
-        let mut values = vec![0i32; self.profile.scopes[task.scope].rank() * tokens];
+        values.clear();
+        values.resize(self.profile.scopes[task.scope].rank() * tokens, 0);
         for (level, plan) in prepared.levels[..=task.level].iter().enumerate() {
-            self.decode_section(object, task, BAND_MAIN, level, plan, tokens, &mut values)?;
+            self.decode_section(object, task, BAND_MAIN, level, plan, tokens, values)?;
         }
-        Ok(values)
+        Ok(())
     }
 
     /// Brings `values`, `[coefficient][token]`, from the level before to the section's.
