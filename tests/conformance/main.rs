@@ -18,6 +18,7 @@ mod pins;
 mod reading;
 mod removal;
 mod replicas;
+mod scrubs;
 mod semantics;
 mod storage_core;
 mod table;

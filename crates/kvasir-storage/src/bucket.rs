@@ -59,6 +59,11 @@ impl Bucket {
         self.open.seals(tenant)
     }
 
+    /// Whether it lists in the order of names; a walk of folders does not.
+    pub(crate) fn lists_in_order(&self) -> bool {
+        self.open.directory().is_none()
+    }
+
     /// The store's time in ms; see [`OpenStore::now_ms`].
     pub(crate) fn now_ms(&self) -> Option<i64> {
         self.open.now_ms()
@@ -170,7 +175,7 @@ impl Bucket {
 
     fn lister(&self, operation: &'static str) -> Lister {
         let (objects, layout) = (Arc::clone(self.objects()), self.layout().clone());
-        Lister { objects, layout, is_ordered: self.open.directory().is_none(), operation }
+        Lister { objects, layout, is_ordered: self.lists_in_order(), operation }
     }
 
     /// Names of the folders directly under `prefix`, without those that are not a `T`.

@@ -322,3 +322,8 @@ pub const DIRECT_SEEN_MAX: usize = 16_384;
 pub(crate) const SCRUB_UNREAD_LOGGED: u64 = 100;
 /// How often a rate-limited scrub reports progress and can be stopped.
 pub(crate) const SCRUB_PROGRESS_EVERY: Duration = Duration::from_secs(1);
+/// How long a process runs before it begins a scrub, unless `scrub.interval` is shorter: units are divided by the
+/// list of members, and during a rollout DNS may leave out any of them.
+pub(crate) const SCRUB_BEGUN_AFTER: Duration = Duration::from_secs(3600);
+/// How often a scrub records how far it is: a restarted replica reads that much again.
+pub(crate) const SCRUB_KEPT_EVERY: Duration = Duration::from_secs(10);

@@ -97,6 +97,9 @@ pub(crate) const STORE_RETRY_PAUSE_MAX: Duration = Duration::from_secs(10);
 pub(crate) const INDEX_FLUSH_EVERY: Duration = Duration::from_secs(10);
 /// How often expired rows of removals are deleted from the hot index: their names may be used again.
 pub(crate) const REMOVALS_EXPIRE_EVERY: Duration = Duration::from_secs(3600);
+/// How often a replica looks whether a scrub is due or was interrupted, unless `scrub.interval` is shorter: to go on with one, it
+/// lists again what is verified.
+pub(crate) const SCRUB_DUE_EVERY: Duration = Duration::from_secs(600);
 /// How often an idle replica reads the journal.
 pub(crate) const JOURNAL_IDLE_INTERVAL: Duration = Duration::from_secs(60);
 /// Age of the last journal read at which a lookup reads first: including the read, well within the 30 seconds

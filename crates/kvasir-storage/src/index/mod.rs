@@ -1,8 +1,8 @@
 //! The hot index: the known chunks, matched block by block. It is a cache of the store, never authoritative.
 //!
-//! One sorted map holds the rows of objects, those of removals (`removed`) and the positions in other
-//! replicas' journals (`log_position`). Objects have two kinds of rows. A *position* groups the chunks after
-//! one parent (`position`): a context's chunks are neighbours.
+//! One sorted map holds the rows of objects, those of removals (`removed`), the positions in other
+//! replicas' journals (`log_position`) and that of a scrub (`scrub_position`). Objects have two kinds of
+//! rows. A *position* groups the chunks after one parent (`position`): a context's chunks are neighbours.
 //!
 //! ```text
 //! i · scope 8 · position 11 · seq_hash 8 · object digest 8                           → the row · CRC32C of key and value
@@ -37,6 +37,7 @@ mod profile_ids;
 mod removed;
 mod row;
 mod scope;
+mod scrub_position;
 mod sled_index;
 mod truncated;
 mod walk;

@@ -59,6 +59,12 @@ impl WorkShare {
         Self(self.0.as_ref().map(|division| Division { turn, ..division.clone() }))
     }
 
+    /// A name of its units, the same one after a restart.
+    pub(super) fn name(&self) -> String {
+        let Some(Division { members, this, turn, .. }) = &self.0 else { return "all".to_owned() };
+        blake3::hash(format!("{members:?} {this} {turn}").as_bytes()).to_hex().to_string()
+    }
+
     pub(super) fn is_whole(&self) -> bool {
         self.0.is_none()
     }

@@ -90,9 +90,12 @@ pub(crate) fn start(state: &AppState, config: &Config) -> JoinSet<()> {
         }));
     }
     if !scrubs.is_zero() {
-        let rate = config.scrub.bytes_per_second;
-        tasks.spawn(repeat(Scrub, state.clone(), jittered(scrubs), async move |state| {
-            scrub(&state, rate).await;
+        let (rate, interval) = (config.scrub.bytes_per_second, jittered(scrubs)());
+        let (mut begun, mut delay) = (Instant::now(), Duration::ZERO);
+        let pause = jittered(scrubs.min(limits::SCRUB_DUE_EVERY));
+        tasks.spawn(repeat(Scrub, state.clone(), pause, async move |state| {
+            delay = scrub_delay(delay, interval, scrub(&state, interval, &mut begun, rate).await);
+            tokio::time::sleep(delay).await;
         }));
     }
     tasks
@@ -216,18 +219,37 @@ async fn collect_garbage(state: &AppState, policy: &GcPolicy, tails_collected: &
     }
 }
 
-async fn scrub(state: &AppState, rate: u64) {
-    let Some(storage) = state.ready_storage() else { return };
+/// `begun`: when this process began, or last ended a pass. Returns whether there was no error.
+async fn scrub(state: &AppState, interval: Duration, begun: &mut Instant, rate: u64) -> bool {
+    let Some(storage) = state.ready_storage() else { return true };
     let (metrics, share) = (state.metrics(), state.cluster().work_share(false));
-    let mut before = ScrubReport::default();
-    let scrubbed = storage.lifecycle().scrub(&share, rate, false, |now| {
-        metrics.scrubbed(&before, now);
-        before = *now;
-    });
-    match scrubbed.await {
-        Ok(report) => tracing::info!(?report, "a scrub finished"),
+    let mut before = None;
+    let progress = |now: &ScrubReport| {
+        // What earlier processes verified is not counted again.
+        if let Some(before) = before.replace(*now) {
+            metrics.scrubbed(&before, now);
+        }
+    };
+    let scrubbed =
+        storage.lifecycle().continue_scrub(&share, interval, begun.elapsed(), rate, progress).await;
+    match &scrubbed {
+        Ok(Some(report)) => {
+            // Were the index emptied now, the interval would count from here.
+            *begun = Instant::now();
+            tracing::info!(?report, "a scrub finished");
+        }
+        Ok(None) => {}
         Err(error) => tracing::warn!(%error, "a scrub stopped early"),
     }
+    scrubbed.is_ok()
+}
+
+/// The delay beside the task's pause: each attempt lists what is verified again, so it doubles while they fail.
+fn scrub_delay(before: Duration, interval: Duration, was_ok: bool) -> Duration {
+    if was_ok {
+        return Duration::ZERO;
+    }
+    before.saturating_mul(2).max(limits::SCRUB_DUE_EVERY).min(interval)
 }
 
 /// At shutdown, writes the journal's last batch, the index, and to disk what is hot in memory alone.

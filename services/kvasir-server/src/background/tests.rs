@@ -262,3 +262,25 @@ async fn a_job_that_panics_has_failed_and_the_next_one_may_run() {
     let text = String::from_utf8(state.metrics().render()).expect("text");
     assert!(text.contains("kvasir_background_panics_total{task=\"job\"} 1\n"), "{text}");
 }
+
+/// An index that is emptied after a pass in an old process must not make the next one due at once.
+#[tokio::test]
+async fn a_scrub_that_ended_restarts_the_interval_and_one_that_is_not_due_does_not() {
+    let (state, _) = member(0, 1, &Arc::default()).await;
+    let started = Instant::now();
+    let mut begun = started;
+    assert!(scrub(&state, Duration::from_secs(3600), &mut begun, 0).await);
+    assert_eq!(begun, started, "nothing was due");
+    assert!(scrub(&state, Duration::ZERO, &mut begun, 0).await);
+    assert!(begun > started);
+}
+
+#[test]
+fn scrubs_that_fail_are_tried_ever_more_rarely() {
+    let interval = limits::SCRUB_DUE_EVERY * 5;
+    let mut delay = Duration::ZERO;
+    for (was_ok, expected) in [(false, 1), (false, 2), (false, 4), (false, 5), (true, 0), (false, 1)] {
+        delay = scrub_delay(delay, interval, was_ok);
+        assert_eq!(delay, limits::SCRUB_DUE_EVERY * expected);
+    }
+}

@@ -24,6 +24,7 @@ use super::{
     removed::{self, RemovedFilter, RemovedRow},
     row::{IndexEntry, IndexRow, parent_of_opaque},
     scope::Scope,
+    scrub_position,
     sled_index::SledIndex,
     walk::{Search, Walk, walk, walk_chunks},
 };
@@ -267,6 +268,16 @@ impl Index {
     /// Deletes a position.
     pub(crate) fn remove_log_position(&self, log: JournalLog, replica: &Name) {
         self.with(|index| log_position::remove(index, log, replica));
+    }
+
+    /// How far this replica's repeated scrub is, as it was last recorded.
+    pub(crate) fn scrub_position(&self) -> Option<Vec<u8>> {
+        self.with(scrub_position::get).flatten()
+    }
+
+    /// Records that.
+    pub(crate) fn set_scrub_position(&self, record: &[u8]) {
+        self.with(|index| scrub_position::put(index, record));
     }
 
     /// The store's time, in ms, up to which all removals are in the rows; `None` if unknown.
