@@ -56,8 +56,8 @@ class Config(unittest.TestCase):
     def test_store(self):
         self.assertEqual(tomllib.loads(config(rendered("eks")))["store"]["url"], "s3://acme-kv-cache/prod/eu")
         store = tomllib.loads(config(rendered("emptydir")))["store"]
-        self.assertEqual(store["endpoint"], "https://s3.internal.example:9443")
-        self.assertEqual(store["public_endpoint"], "https://s3.example.com")
+        self.assertEqual(store["endpoint"], "https://kv-cache.s3.internal.example:9443")
+        self.assertEqual(store["public_endpoint"], "https://kv-cache.s3.example.com")
         self.assertEqual(tomllib.loads(config(rendered("file")))["store"], {"url": "file:///var/lib/kvasir-store/data"})
 
     def test_tenants_in_values(self):

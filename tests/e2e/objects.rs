@@ -10,6 +10,8 @@ use kvasir_types::{Name, ObjectKey};
 use reqwest::{Body, Method, StatusCode};
 use tempfile::TempDir;
 
+use crate::limits::said_to;
+
 const PATH: &str = "/v1/namespaces/n/objects/page";
 
 fn key(text: &str) -> ObjectKey {
@@ -160,6 +162,18 @@ async fn several_objects_are_stored_at_once() {
     let parts = futures::stream::iter([Ok::<_, std::io::Error>(body(head.len(), b"no length"))]);
     let chunked = service.send(Method::POST, path, Body::wrap_stream(parts)).await;
     expect_problem(chunked, "length_required").await;
+    // Of one that breaks off, what came whole is stored or refused, and the answer says how many of each.
+    let head = br#"{"objects": [{"key": "new", "bytes": 5}, {"key": "k1", "bytes": 5}, {"key": "torn", "bytes": 9}]}"#;
+    let sent = [&(head.len() as u32).to_le_bytes()[..], head, b"wholewrongtoo short"].concat();
+    let length = sent.len();
+    let request = format!(
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n"
+    );
+    let answer = said_to(service.address, &[request.as_bytes(), &sent[..length - 1]].concat()).await;
+    let counted = "the first 2 objects of its list came whole, and 1 of these are stored";
+    assert!(answer.starts_with("HTTP/1.1 400") && answer.contains(counted), "{answer}");
+    let found = client.lookup_opaque_each(&namespace, &["new", "torn"].map(key)).await.expect("answers");
+    assert_eq!(found, [Some(5), None]);
     let other = [(key("cut"), "another value".into())];
     let written = client.write_opaque(&namespace, &other).await.expect("answers");
     assert!(written[0].created, "{written:?}");

@@ -278,6 +278,11 @@ async fn a_chunk_that_a_trained_profile_does_not_fit_is_stored_with_the_first_on
     let _ = kvasir.session(&text).await.save(&smooth(&text), text.len()).outcome().await;
     assert_eq!(profiles_of(&text).await, [trained.hash(); 3]);
     assert_eq!(profiles(&kvasir).await, 1);
+    // Where too few different tokens make no first profile, each chunk asks for one, and none fetches the trained one again.
+    let few: Vec<u32> = tokens(600, 213).into_iter().map(|token| token % 8).collect();
+    let fetched = server.profile_reads();
+    save(&kvasir, &few).await;
+    assert_eq!((server.profile_reads() - fetched, profiles(&kvasir).await), (1, 1));
     // The first profile of clients for exact chunks is not for that.
     let exact = builder(&server).quality(Quality::Exact).connect().await.unwrap();
     save(&exact, &tokens(600, 212)).await;

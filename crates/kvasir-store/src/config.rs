@@ -61,6 +61,16 @@ impl StoreConfig {
         }
     }
 
+    /// Whether the bucket is in the host name of requests to S3. The words are those of `object_store`, which
+    /// does not export how it reads them; it refuses what is no boolean when the store is opened.
+    pub fn is_virtual_hosted(&self) -> bool {
+        let option = self.options.get("aws_virtual_hosted_style_request");
+        let is_off = |value: &str| {
+            ["0", "false", "off", "no", "n"].iter().any(|word| value.eq_ignore_ascii_case(word))
+        };
+        option.is_some_and(|value| !is_off(value.expose()))
+    }
+
     /// Whether requests to S3 can be signed, or need no signature.
     pub(crate) fn has_credentials(&self) -> bool {
         let is_set = |name| self.options.contains_key(name);

@@ -90,7 +90,10 @@ impl ObjectStore for FileStore {
         let is_synced = options.extensions.get::<Synced>().is_some();
         let found = self.files.get_opts(location, options).await?;
         if is_synced {
-            // After it was opened: what replaces it from then on was synced before it got the name.
+            // After it was opened: what replaces it from then on was synced before it got the name. A file system
+            // that became read-only through an error refuses the sync, and the read fails with it: a file that is
+            // still shown may be in memory alone, and gone after the next mount. One that an operator remounted
+            // read-only does not refuse it.
             let (folders, place) = (Arc::clone(&self.folders), self.files.path_to_filesystem(location)?);
             blocking(move || sync_named(&folders, &place)).await??;
         }

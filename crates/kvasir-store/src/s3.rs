@@ -59,7 +59,9 @@ pub(crate) fn builder(config: &StoreConfig, bucket: &str) -> AmazonS3Builder {
     }
     builder = builder.with_bucket_name(bucket).with_retry(retry);
     if let Some(endpoint) = &config.endpoint {
-        builder = builder.with_endpoint(endpoint).with_virtual_hosted_style_request(false);
+        // The backend adds the bucket in path style, its default. In virtual-hosted style it adds nothing, and a slash
+        // at the end would begin every key.
+        builder = builder.with_endpoint(endpoint.trim_end_matches('/'));
     }
     if let Some(region) = &config.region {
         builder = builder.with_region(region);
@@ -74,4 +76,39 @@ pub(crate) fn builder(config: &StoreConfig, bucket: &str) -> AmazonS3Builder {
         builder = builder.with_token(token.expose());
     }
     builder
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use object_store::path::Path;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_bucket_is_in_the_path_unless_an_option_puts_it_into_the_host_name() {
+        for (endpoint, is_hosted, expected) in [
+            (Some("http://minio:9000"), None, "http://minio:9000/bucket/key"),
+            (Some("http://minio:9000/"), Some("false"), "http://minio:9000/bucket/key"),
+            (Some("http://bucket.minio:9000"), Some("true"), "http://bucket.minio:9000/key"),
+            (Some("http://bucket.minio:9000/"), Some("true"), "http://bucket.minio:9000/key"),
+            (None, None, "https://s3.here.amazonaws.com/bucket/key"),
+            (None, Some("true"), "https://bucket.s3.here.amazonaws.com/key"),
+        ] {
+            let mut config = StoreConfig::new("s3://bucket".parse().expect("a url"));
+            config.endpoint = endpoint.map(str::to_owned);
+            config.region = Some("here".to_owned());
+            config.access_key_id = Some("id".to_owned());
+            config.secret_access_key = Some("secret".to_owned().into());
+            if let Some(value) = is_hosted {
+                config.options.insert("aws_virtual_hosted_style_request".to_owned(), value.to_owned().into());
+            }
+            let store = builder(&config, "bucket").build().expect("a store");
+            let signer = presigner(&config, "bucket", &store).expect("a presigner");
+            let mut url = signer.get(&Path::from("key"), Duration::from_secs(1)).await.expect("signs");
+            url.set_query(None);
+            assert_eq!(url.as_str(), expected, "{endpoint:?} {is_hosted:?}");
+        }
+    }
 }

@@ -33,6 +33,8 @@ pub(crate) struct Codec {
     writer: Mutex<Option<Arc<Writer>>>,
     /// For chunks that the writer's profile does not fit; `None` before the first.
     starter: Mutex<Option<Arc<Writer>>>,
+    /// Profiles that cannot be the `starter`'s.
+    no_starters: Unsuitable,
     /// Held while a profile is fetched or made.
     choosing: tokio::sync::Mutex<()>,
     decoders: Mutex<Decoders>,
@@ -65,6 +67,7 @@ impl Codec {
             unsuitable: Unsuitable::default(),
             writer: Mutex::default(),
             starter: Mutex::default(),
+            no_starters: Unsuitable::default(),
             choosing: tokio::sync::Mutex::default(),
             decoders: Mutex::default(),
         };
@@ -148,7 +151,7 @@ impl Codec {
         if let Some(known) = known() {
             return Ok(known);
         }
-        let found = Arc::new(Writer::starter(client, &self.spec, sample).await?);
+        let found = Arc::new(Writer::starter(client, &self.spec, &self.no_starters, sample).await?);
         self.prepare_decoder(&found)?;
         *self.starter.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&found));
         Ok(found)

@@ -25,7 +25,8 @@ use crate::{
     rest::Client,
 };
 
-/// Profiles that a codec does not encode with. Their bytes are what they are named by, so that never changes.
+/// Profiles that a codec does not encode with, at all or where the writer's does not fit. Their bytes are what they
+/// are named by, so that never changes.
 #[derive(Default)]
 pub(crate) struct Unsuitable(Mutex<BTreeSet<ProfileHash>>);
 
@@ -102,14 +103,16 @@ impl Writer {
     }
 
     /// A writer with the model's first profile, whose error does not depend on the text. If the service has
-    /// none, one is made from a sample and published.
+    /// none, one is made from a sample and published. Profiles that are `unsuitable` are not fetched again.
     pub(crate) async fn starter(
         client: &Client,
         spec: &Arc<ModelSpec>,
+        unsuitable: &Unsuitable,
         sample: Sample<'_>,
     ) -> Result<Self, Error> {
         let model = spec.model_id();
         let mut listed = client.list_profiles(&model).await?.profiles;
+        listed.retain(|info| !unsuitable.has(&info.profile_hash));
         listed.sort_by_key(|info| (info.stored_at_ms, info.profile_hash));
         for info in listed.into_iter().take(PROFILES_MAX) {
             match client.listed_profile(spec, &info).await {
@@ -118,7 +121,7 @@ impl Writer {
                     let found = Self::given(spec, Arc::new(profile))?;
                     return Ok(Self::chosen(spec, &found.profile, &found.encoder));
                 }
-                Ok(_) | Err(Error::Profile(_)) => {}
+                Ok(_) | Err(Error::Profile(_)) => unsuitable.remember(info.profile_hash),
                 Err(error) => return Err(error),
             }
         }

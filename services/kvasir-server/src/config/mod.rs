@@ -256,6 +256,7 @@ impl Config {
         self.check_auth(mistakes);
         self.check_cluster(mistakes);
         self.check_store_urls(mistakes);
+        self.check_virtual_hosts(mistakes);
         let (url_ttl, grace) = (self.storage.direct.url_ttl, self.gc.policy.grace);
         // No other store signs URLs.
         let url_ttl_max = match self.store.url.scheme() {
@@ -305,6 +306,31 @@ impl Config {
                  AWS_SECRET_ACCESS_KEY",
             )
         }));
+    }
+
+    /// The S3 client does not add the bucket to the host name of an endpoint: without it the first part of each key
+    /// would be the bucket.
+    fn check_virtual_hosts(&self, mistakes: &mut Vec<Mistake>) {
+        if self.store.url.scheme() != "s3" || !self.store.is_virtual_hosted() {
+            return;
+        }
+        let Some(bucket) = self.store.url.host_str() else { return };
+        let names_bucket = |endpoint: &Url| {
+            let rest = endpoint.host_str().and_then(|host| host.strip_prefix(bucket));
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+        };
+        let (endpoint, public) = (&self.store.endpoint, &self.store.public_endpoint);
+        for (name, endpoint) in [("store.endpoint", endpoint), ("store.public_endpoint", public)] {
+            // What does not parse is a mistake already.
+            let endpoint = endpoint.as_ref().and_then(|text| Url::parse(text).ok());
+            if endpoint.is_some_and(|endpoint| !names_bucket(&endpoint)) {
+                let problem = format!(
+                    "has a host name that does not begin with the bucket, where AWS_VIRTUAL_HOSTED_STYLE_REQUEST puts it; \
+                     use one like https://{bucket}.s3.example.com, or unset the variable: then the bucket is in the path"
+                );
+                mistakes.push(Mistake::new(name, &problem));
+            }
+        }
     }
 
     fn check_auth(&self, mistakes: &mut Vec<Mistake>) {

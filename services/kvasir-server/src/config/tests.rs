@@ -18,6 +18,7 @@ fn layers_cover_each_other() {
         file("[store]\nurl = \"file:///from-file\"\nregion = \"file\"\n[server]\ndrain_grace = \"1s\"\n");
     let env = pairs(&[
         ("AWS_REGION", "aws"),
+        ("AWS_ENDPOINT", "http://127.0.0.1:9001"),
         ("AWS_ENDPOINT_URL", "http://127.0.0.1:9000"),
         ("KVASIR_STORE_URL", "s3://bucket/env"),
         ("KVASIR_SERVER_DRAIN_GRACE", "2s"),
@@ -135,6 +136,35 @@ fn a_url_that_outlives_its_object_or_that_s3_refuses_is_a_mistake() {
 }
 
 #[test]
+fn a_bucket_that_belongs_into_host_names_must_be_in_that_of_each_endpoint() {
+    let (with, without) = ("https://kv.s3.example.com:9443/", "https://kv-s3.example.com");
+    for (style, endpoint, public, wrong) in [
+        ("true", with, "http://kv", None),
+        ("true", "", with, None),
+        ("FALSE", without, without, None),
+        ("true", without, with, Some("store.endpoint: has")),
+        ("Yes", with, without, Some("store.public_endpoint: has")),
+        ("1", "", without, Some("store.public_endpoint: has")),
+    ] {
+        let env = pairs(&[
+            ("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", style),
+            ("AWS_ENDPOINT_URL", endpoint),
+            ("KVASIR_STORE_PUBLIC_ENDPOINT", public),
+            ("KVASIR_STORE_URL", "s3://kv/prefix"),
+        ]);
+        let error = Layers { env, ..Layers::default() }.load().err().map(|error| error.to_string());
+        match (&error, wrong) {
+            (None, None) => {}
+            (Some(text), Some(wrong)) => {
+                assert!(text.contains(wrong) && text.contains("has 1 mistake\n"), "{text}");
+                assert!(text.contains("https://kv.s3.example.com, or unset the variable"), "{text}");
+            }
+            _ => panic!("{style} {endpoint} {public}: {error:?}"),
+        }
+    }
+}
+
+#[test]
 fn an_unknown_policy_is_refused_and_a_known_one_is_taken() {
     let load = |policy| {
         let flags = [("store.url", "memory://"), ("hot.policy", policy), ("gc.eviction", policy)];
@@ -165,6 +195,7 @@ fn secrets_in_wrong_places_are_refused_and_not_repeated() {
         ("KVASIR_STORE_PUBLIC_ENDPOINT", format!("https://s3.example.com/?X-Amz-Signature={SECRET}")),
         ("AWS_ENDPOINT_URL", format!("https://id:{SECRET}@minio:9000")),
         ("AWS_ENDPOINT_URL", format!("minio:{SECRET}")),
+        ("AWS_ENDPOINT", format!("minio:{SECRET}")),
         ("KVASIR_ENCRYPTION_KEYS", format!("team-a:2026-11:{SECRET}")),
     ];
     for (name, value) in wrong {

@@ -27,7 +27,8 @@ use crate::{api_error::ApiError, auth::Principal, limits, quota_reservation, sta
 
 /// Stores several objects, each as `PUT` does and with its own result; with `If-None-Match: *`, one whose key
 /// has any object is refused. While one is made durable, the next ones are received. A body whose length is
-/// not that of its list and its objects is refused before any is stored.
+/// not that of its list and its objects is refused before any is stored. Of one that breaks off, the objects
+/// that came whole are stored or refused; the error says how many.
 #[utoipa::path(post, path = routes::OBJECTS_WRITE, operation_id = "write_opaque_objects", tag = "objects",
     params(("namespace" = Name, Path, description = "the keys' namespace"),
            ("If-None-Match" = Option<String>, Header, description = "`*`: an object whose key has any is refused")),
@@ -54,11 +55,11 @@ pub(in crate::handlers) async fn write(
     let declared = body::declared_length(&headers).ok_or_else(no_length)?;
     let mut received = Received { parts: body::upload(&state, request_body), held: Bytes::new() };
     let at_once = Arc::new(Semaphore::new(parallel));
-    let stored = async {
+    let mut storing: Vec<Storing> = Vec::new();
+    let whole = async {
         let objects = received.head(bytes_max, declared).await?;
         // Room for the record of their namespace, once for all of them.
         let namespace_room = quota_reservation::reserve_namespace(&state, &principal, &namespace).await?;
-        let mut storing: Vec<JoinHandle<Result<StoredObject, ApiError>>> = Vec::with_capacity(objects.len());
         for NewObject { key, bytes } in objects {
             let permit =
                 Arc::clone(&at_once).acquire_owned().await.map_err(|error| ApiError::internal(&error))?;
@@ -79,24 +80,45 @@ pub(in crate::handlers) async fn write(
                 let _ = sender.send(Ok::<_, axum::Error>(part)).await;
             }
         }
-        Ok::<_, ApiError>(storing)
+        Ok::<_, ApiError>(())
     };
-    let storing = match stored.await {
-        Ok(storing) => storing,
-        Err(error) => {
-            body::drain(received.parts).await;
-            return Err(error);
-        }
-    };
+    if let Err(error) = whole.await {
+        body::drain(received.parts).await;
+        return Err(match storing.pop() {
+            None => error,
+            // This one lacks bytes.
+            Some(_) => broken_off(&error, &outcomes(storing, is_create).await),
+        });
+    }
+    Ok(Json(WriteObjectsResponse { objects: outcomes(storing, is_create).await }))
+}
+
+/// An object that is being stored.
+type Storing = JoinHandle<Result<StoredObject, ApiError>>;
+
+/// The outcome of each object, once all are stored or refused.
+async fn outcomes(storing: Vec<Storing>, is_create: bool) -> Vec<WrittenObject> {
     let mut objects = Vec::with_capacity(storing.len());
     for task in storing {
-        let answer = task.await.map_err(|error| ApiError::internal(&error))?;
+        // A panic is the problem of its object alone; the others may be stored.
+        let answer = task.await.unwrap_or_else(|error| Err(ApiError::internal(&error)));
         objects.push(match answer.and_then(|stored| unless_refused(is_create, stored)) {
             Ok(StoredObject { created, .. }) => WrittenObject { created, problem: None },
             Err(error) => WrittenObject { created: false, problem: Some(error.problem().clone()) },
         });
     }
-    Ok(Json(WriteObjectsResponse { objects }))
+    objects
+}
+
+/// The error of a body that breaks off behind the objects `before`.
+fn broken_off(error: &ApiError, before: &[WrittenObject]) -> ApiError {
+    let Problem { code, detail, .. } = error.problem();
+    let stored = before.iter().filter(|object| object.problem.is_none()).count();
+    let whole = before.len();
+    let detail = format!(
+        "{detail}; the first {whole} objects of its list came whole, and {stored} of these are stored"
+    );
+    Problem::new(*code, detail).into()
 }
 
 async fn store(
