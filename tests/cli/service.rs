@@ -94,7 +94,7 @@ fn a_model_that_was_never_seen_is_stored_from_its_first_dump() {
     assert!(error < 6.25e-4 * power, "{:.1e}", error / power);
     // The shipped model's contexts are its own.
     bench
-        .run(&format!("context lookup --url {url} --kv shipped.safetensors"))
+        .run(&format!("context lookup --url {url} --kv shipped.safetensors --quality exact"))
         .fails(exit::NOTHING, &["nothing is stored"]);
 }
 

@@ -77,13 +77,13 @@ async fn pages_are_encoded_once_a_profile_has_made_itself() {
     assert_eq!(sizes.len(), 8);
     assert!(sizes[..2].iter().all(|size| (raw * 6 / 10..raw).contains(size)), "exact: {sizes:?} of {raw}");
     assert!(sizes[2..].iter().all(|size| *size < raw / 2), "encoded: {sizes:?} of {raw}");
-    // The writer itself, and one that begins now, with any quality and order of axes.
+    // The writer itself, and one that begins now, with a lower quality and another order of axes.
     let exact = |pages: &[Result<Vec<u8>, PageError>]| {
         pages[..2].iter().zip(0..).all(|(read, n)| *read == Ok(page(n).to_vec()))
     };
     let own = read(&writer, &keys).await;
     assert!(own.len() == 8 && exact(&own) && own.iter().all(Result::is_ok));
-    let other = store(&service, Quality::Exact, "L2HDN", "1");
+    let other = store(&service, Quality::Small, "L2HDN", "1");
     let theirs = read(&other, &keys[2..]).await;
     for (own, theirs) in own[2..].iter().zip(&theirs) {
         let (own, theirs) = (own.as_ref().expect("read"), theirs.as_ref().expect("read"));
@@ -94,6 +94,10 @@ async fn pages_are_encoded_once_a_profile_has_made_itself() {
             assert_eq!(own[at..at + 2], theirs[there..there + 2], "{layer} {token}");
         }
     }
+    // One with a higher quality has misses where pages are below it, though lookups find them.
+    let strict = read(&store(&service, Quality::Exact, "2LNHD", "1"), &keys).await;
+    assert!(strict.len() == 8 && exact(&strict), "stored exactly");
+    assert_eq!(strict[2..], vec![Err(PageError::BelowQuality); 6]);
     // Another model's reader has misses, and says why.
     let stranger = store(&service, Quality::Exact, "2LNHD", "2");
     let refused = read(&stranger, &keys[2..]).await;

@@ -52,7 +52,8 @@ def test_another_adapter_loads_what_one_has_stored(adapter, service):
 def test_chunks_are_encoded_where_a_quality_is_named(service, quality, most):
     keys, objects, into = make_keys(6), make_caches(6, seed=1), make_caches(6)
     namespace = f"encoded-{quality}"
-    writer, reader = (make_adapter(service.url, namespace=namespace, quality=named) for named in (quality, "exact"))
+    named = (quality, quality, "exact")
+    writer, reader, exact = (make_adapter(service.url, namespace=namespace, quality=each) for each in named)
     assert store(writer, keys, objects).is_successful()
     of = {0: MemoryLayoutDesc(shapes=[objects[0].metadata.shape], dtypes=[torch.bfloat16])}
     assert look_up(reader, keys, of) == "111111" and load(reader, keys, into) == "111111"
@@ -61,10 +62,13 @@ def test_chunks_are_encoded_where_a_quality_is_named(service, quality, most):
     truth, came = (torch.stack([each.raw_data.view(torch.bfloat16).float() for each in some]) for some in (objects, into))
     error = float((came - truth).square().sum() / truth.square().sum())
     assert error == 0 if quality == "exact" else 0 < error < {"transparent": 1e-3, "small": 1e-1}[quality]
+    # Who asks for more gets no less: a lookup does not know, a load does.
+    assert look_up(exact, keys, of) == "111111"
+    assert ("0" in load(exact, keys, make_caches(6))) == (quality != "exact")
     # Who stores chunks as they are has others.
     plain = make_adapter(service.url, namespace=namespace)
     assert look_up(plain, keys, of) == "000000"
-    for each in (writer, reader, plain):
+    for each in (writer, reader, exact, plain):
         each.close()
 
 

@@ -125,13 +125,15 @@ def test_chunks_that_are_not_whole_are_not_stored(make):
 @pytest.mark.parametrize(("quality", "most"), [("exact", 0.95), ("small", 0.6)])
 def test_chunks_are_encoded_where_a_quality_is_named(make, service, quality, most):
     own = {"namespace": f"encoded-{quality}"}
-    one, other = (make(quality=named, **own) for named in (quality, "exact"))
+    one, other, exact = (make(quality=named, **own) for named in (quality, quality, "exact"))
     values = one.store(one.keys(6), seed=6)
     stored = kvasir.connect(service.url, **own).read_objects(one.connector._names_of(one.keys(6)))
     assert len(stored) == 6 and sum(map(len, stored)) < most * sum(value.nbytes for value in values)
     truth, came = (torch.stack(some).float() for some in (values, other.load(other.keys(6))))
     error = float((came - truth).square().sum() / truth.square().sum())
     assert error == 0 if quality == "exact" else 0 < error < 1e-1
+    # Who asks for more gets no less.
+    assert any(chunk is None for chunk in exact.load(exact.keys(6))) == (quality != "exact")
     # Who stores chunks as they are has others.
     assert make(**own).backend.batched_contains(one.keys(6)) == 0
 

@@ -346,7 +346,7 @@ def test_a_network_that_flips_bits_costs_no_page(server):
     pages.close()
 
 
-def test_pages_of_a_known_layout_are_encoded(server, request):
+def test_pages_of_a_known_layout_are_encoded(server, request, caplog, monkeypatch):
     layout = PageLayout("m", "float16", (2, 64, 1, 96), "2LNHD")
     dice = np.random.default_rng(9)
     values = (dice.normal(size=(8, 2, 2, 64, 96)) * np.linspace(0.1, 4, 96)).astype(np.float16)
@@ -365,8 +365,7 @@ def test_pages_of_a_known_layout_are_encoded(server, request):
         sizes = [len(stored) / values[0].nbytes for stored in raw.read_objects(keys)]
         assert len(sizes) == 6 and all(least < size < most for size in sizes), sizes
         read = np.zeros_like(values)
-        # Who has no preference of his own reads what there is.
-        other = connect(server.url, namespace=name, quality="exact")
+        other, exact = (connect(server.url, namespace=name, quality=named) for named in (quality, "exact"))
         assert other.load(keys, pages_of(read), layout).result() == [True] * 6 + [False] * 2
         if quality == "exact":
             assert (read[:6] == values[:6]).all()
@@ -375,11 +374,29 @@ def test_pages_of_a_known_layout_are_encoded(server, request):
             error = np.square(came - truth).sum((0, 2, 3, 4)) / np.square(truth).sum((0, 2, 3, 4))
             assert (error < (2.5e-4, 1e-3)).all(), error
         assert not read[6:].any() and pages.counts["store_bytes"] == 6 * values[0].nbytes
+        # A quality is kept where another engine has stored less, too. Only a load can tell, and the page stays.
+        is_kept, again = quality == "exact", np.zeros_like(values)
+        assert exact.load(keys, pages_of(again), layout).result() == [is_kept] * 6 + [False] * 2
+        assert exact.counts["loads:below_quality"] == (0 if is_kept else 6) and exact.counts["loads:missing"] == 2
+        assert ("6 of 8 pages are stored below quality exact" in caplog.text) != is_kept
+        assert exact.store(keys[:6], pages_of(values[:6]), layout).result() == ["present"] * 6
+        exact.drain()
+        # The bytes stay, and the engine is not told again that they are there: until somebody removes one, or for a while.
+        assert exact.find([keys]).result() == [[is_kept] * 6 + [False] * 2]
+        assert exact.counts["finds:below_quality"] == (0 if is_kept else 6) and exact.counts["finds:missing"] == 2
+        assert other.find([keys]).result() == [[True] * 6 + [False] * 2]
+        assert other.delete(keys[1:2]).result() == [True]
+        assert exact.store(keys[1:2], pages_of(values[1:2]), layout).result() == ["stored"]
+        assert exact.find([keys], gaps=True).result() == [[is_kept, True] + [is_kept] * 4 + [False] * 2]
+        with monkeypatch.context() as patch:
+            patch.setattr(_pages, "_BELOW_S", 0.0)
+            assert exact.load(keys[:1], pages_of(again[:1]), layout).result() == [is_kept]
+        assert exact.find([keys[:2]]).result() == [[True] * 2]
         # Another layout under the same keys is none, and what cannot have one is stored as it is.
         assert other.load(keys[:1], [[(read.ctypes.data, 500)]], layout).result() == [False]
         assert other.counts["loads:other_size"] == 1
-        pages.close()
-        other.close()
+        for each in (pages, other, exact):
+            each.close()
 
 
 def test_a_quality_that_is_none_is_refused():

@@ -115,6 +115,8 @@ def test_a_named_quality_is_kept(empty, spec, kv, tokens):
     exact = store.model(spec, quality="exact")
     exact.session(tokens, salt=b"exact").save(kv)
     assert exact.profile.is_lossless and same(exact.session(tokens, salt=b"exact").load(level=0).kv, kv, TOKENS)
+    sessions = [exact.session(tokens, salt=salt) for salt in (b"quality", b"exact")]
+    assert [(session.matched, session.below_quality) for session in sessions] == [(0, TOKENS), (TOKENS, 0)]
     session = store.model(spec).session(tokens, salt=b"quality")
     lowered = [session.load(level=0, soft_quality=soft).chunks[0].level for soft in ("small", "balanced", None)]
     assert lowered == [0, 1, 2]

@@ -7,7 +7,8 @@ import time
 from types import ModuleType, SimpleNamespace
 
 import pytest
-from test_without_vllm import PATHS, import_vllm, import_worker, make_request
+from stand_ins import Cls
+from test_without_vllm import PATHS, import_scheduler, import_vllm, import_worker, make_request, make_scheduler
 
 import kvasir
 
@@ -87,6 +88,37 @@ def test_a_cache_with_the_layers_of_a_draft_model_is_refused(import_over, caplog
     [said] = [record.message for record in caplog.records if "vLLM runs without Kvasir" in record.message]
     assert "draft model" in said and "unexpected" not in said
     worker.close()
+
+
+def test_what_is_stored_below_the_quality_is_no_plain_miss(import_over, caplog):
+    """Nobody stores it better: each request computes it, until someone reads this line."""
+    counted = []
+
+    class Collector(Cls):
+        def count(self, name) -> None:
+            counted.append(name)
+
+        def took(self, *_) -> None:
+            pass
+
+    class Service(Cls):
+        is_connected = True
+
+        def look_up(self, *_):
+            return SimpleNamespace(found=(0, 0.01, None, 608))
+
+        def close(self) -> None:
+            pass
+
+    scheduler = make_scheduler(import_scheduler(import_over, Collector=Collector, service_of=Service))
+    scheduler._settings.quality = "exact"
+    request = make_request("a", num_tokens=32)
+    scheduler.begin(request, 0.0)
+    assert scheduler.loadable(request, 0, 0.0) == scheduler.loadable(request, 0, 0.0) == (0, False)
+    assert counted == ["lookups:below_quality"] and scheduler._tracked["a"].reason == "below_quality"
+    [said] = [record.message for record in caplog.records]
+    assert "608 tokens of request a are stored below quality exact" in said and "namespace" in said
+    scheduler.close()
 
 
 FAILURES = [FileNotFoundError(2, "no such file", "none.kvp"), PermissionError(13, "denied", "none.kvp")]

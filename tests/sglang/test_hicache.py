@@ -97,7 +97,7 @@ def test_pages_are_encoded_where_a_quality_is_named(make, layout, quality):
     pool.layout = other.layout = layout
     pool.fill(pages, seed=3)
     own = {"namespace": f"{layout}-{quality}"}
-    storage, reader = make(pool, params=own | {"quality": quality}), make(other, params=own | {"quality": "exact"})
+    storage, reader = (make(each, params=own | {"quality": quality}) for each in (pool, other))
     # Of 20 pages of 16 tokens, more than 128 count.
     assert all(storage.batch_set_v1(keys, pool.indices(pages)))
     assert reader.batch_exists(keys) == 20 and all(reader.batch_get_v1(keys, other.indices(pages)))
@@ -107,6 +107,8 @@ def test_pages_are_encoded_where_a_quality_is_named(make, layout, quality):
         assert error == [0, 0]
     else:
         assert 0 < error[0] < 2.5e-4 and 0 < error[1] < 1e-3
+    exact = make(HostPool(layout=layout), params=own | {"quality": "exact"})
+    assert all(exact.batch_get_v1(keys, other.indices(pages))) == (quality == "exact"), "who asks for more gets no less"
     assert make(pool, params=own).batch_exists(keys) == 0, "pages as they are are others"
 
 

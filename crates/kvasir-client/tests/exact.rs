@@ -53,6 +53,28 @@ async fn exact_chunks_of_a_model_without_a_profile_are_stored_from_the_first_cac
     assert!(matches!(refused, Err(Error::Config { .. })), "its values have no exact level: {refused:?}");
 }
 
+/// A chunk stays as its first writer stored it, which a client of a higher quality can tell from a miss.
+#[tokio::test]
+async fn what_others_stored_with_loss_is_counted_and_stays_as_it_is() {
+    let server = start().await;
+    let client = exact(&server).connect().await.unwrap();
+    let text = tokens(600, 23);
+    save(&client, &text[..256]).await;
+    let lossy = exact(&server).quality(Quality::Transparent).connect().await.unwrap();
+    save(&lossy, &text).await;
+    client.preload_profiles().await.unwrap();
+    for _ in 0..2 {
+        let session = find(&client, &text).await;
+        assert_eq!((session.matched_tokens(), session.below_floor_tokens()), (256, 344));
+        let again = session.save_now(&kv(&text), text.len(), |_| ()).await.unwrap();
+        assert!(again.chunks.iter().all(|chunk| chunk.outcome == ChunkOutcome::AlreadyThere), "{again:?}");
+    }
+    let apart = exact(&server).namespace("exact").connect().await.unwrap();
+    save(&apart, &text).await;
+    let session = find(&apart, &text).await;
+    assert_eq!((session.matched_tokens(), session.below_floor_tokens()), (600, 0));
+}
+
 /// Otherwise it would store chunks that it never loads.
 #[tokio::test]
 async fn a_profile_that_is_given_for_exact_chunks_makes_them() {

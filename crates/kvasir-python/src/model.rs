@@ -131,7 +131,7 @@ impl Model {
             let session = request(&kvasir, &tokens, salt, adapter).deadline(Deadline::within(timeout)).await;
             let error = session.lookup_error().map(ToString::to_string);
             let matched = error.is_none().then(|| session.matched_tokens());
-            let found = (matched, begun.elapsed().as_secs_f64(), error);
+            let found = (matched, begun.elapsed().as_secs_f64(), error, session.below_floor_tokens());
             // Only set here.
             let _ = answer.set((found, Session::new(&kvasir, session)));
         });
@@ -148,8 +148,9 @@ impl Model {
     }
 }
 
-/// Leading stored tokens, `None` if the service did not respond; the duration in seconds; the error.
-type Found = (Option<u64>, f64, Option<String>);
+/// Leading stored tokens, `None` if the service did not respond; the duration in seconds; the error; stored tokens behind
+/// them that are below the model's quality.
+type Found = (Option<u64>, f64, Option<String>, u64);
 
 /// A background lookup: it continues whether or not it is waited for.
 #[pyclass(frozen, module = "kvasir._kvasir")]
@@ -176,13 +177,15 @@ impl Lookup {
 pub(crate) struct Session {
     spec: Arc<ModelSpec>,
     matched: u64,
+    below_quality: u64,
     session: Arc<RwLock<ClientSession>>,
 }
 
 impl Session {
     fn new(kvasir: &Kvasir, session: ClientSession) -> Self {
-        let (spec, matched) = (Arc::clone(kvasir.spec()), session.matched_tokens());
-        Self { spec, matched, session: Arc::new(RwLock::new(session)) }
+        let (matched, below_quality) = (session.matched_tokens(), session.below_floor_tokens());
+        let (spec, session) = (Arc::clone(kvasir.spec()), Arc::new(RwLock::new(session)));
+        Self { spec, matched, below_quality, session }
     }
 
     /// The part of the cache that one of several tensor-parallel ranks holds.
@@ -203,6 +206,12 @@ impl Session {
     #[getter]
     const fn matched(&self) -> u64 {
         self.matched
+    }
+
+    /// Stored tokens behind the matched ones that are below the model's quality.
+    #[getter]
+    const fn below_quality(&self) -> u64 {
+        self.below_quality
     }
 
     /// Why the lookup failed.

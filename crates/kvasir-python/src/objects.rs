@@ -48,6 +48,8 @@ enum Outcome {
     Damaged,
     /// Two reads were damaged in different ways: the stored bytes may be intact.
     DamagedInTransit,
+    /// The stored page is sound, but below the quality.
+    BelowQuality,
     /// Durable now.
     Stored,
     /// An object was already stored under the key.
@@ -67,6 +69,7 @@ impl Outcome {
             Self::OtherSize => "other_size".to_owned(),
             Self::Damaged => "damaged".to_owned(),
             Self::DamagedInTransit => "damaged_in_transit".to_owned(),
+            Self::BelowQuality => "below_quality".to_owned(),
             Self::Stored => "stored".to_owned(),
             Self::Present => "present".to_owned(),
             Self::Late => "late".to_owned(),
@@ -197,6 +200,8 @@ impl Objects {
                 let place = batch[index];
                 match read {
                     Ok(()) => outcomes[place] = Outcome::Loaded,
+                    // Its checksum matches, so there is nothing to read again.
+                    Err(Misfit::Page(PageError::BelowQuality)) => outcomes[place] = Outcome::BelowQuality,
                     Err(misfit) => {
                         outcomes[place] = Outcome::DamagedInTransit;
                         misfits.insert(place, misfit);
@@ -264,7 +269,7 @@ impl Objects {
     }
 
     /// For each row of keys, the sizes of the pages of its leading keys, up to the first that is not stored;
-    /// with gaps, of all.
+    /// with gaps, of all. Pages below the quality count as stored, because only their bytes tell it.
     fn find<'py>(
         &self,
         py: Python<'py>,

@@ -102,7 +102,8 @@ impl Builder {
     }
 
     /// The lowest quality that loads may bring. Default: [`Quality::Transparent`](kvasir_types::Quality), also
-    /// where a deadline is missed for it. [`QualityFloor::Adaptive`] is whatever the deadline allows.
+    /// where a deadline is missed for it. [`QualityFloor::Adaptive`] is whatever the deadline allows. Clients of different
+    /// qualities should have different namespaces, see [`Session::below_floor_tokens`](crate::Session::below_floor_tokens).
     /// For [`Quality::Exact`](kvasir_types::Quality) a given profile needs an exact level, and so has the one that
     /// the client takes or makes.
     pub fn quality(mut self, quality: impl Into<QualityFloor>) -> Self {

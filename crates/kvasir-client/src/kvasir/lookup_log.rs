@@ -53,7 +53,8 @@ impl LookupLog {
     pub(crate) fn below_floor(&self, tokens: u64) {
         if !self.told_below_floor.swap(true, Ordering::Relaxed) {
             tracing::warn!(
-                "{tokens} stored tokens are below the quality floor; they are computed, and not stored again"
+                "{tokens} stored tokens are below the quality floor: they are computed at each request, and not stored again. \
+                 Give clients of a higher quality a namespace of their own"
             );
         }
     }

@@ -8,7 +8,8 @@ use std::{
 use bytes::Bytes;
 use kvasir_codec::{
     ChunkDecoder, ChunkEncoder, ChunkInput, KvBuffer, KvSource, STARTER_SINKS, STARTER_TOKENS_MAX,
-    STARTER_TOKENS_MIN, container::Head,
+    STARTER_TOKENS_MIN,
+    container::{Head, Measured},
 };
 use kvasir_types::{
     ChainLink, Level, LevelError, Loss, ModelSpec, ObjectKey, Plane, ProfileHash, Quality, RootHash,
@@ -132,12 +133,16 @@ impl PageCodec {
             kv: &rows,
         })?;
         let head = Head::parse(&chunk).map_err(|_| PageError::Malformed)?;
-        let error = |level| head.measured().map_or(LevelError::UNKNOWN, |measured| measured.error(level));
-        let level =
-            (0..head.header.level_count).map(Level).find(|level| error(*level) <= self.quality.error_max());
+        let level = (0..head.header.level_count).map(Level).find(|level| self.is_good_enough(&head, *level));
         let Some(bytes) = level.and_then(|level| head.level_bytes(level)) else { return Ok(None) };
         chunk.truncate(usize::try_from(bytes).unwrap_or(usize::MAX));
         Ok(Some(chunk).filter(|chunk| chunk.len() < page.len()))
+    }
+
+    /// Whether a level is at the quality or better, including the loss beneath it, as for chunks of sessions.
+    fn is_good_enough(&self, head: &Head, level: Level) -> bool {
+        let error = |measured: &Measured| measured.beneath.max(measured.error(level));
+        head.measured().map_or(LevelError::UNKNOWN, error) <= self.quality.error_max()
     }
 
     /// Fetches the decoder of a profile. Returns whether it is available.
@@ -158,8 +163,8 @@ impl PageCodec {
         Ok(head)
     }
 
-    /// Decodes stored bytes into a page of the layout's size. [`PageError::NoProfile`] if `decoder_of` has no
-    /// decoder for its profile.
+    /// Decodes stored bytes into a page of the layout's size. [`PageError::BelowQuality`] if they are not good
+    /// enough; [`PageError::NoProfile`] if they are and `decoder_of` has no decoder for their profile.
     pub(super) fn decode(
         &self,
         decoder_of: impl FnOnce(&ProfileHash) -> Option<Arc<dyn ChunkDecoder>>,
@@ -171,9 +176,12 @@ impl PageCodec {
             Body::Exact(body) => payload::fill(&self.layout, body, page),
             Body::Lossy(chunk) => {
                 let head = self.head(chunk)?;
+                let level = head.best_level(chunk.len() as u64).ok_or(PageError::Malformed)?;
+                if !self.is_good_enough(&head, level) {
+                    return Err(PageError::BelowQuality);
+                }
                 let profile = head.header.profile_hash;
                 let decoder = decoder_of(&profile).ok_or(PageError::NoProfile(profile))?;
-                let level = head.best_level(chunk.len() as u64).ok_or(PageError::Malformed)?;
                 let mut rows = PageRowsMut { layout: &self.layout, bytes: page };
                 Ok(decoder.decode(&head, chunk, level, 0..self.layout.tokens(), &mut rows)?)
             }

@@ -63,6 +63,9 @@ pub enum PageError {
     /// A page of another dtype, shape, or number of layers or tokens.
     #[error("the stored page has another layout; include the layout's parameters in the key")]
     OtherLayout,
+    /// A page below the store's quality, or of unknown error. It is not stored again while it is there.
+    #[error("the stored page is below the store's quality: use another namespace")]
+    BelowQuality,
     /// The checksum is right but the contents are invalid: the writer is faulty.
     #[error("the stored page is malformed")]
     Malformed,
@@ -89,7 +92,11 @@ impl PageStore {
     /// Pages of `layout`, stored at `quality` or better. `model` is the name and revision of the model that
     /// computed them: pages of one model share a profile, which is made automatically from the first
     /// [`STARTER_TOKENS_MIN`](kvasir_codec::STARTER_TOKENS_MIN) tokens stored. Until then, and if a profile
-    /// would not keep the quality, pages are stored exactly. Reads accept pages of any quality.
+    /// would not keep the quality, pages are stored exactly.
+    ///
+    /// Reads accept pages at `quality` or better. One that another store has written below it is a miss
+    /// ([`PageError::BelowQuality`]), though a lookup of its key finds it. Give stores of a higher quality a
+    /// namespace of their own.
     ///
     /// # Errors
     /// [`Error::Config`] for a quality that the layout's dtype does not support.

@@ -146,7 +146,8 @@ proptest! {
     }
 }
 
-/// Pages keep the quality that was asked for, in fewer bytes the less is asked, also into another order of axes.
+/// Pages keep the quality that was asked for, in fewer bytes the less is asked, also into another order of axes. For
+/// readers who ask for more they are misses, whatever profile these have.
 #[test]
 fn lossy_pages_keep_their_quality() {
     for (dtype, shape, orders) in [
@@ -176,6 +177,13 @@ fn lossy_pages_keep_their_quality() {
                     let error = relative_error(x, y, x.len() / 256);
                     assert!(error <= bound * 1.1, "{dtype:?} {quality} {plane:?} {layer} {head}: {error:e}");
                 }
+            }
+            for asked in Quality::ALL {
+                let decoded = codec(reader, asked)
+                    .decode(|_| None, &key("k"), &encoded, &mut read)
+                    .expect_err("no profile");
+                let is_below = decoded == PageError::BelowQuality;
+                assert_eq!(is_below, asked < quality, "{dtype:?} {quality} for {asked}: {decoded}");
             }
             assert!(encoded.len() < *sizes.last().expect("one"), "{dtype:?} {quality}: {}", encoded.len());
             sizes.push(encoded.len());

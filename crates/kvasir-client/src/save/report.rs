@@ -33,7 +33,7 @@ pub enum ChunkOutcome {
         /// Time spent uploading.
         upload: Duration,
     },
-    /// Its tokens are already stored, or it is a tail with too few new ones.
+    /// Its tokens are already stored, at whatever quality, or it is a tail with too few new ones.
     AlreadyThere,
     /// It was computed over a prefix that was loaded too coarsely to build on.
     TooLossy,

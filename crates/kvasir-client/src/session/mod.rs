@@ -47,6 +47,8 @@ struct Bound {
     root: RootHash,
     chain: Arc<TokenChain>,
     matched: Matched,
+    /// See [`Session::below_floor_tokens`].
+    below_floor: u64,
     /// Leading tokens that this session has stored.
     stored: Arc<StoredTokens>,
 }
@@ -68,7 +70,7 @@ impl Session {
             let root = binding.root(&session.client, session.kvasir.runtime());
             let chain = Arc::new(TokenChain::new(root, tokens));
             let (matched, stored) = (Matched::nothing(), Arc::default());
-            session.bound = Some(Bound { binding, root, chain, matched, stored });
+            session.bound = Some(Bound { binding, root, chain, matched, below_floor: 0, stored });
             if looks_up { session.ask().await } else { Ok(()) }
         };
         let result = match tokio::time::timeout_at(deadline.instant(), opened).await {
@@ -96,7 +98,14 @@ impl Session {
         self.bound.as_ref().map_or(0, |bound| bound.matched.tokens())
     }
 
-    /// The stored objects that hold them, in order.
+    /// Stored tokens behind the match, from the first chunk on that has no level at the connection's quality. The engine
+    /// computes them at each request, and saves do not store them again: a namespace has a chunk as its first writer
+    /// stored it. Give clients of a higher quality a namespace of their own.
+    pub fn below_floor_tokens(&self) -> u64 {
+        self.bound.as_ref().map_or(0, |bound| bound.below_floor)
+    }
+
+    /// The stored objects that hold the match, in order.
     pub fn chunks(&self) -> &[ChunkMatch] {
         self.bound.as_ref().map_or(&[], |bound| &bound.matched.chunks)
     }
@@ -147,8 +156,9 @@ impl Session {
                 false
             }
         });
+        bound.below_floor = if is_coarse { stored - matched.tokens() } else { 0 };
         if is_coarse {
-            self.kvasir.lookup_log().below_floor(stored - matched.tokens());
+            self.kvasir.lookup_log().below_floor(bound.below_floor);
         }
         bound.matched = matched;
         Ok(())

@@ -15,7 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
+from operator import and_
 from typing import Any, TypeVar
 
 from . import _kvasir
@@ -29,6 +30,7 @@ Page = Sequence[tuple[int, int]]
 """Addresses and lengths of a page's parts in the engine's memory, which must remain valid until its future is done."""
 
 LOADED, LOADED_AGAIN, STORED, PRESENT = "loaded", "loaded_again", "stored", "present"
+_BELOW_QUALITY = "below_quality"
 
 # Descriptions of the metrics of all back ends.
 PAGES_TEXT = "Pages looked up, loaded or stored, by outcome."
@@ -42,6 +44,10 @@ _STORE_S = 30.0
 _STORES_MAX = 64
 # Keys with an unusable object, which is deleted before the next store.
 _USELESS = ("damaged", "other_size")
+# Keys with an object below the quality count as missing for so long after it was loaded. A found page that is not loaded
+# fails its request in some engines, and somebody may have removed the object since.
+_BELOW_S = 600.0
+_BELOW_MAX = 65_536
 # Cached layouts: the last chunk of a context is shorter, and each length is a separate layout.
 _LAYOUTS_MAX = 512
 # Cached key prefixes: one per salt.
@@ -92,7 +98,8 @@ class Settings:
         Identity of the weights, if the model's name is not enough: a commit, a training run. Caches of different ones never match.
     quality : str or None
         Encode pages with a known layout: ``exact`` packs them bit for bit; ``transparent``, ``balanced`` and ``small`` keep
-        that quality, measured for each page. Default: pages are stored unchanged.
+        that quality, measured for each page. Encoded pages that are stored below it are misses. Default: pages are stored
+        unchanged.
     lookup_deadline_s : float
         Time limit of a lookup.
     load_deadline_s : float
@@ -139,6 +146,8 @@ class PageStore:
         # Identities whose misses were explained, and those with pages stored by this engine.
         self._asked: set[Identity] = set()
         self._noted: set[Identity] = set()
+        # Keys whose objects were below the quality, and until when they count as missing.
+        self._below: dict[str, float] = {}
         self._stores = 0
         # When a lookup was last late.
         self._late_at = -math.inf
@@ -177,13 +186,16 @@ class PageStore:
     def find(self, rows: Sequence[Sequence[str]], gaps: bool = False, asked_at: float = math.inf) -> Future[list[list[bool]]]:
         """Report whether each key of each row is stored; without `gaps`, keys after the first missing one count as missing.
 
+        Only a page's bytes tell that it is below the quality: once it was loaded, it and those behind it count as missing
+        for ten minutes.
+
         An engine whose lookups wait for one another says when it asked: if one was late since, this one is late, too.
         """
         none = [[False] * len(row) for row in rows]
         return self._move(self._find([list(row) for row in rows], gaps, none, asked_at), none)
 
     def load(self, keys: Sequence[str], pages: Sequence[Page], layout: Layouts = None) -> Future[list[bool]]:
-        """Fill pages with the objects stored under their keys. Only pages with a valid checksum count as loaded."""
+        """Fill pages with the objects stored under their keys. Only pages that are sound and at the quality count as loaded."""
         return self._move(self._of_each(self._load, list(keys), pages, layout), [False] * len(keys))
 
     def store(self, keys: Sequence[str], pages: Sequence[Page], layout: Layouts = None) -> Future[list[str]]:
@@ -280,14 +292,19 @@ class PageStore:
             self._notices.say("find", "a lookup failed and counts as a miss: %s", error)
             return none
         padded = [[*found, *[None] * (len(row) - len(found))] for row, found in zip(rows, sizes, strict=True)]
-        there = [[size is not None for size in row] for row in padded]
+        now, there = time.monotonic(), []
+        for row, found in zip(rows, padded, strict=True):
+            good = [size is not None and self._below.get(key, 0.0) <= now for key, size in zip(row, found, strict=True)]
+            there.append(good if gaps else list(accumulate(good, and_)))
         self.counts["finds:found"] += sum(map(sum, there))
         missing: dict[Identity | None, list[str]] = {}
-        for key, is_there in zip(chain.from_iterable(rows), chain.from_iterable(there), strict=True):
+        for key, size, is_there in zip(*map(chain.from_iterable, (rows, padded, there)), strict=True):
             identity = self._identity_of(key)
-            if not is_there:
+            if size is None:
                 missing.setdefault(identity, []).append(key)
-            elif identity is not None:
+                continue
+            self.counts["finds:below_quality"] += not is_there
+            if identity is not None:
                 self.mismatches.pop(identity, None)
         for identity, keys in missing.items():
             if identity is None or identity in self._asked:
@@ -373,9 +390,16 @@ class PageStore:
         loaded = [outcome in (LOADED, LOADED_AGAIN) for outcome in outcomes]
         self._count("loads", outcomes)
         self.counts["load_bytes"] += sum(size_of(page) for page, is_loaded in zip(pages, loaded, strict=True) if is_loaded)
-        if not all(loaded):
-            worst = outcomes[loaded.index(False)]
-            self._notices.say("load", "%d of %d pages were not loaded: %s", loaded.count(False), len(keys), worst)
+        below = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome == _BELOW_QUALITY]
+        if below:
+            if len(self._below) + len(below) > _BELOW_MAX:
+                self._below.clear()
+            self._below.update(dict.fromkeys(below, time.monotonic() + _BELOW_S))
+            what = "%d of %d pages are stored below quality %s, and computed each time: use another namespace"
+            self._notices.say("quality", what, len(below), len(keys), self._settings.quality)
+        failed = [outcome for outcome in outcomes if outcome not in (LOADED, LOADED_AGAIN, _BELOW_QUALITY)]
+        if failed:
+            self._notices.say("load", "%d of %d pages were not loaded: %s", len(failed), len(keys), failed[0])
         useless = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome in _USELESS]
         if useless:
             # A key's bytes are immutable: without a removal, the recomputed page could not be stored.
@@ -401,6 +425,10 @@ class PageStore:
         for identity in stored - self._noted:
             if identity is not None:
                 self._move(self._note(identity), None)
+        for key, outcome in zip(keys, outcomes, strict=True):
+            if outcome == STORED:
+                # Somebody has removed what was below the quality.
+                self._below.pop(key, None)
         new = (page for page, outcome in zip(pages, outcomes, strict=True) if outcome == STORED)
         self.counts["store_bytes"] += sum(map(size_of, new))
         failed = [outcome for outcome in outcomes if outcome not in (STORED, PRESENT)]

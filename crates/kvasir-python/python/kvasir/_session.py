@@ -25,6 +25,15 @@ class Session:
         return self._core.matched
 
     @property
+    def below_quality(self) -> int:
+        """Stored tokens behind the matched ones that are below the model's `quality`.
+
+        They are computed at each request, and saves do not store them again: a namespace has them as they were first
+        stored. Give clients of a higher quality a namespace of their own.
+        """
+        return self._core.below_quality
+
+    @property
     def error(self) -> Exception | None:
         """Why the lookup failed, if it did."""
         return self._core.lookup_error()

@@ -236,6 +236,11 @@ class Session:
         return self._core.matched
 
     @property
+    def below_quality(self) -> int:
+        """As `kvasir.Session.below_quality`."""
+        return self._core.below_quality
+
+    @property
     def error(self) -> Exception | None:
         """Why the lookup failed, if it did."""
         return self._core.lookup_error()

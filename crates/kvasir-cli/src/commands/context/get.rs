@@ -12,7 +12,7 @@ use kvasir_codec::KvBuffer;
 use kvasir_types::{Level, Quality};
 use serde_json::json;
 
-use super::{nothing_as_good, nothing_stored};
+use super::nothing;
 use crate::{
     error::{CliError, CliResult, Exit},
     inputs::{self, ContextArguments},
@@ -66,7 +66,7 @@ pub(crate) fn run(arguments: &GetArguments) -> CliResult {
         let session = look_up(&kvasir, &context.tokens).await?;
         let count = session.matched_tokens() as usize;
         if count == 0 {
-            return Err(arguments.quality.map_or_else(nothing_stored, nothing_as_good));
+            return Err(nothing(&session, arguments.quality));
         }
         let options = match arguments.slo_ms {
             Some(ms) => LoadOptions {

@@ -5,7 +5,7 @@ use kvasir_client::{QualityFloor, Session};
 use kvasir_types::{Level, Quality};
 use serde_json::json;
 
-use super::{nothing_as_good, nothing_stored};
+use super::nothing;
 use crate::{
     error::CliResult,
     inputs::{self, Context, ContextArguments},
@@ -46,7 +46,7 @@ pub(crate) fn run(arguments: &LookupArguments) -> CliResult {
         print(&chunk_table(&found, &context))?;
     }
     if found.matched_tokens() == 0 {
-        return Err(arguments.quality.map_or_else(nothing_stored, nothing_as_good));
+        return Err(nothing(&found, arguments.quality));
     }
     Ok(())
 }

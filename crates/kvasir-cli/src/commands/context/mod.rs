@@ -8,6 +8,7 @@ mod put;
 mod request;
 
 use clap::Subcommand;
+use kvasir_client::Session;
 use kvasir_types::Quality;
 
 use crate::error::{CliError, CliResult, Exit};
@@ -47,19 +48,19 @@ pub(crate) fn run(command: &ContextCommand) -> CliResult {
     }
 }
 
-fn nothing_stored() -> CliError {
-    CliError::new(
-        Exit::Nothing,
-        "nothing is stored for these tokens",
-        "Check the model and the namespace, or store the context first.",
-    )
-}
-
-fn nothing_as_good(quality: Quality) -> CliError {
-    let message = format!("no chunk of this context is stored in quality {quality}");
-    CliError::new(
-        Exit::Nothing,
-        message,
-        "`kvasir context lookup` shows the stored levels. Ask for a lower quality, or store the context again.",
-    )
+/// Why nothing can be loaded of a context of which nothing was matched.
+fn nothing(session: &Session, quality: Option<Quality>) -> CliError {
+    match quality {
+        Some(quality) if session.below_floor_tokens() > 0 => CliError::new(
+            Exit::Nothing,
+            format!("no chunk of this context is stored in quality {quality}"),
+            "`kvasir context lookup` shows the stored levels. Ask for a lower quality, or store the context in another \
+             --namespace: here it is not stored again.",
+        ),
+        _ => CliError::new(
+            Exit::Nothing,
+            "nothing is stored for these tokens",
+            "Check the model and the namespace, or store the context first.",
+        ),
+    }
 }

@@ -57,8 +57,8 @@ pub(super) fn find(request: &str, folder: Option<&Path>) -> CliResult<Vec<Reques
     found.sort_by_key(|record| record.ended_at_ms);
     if found.is_empty() {
         let message = format!("no engine on this host has a record of request {request}");
-        let advice = "Run this on the engine's host, as the engine's user, after the request has ended. Each engine keeps its last 8 MiB of \
-             records, and none if its log says that it runs without Kvasir.";
+        let advice = "Run this on the engine's host, as the engine's user, after the request has ended. Each engine keeps its last 4 \
+             to 8 MiB of records, and none if its log says that it runs without Kvasir.";
         return Err(CliError::new(Exit::Nothing, message, advice));
     }
     Ok(found)

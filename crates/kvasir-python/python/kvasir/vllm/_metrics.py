@@ -20,7 +20,11 @@ class _Counted(NamedTuple):
 
 
 COUNTERS = {
-    "lookups": _Counted("Lookups of prompts: hit, miss, late (no response by the deadline), failed.", "result"),
+    "lookups": _Counted(
+        "Lookups of prompts: hit, miss, below_quality (stored below the quality to load), late (no response by the deadline), "
+        "failed.",
+        "result",
+    ),
     "loads": _Counted("Loads: whole, partial, failed, late (not complete by the deadline).", "result"),
     "load_tokens": _Counted("Tokens loaded into vLLM's blocks."),
     "load_bytes": _Counted("Bytes received by loads."),

@@ -36,6 +36,7 @@ _REASONS = {
     "lookup_late": "its lookup did not complete within lookup_deadline_s, so vLLM computed it",
     "lookup_failed": "its lookup failed, so vLLM computed it",
     "miss": "no prefix of it was stored; `kvasir context explain --kv` with its tokens shows why",
+    "below_quality": "it was stored below the connector's quality, so vLLM computed it, and it is not stored again",
     "in_vllm": "vLLM already had all of its stored whole blocks",
     "load_failed": "its load failed, was late or was interrupted, so vLLM computed the rest",
     "loaded": "its load was planned, and no worker reported a failure",
@@ -161,14 +162,18 @@ class Scheduler:
             tracked.reason = "lookup_late"
             self.metrics.count("lookups:late")
             return 0, False
-        stored, seconds, error = found
+        stored, seconds, error, below = found
         matched = stored or 0
         if not tracked.is_counted:
             tracked.is_counted = True
-            self.metrics.count("lookups:failed" if stored is None else "lookups:hit" if matched else "lookups:miss")
+            miss = "below_quality" if below else "miss"
+            self.metrics.count("lookups:failed" if stored is None else "lookups:hit" if matched else f"lookups:{miss}")
             self.metrics.took("lookup_seconds", seconds)
             tracked.in_vllm, tracked.stored, tracked.error = computed, stored, error
-            tracked.reason = "lookup_failed" if stored is None else "in_vllm" if matched else "miss"
+            tracked.reason = "lookup_failed" if stored is None else "in_vllm" if matched else miss
+            if below:
+                what = "%d tokens of request %s are stored below quality %s, and computed each time: use another namespace"
+                self._notices.say("quality", what, below, request.request_id, self._settings.quality)
             if error is not None:
                 self._notices.say("lookup", "the lookup of request %s failed: %s", request.request_id, error)
         tracked.saved = max(tracked.saved, matched)
