@@ -114,8 +114,11 @@ impl CpuDecoder {
         let mut ropes: Vec<SpanRopes<'_>> = Vec::new();
         let mut rest = tasks;
         while !rest.is_empty() {
+            let values = |task: &DecodeTask| self.scopes[task.scope].0.elements.count() * SPAN_TOKENS;
+            let sizes = rest.iter().map(|task| (task.span, values(task)));
+            let len = batch_len(sizes, rayon::current_num_threads());
             let batch;
-            (batch, rest) = rest.split_at(self.batch_len(rest));
+            (batch, rest) = rest.split_at(len.min(rest.len()));
             // Tasks run span by span: data before the current span is not needed again.
             let of_batch =
                 batch.first().map_or(0, |task| task.span)..batch.last().map_or(0, |task| task.span + 1);
@@ -154,22 +157,6 @@ impl CpuDecoder {
             }
         }
         Ok(())
-    }
-
-    /// How many of the next tasks to decode at once: at least one for each thread, and of no more spans than threads,
-    /// because each has ropes.
-    fn batch_len(&self, tasks: &[DecodeTask]) -> usize {
-        let threads = rayon::current_num_threads();
-        if threads <= 1 {
-            return tasks.len().min(1);
-        }
-        let (mut values, mut spans, mut last) = (0, 0, None);
-        let small = tasks.iter().take_while(|task| {
-            values += self.scopes[task.scope].0.elements.count() * SPAN_TOKENS;
-            spans += usize::from(last.replace(task.span) != Some(task.span));
-            values <= BATCH_VALUES && spans <= threads
-        });
-        small.count().max(threads).min(tasks.len())
     }
 
     /// The values beneath the lossless level in the first span of an object, `[member][token][element]`, for
@@ -259,6 +246,21 @@ impl ChunkDecoder for CpuDecoder {
     }
 }
 
+/// How many of the next tasks, `(span, values)` each, to decode at once: at least one for each thread, and of no more
+/// spans than threads, because each span has ropes.
+fn batch_len(tasks: impl Iterator<Item = (usize, usize)>, threads: usize) -> usize {
+    if threads <= 1 {
+        return 1;
+    }
+    let (mut sum, mut spans, mut last) = (0, 0, None);
+    let small = tasks.take_while(|&(span, values)| {
+        sum += values;
+        spans += usize::from(last.replace(span) != Some(span));
+        sum <= BATCH_VALUES && spans <= threads
+    });
+    small.count().max(threads)
+}
+
 /// The finest grouping of layers that no scope crosses.
 fn groups_of<'a>(scopes: impl Iterator<Item = &'a PreparedScope>) -> Vec<LayerGroup> {
     let mut reaches: Vec<ScopeReach> =
@@ -280,4 +282,21 @@ fn groups_of<'a>(scopes: impl Iterator<Item = &'a PreparedScope>) -> Vec<LayerGr
 /// The tokens of a span, relative to it, that are within `tokens`.
 fn kept(span: &Range<usize>, tokens: &Range<usize>) -> Range<usize> {
     tokens.start.max(span.start) - span.start..tokens.end.min(span.end) - span.start
+}
+
+#[cfg(test)]
+mod tests {
+    use std::iter;
+
+    use super::*;
+
+    #[test]
+    fn a_batch_has_a_task_for_each_thread_or_as_many_as_its_values_and_spans_allow() {
+        let head = 128 * SPAN_TOKENS;
+        let heads = || (0..).flat_map(|span| iter::repeat_n((span, head), 8));
+        assert_eq!(batch_len(heads(), 1), 1);
+        assert_eq!(batch_len(heads(), 2), 2 * 8);
+        assert_eq!(batch_len(heads(), 8), BATCH_VALUES / head);
+        assert_eq!(batch_len(iter::repeat((0, 2 * BATCH_VALUES)), 3), 3);
+    }
 }

@@ -293,18 +293,18 @@ class PageStore:
             return none
         padded = [[*found, *[None] * (len(row) - len(found))] for row, found in zip(rows, sizes, strict=True)]
         now, there = time.monotonic(), []
-        for row, found in zip(rows, padded, strict=True):
-            good = [size is not None and self._below.get(key, 0.0) <= now for key, size in zip(row, found, strict=True)]
+        for row, row_sizes in zip(rows, padded, strict=True):
+            good = [size is not None and self._below.get(key, 0.0) <= now for key, size in zip(row, row_sizes, strict=True)]
             there.append(good if gaps else list(accumulate(good, and_)))
-        self.counts["finds:found"] += sum(map(sum, there))
+        found = sum(map(sum, there))
+        self.counts["finds:found"] += found
+        self.counts["finds:below_quality"] += sum(size is not None for size in chain.from_iterable(padded)) - found
         missing: dict[Identity | None, list[str]] = {}
-        for key, size, is_there in zip(*map(chain.from_iterable, (rows, padded, there)), strict=True):
+        for key, size in zip(chain.from_iterable(rows), chain.from_iterable(padded), strict=True):
             identity = self._identity_of(key)
             if size is None:
                 missing.setdefault(identity, []).append(key)
-                continue
-            self.counts["finds:below_quality"] += not is_there
-            if identity is not None:
+            elif identity is not None:
                 self.mismatches.pop(identity, None)
         for identity, keys in missing.items():
             if identity is None or identity in self._asked:
@@ -391,6 +391,10 @@ class PageStore:
         self._count("loads", outcomes)
         self.counts["load_bytes"] += sum(size_of(page) for page, is_loaded in zip(pages, loaded, strict=True) if is_loaded)
         below = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome == _BELOW_QUALITY]
+        if self._below:
+            for key, is_loaded in zip(keys, loaded, strict=True):
+                if is_loaded:
+                    self._below.pop(key, None)
         if below:
             if len(self._below) + len(below) > _BELOW_MAX:
                 self._below.clear()

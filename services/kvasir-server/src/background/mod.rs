@@ -219,37 +219,43 @@ async fn collect_garbage(state: &AppState, policy: &GcPolicy, tails_collected: &
     }
 }
 
-/// `begun`: when this process began, or last ended a pass. Returns whether there was no error.
-async fn scrub(state: &AppState, interval: Duration, begun: &mut Instant, rate: u64) -> bool {
-    let Some(storage) = state.ready_storage() else { return true };
+/// `begun`: when this process began, or last ended a pass. After an error, the number of objects that this attempt read.
+async fn scrub(state: &AppState, interval: Duration, begun: &mut Instant, rate: u64) -> Result<(), u64> {
+    let Some(storage) = state.ready_storage() else { return Ok(()) };
     let (metrics, share) = (state.metrics(), state.cluster().work_share(false));
-    let mut before = None;
+    let (mut before, mut read) = (None, 0);
     let progress = |now: &ScrubReport| {
         // What earlier processes verified is not counted again.
         if let Some(before) = before.replace(*now) {
             metrics.scrubbed(&before, now);
+            read += now.objects - before.objects;
         }
     };
     let scrubbed =
         storage.lifecycle().continue_scrub(&share, interval, begun.elapsed(), rate, progress).await;
-    match &scrubbed {
+    match scrubbed {
         Ok(Some(report)) => {
             // Were the index emptied now, the interval would count from here.
             *begun = Instant::now();
             tracing::info!(?report, "a scrub finished");
         }
         Ok(None) => {}
-        Err(error) => tracing::warn!(%error, "a scrub stopped early"),
+        Err(error) => {
+            tracing::warn!(%error, "a scrub stopped early");
+            return Err(read);
+        }
     }
-    scrubbed.is_ok()
+    Ok(())
 }
 
-/// The delay beside the task's pause: each attempt lists what is verified again, so it doubles while they fail.
-fn scrub_delay(before: Duration, interval: Duration, was_ok: bool) -> Duration {
-    if was_ok {
-        return Duration::ZERO;
-    }
-    before.saturating_mul(2).max(limits::SCRUB_DUE_EVERY).min(interval)
+/// The delay beside the task's pause: each attempt lists what is verified again, so it doubles while they read nothing.
+fn scrub_delay(before: Duration, interval: Duration, attempt: Result<(), u64>) -> Duration {
+    let delay = match attempt {
+        Ok(()) => return Duration::ZERO,
+        Err(0) => before.saturating_mul(2),
+        Err(_) => Duration::ZERO,
+    };
+    delay.max(limits::SCRUB_DUE_EVERY).min(interval)
 }
 
 /// At shutdown, writes the journal's last batch, the index, and to disk what is hot in memory alone.

@@ -269,18 +269,28 @@ async fn a_scrub_that_ended_restarts_the_interval_and_one_that_is_not_due_does_n
     let (state, _) = member(0, 1, &Arc::default()).await;
     let started = Instant::now();
     let mut begun = started;
-    assert!(scrub(&state, Duration::from_secs(3600), &mut begun, 0).await);
+    assert_eq!(scrub(&state, Duration::from_secs(3600), &mut begun, 0).await, Ok(()));
     assert_eq!(begun, started, "nothing was due");
-    assert!(scrub(&state, Duration::ZERO, &mut begun, 0).await);
+    assert_eq!(scrub(&state, Duration::ZERO, &mut begun, 0).await, Ok(()));
     assert!(begun > started);
 }
 
 #[test]
-fn scrubs_that_fail_are_tried_ever_more_rarely() {
+fn scrubs_that_fail_and_read_nothing_are_tried_ever_more_rarely() {
     let interval = limits::SCRUB_DUE_EVERY * 5;
     let mut delay = Duration::ZERO;
-    for (was_ok, expected) in [(false, 1), (false, 2), (false, 4), (false, 5), (true, 0), (false, 1)] {
-        delay = scrub_delay(delay, interval, was_ok);
+    let attempts = [
+        (Err(0), 1),
+        (Err(0), 2),
+        (Err(0), 4),
+        (Err(0), 5),
+        (Err(9), 1),
+        (Err(0), 2),
+        (Ok(()), 0),
+        (Err(0), 1),
+    ];
+    for (attempt, expected) in attempts {
+        delay = scrub_delay(delay, interval, attempt);
         assert_eq!(delay, limits::SCRUB_DUE_EVERY * expected);
     }
 }

@@ -184,7 +184,8 @@ fn aws(config: &mut Config, env: &[(String, String)]) {
     config.store.access_key_id = value(&["AWS_ACCESS_KEY_ID"]);
     config.store.secret_access_key = value(&["AWS_SECRET_ACCESS_KEY"]).map(Into::into);
     config.store.session_token = value(&["AWS_SESSION_TOKEN"]).map(Into::into);
-    let options = env.iter().filter(|(name, _)| name.starts_with("AWS_") && !name.contains("ENDPOINT"));
+    let is_option = |name: &str| name.starts_with("AWS_") && !name.contains("ENDPOINT");
+    let options = env.iter().filter(|(name, value)| is_option(name) && !value.is_empty());
     config.store.options = options.map(|(name, value)| (name.to_lowercase(), value.clone().into())).collect();
 }
 

@@ -142,6 +142,7 @@ fn a_bucket_that_belongs_into_host_names_must_be_in_that_of_each_endpoint() {
         ("true", with, "http://kv", None),
         ("true", "", with, None),
         ("FALSE", without, without, None),
+        ("", without, without, None),
         ("true", without, with, Some("store.endpoint: has")),
         ("Yes", with, without, Some("store.public_endpoint: has")),
         ("1", "", without, Some("store.public_endpoint: has")),
