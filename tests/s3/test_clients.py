@@ -6,6 +6,7 @@ import io
 import os
 import socket
 import subprocess
+import time
 import urllib.error
 import urllib.request
 import zlib
@@ -323,6 +324,28 @@ def test_the_aws_command_line(front, tmp_path):
     aws("rm", "--recursive", "s3://aws/")
     with pytest.raises(subprocess.CalledProcessError):
         aws("ls", "s3://aws/folder/large")
+
+
+def test_a_refusal_leaves_the_connection_open_or_says_that_it_is_closed(front):
+    """Of what nobody reads the body: a client would send its next request on a connection that ends."""
+    host, port = front.url.removeprefix("http://").split(":")
+
+    def said(*parts):
+        with socket.create_connection((host, int(port)), 30) as connection:
+            for part in parts:
+                connection.sendall(part)
+                # The body is on its way when the request is refused.
+                time.sleep(0.3)
+            return connection.makefile("rb").read()
+
+    head = f"%s HTTP/1.1\r\nhost: {host}:{port}\r\n%s\r\n"
+    removal = (head % (f"POST /{BUCKET}?delete", "content-length: 5\r\n")).encode()
+    read = (head % (f"GET /{BUCKET}/mine", "connection: close\r\n")).encode()
+    answers = said(removal, b"<xml>" + read)
+    assert answers.count(b"HTTP/1.1 403") == 2, answers
+    for waiting in ("", "expect: 100-continue\r\n"):
+        answer = said((head % (f"PUT /{BUCKET}/mine", "content-length: 5\r\n" + waiting)).encode())
+        assert answer.startswith(b"HTTP/1.1 403") and b"\r\nconnection: close\r\n" in answer.lower(), answer
 
 
 def test_s3cmd(front, tmp_path):

@@ -29,7 +29,7 @@ struct HeldState {
     since: Option<Instant>,
     room: Option<HeldRoom>,
     refusal: Option<Problem>,
-    /// What was not read of a body that was ended.
+    /// What nobody has read.
     rest: Option<BodyDataStream>,
     is_decided: bool,
 }
@@ -40,16 +40,16 @@ impl HeldBody {
         if body.is_end_stream() {
             return body;
         }
-        let begin = (body.into_data_stream(), self.clone(), call);
-        Body::from_stream(stream::try_unfold(begin, |(mut parts, held, call)| async move {
+        self.0.lock().rest = Some(body.into_data_stream());
+        Body::from_stream(stream::try_unfold((self.clone(), call), |(held, call)| async move {
+            // Between parts it lies where `drain` finds it, whoever drops this body.
+            let Some(mut parts) = held.0.lock().rest.take() else { return Ok(None) };
             let Some(part) = parts.next().await.transpose()? else { return Ok(None) };
+            held.0.lock().rest = Some(parts);
             let bytes = part.len() + limits::HELD_PART_BYTES;
             match held.take(bytes, || LONG_BODIES.hold(call.tenant())) {
-                None => Ok(Some((part, (parts, held, call)))),
-                Some(problem) => {
-                    held.0.lock().rest = Some(parts);
-                    Err(axum::Error::new(problem.detail))
-                }
+                None => Ok(Some((part, (held, call)))),
+                Some(problem) => Err(axum::Error::new(problem.detail)),
             }
         }))
     }
@@ -59,7 +59,7 @@ impl HeldBody {
         self.0.lock().is_decided = true;
     }
 
-    /// After a refusal, reads on for a while, for the client to see the answer.
+    /// After a refusal, reads on for a while, for the client to see the answer, and to find the connection open.
     pub(super) async fn drain(&self) {
         let rest = self.0.lock().rest.take();
         if let Some(rest) = rest {

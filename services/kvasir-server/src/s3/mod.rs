@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use axum::{
     Router,
-    body::Body,
+    body::{Body, HttpBody},
     extract::{Request, State},
     http::{HeaderMap, HeaderValue, Method, StatusCode, header},
     middleware::{Next, from_fn, from_fn_with_state},
@@ -98,6 +98,8 @@ async fn answer(State(front): State<Front>, mut request: Request) -> Response {
     let held = HeldBody::default();
     request.extensions_mut().insert(held.clone());
     let is_held = !is_passed_through(&request);
+    let has_body = !request.body().is_end_stream();
+    let is_waiting = request.headers().contains_key(header::EXPECT);
     let mut request = watch.request(request);
     if is_held {
         request = request.map(|body| held.measure(body, record.clone()));
@@ -112,8 +114,14 @@ async fn answer(State(front): State<Front>, mut request: Request) -> Response {
                 .into_response()
         }
     };
-    if let Some(refused) = held.refusal().filter(|_| !response.status().is_success()) {
+    let is_refused = !response.status().is_success();
+    // Of a call that reached no operation, nobody read the body. What a client has sent is read for it to find the connection
+    // open. One that waits to be asked for its body is not asked, and told, like one that sends an object, that it is closed.
+    let is_closing = is_refused && has_body && (is_waiting || !is_held) && call.operation.is_none();
+    if is_refused && !is_closing {
         held.drain().await;
+    }
+    if let Some(refused) = held.refusal().filter(|_| !response.status().is_success()) {
         if refused.code == ErrorCode::Throttled {
             // As where a quota refuses: the label keeps it out of the service's errors.
             call.operation = None;
@@ -126,6 +134,9 @@ async fn answer(State(front): State<Front>, mut request: Request) -> Response {
     if watch.has_ended() && !response.status().is_success() {
         let detail = "the access key is unknown to this service or no longer valid";
         response = errors::s3_error(&Problem::new(ErrorCode::Unauthorized, detail).into()).into_response();
+    }
+    if is_closing {
+        response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
     }
     response = watch.response(response, |response| match (front.state.egress(), &call.tenant) {
         (Some(egress), Some(tenant)) => egress.schedule(tenant, None, response),
