@@ -125,7 +125,7 @@ impl Reads {
         let all = layout.listed_prefix(tenant, namespace);
         let mut markers = self.bucket.list_behind(&all, &start.unwrap_or(all.clone()), "listing keys");
         // A walk of folders has no reliable order.
-        let is_ordered = self.bucket.open().directory().is_none();
+        let is_ordered = self.bucket.lists_in_order();
         while let Some((key, meta)) = markers.try_next().await? {
             let Key::Listed(ListedKey { key, .. }) = key else { continue };
             let key = key.as_str();

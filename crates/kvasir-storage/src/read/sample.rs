@@ -27,7 +27,7 @@ impl Reads {
         self.catalog.model(tenant, model_id).await?;
         let layout = self.bucket.layout();
         // A folder's files are listed in any order, so all of them are considered.
-        let is_sorted = self.bucket.open().directory().is_none();
+        let is_sorted = self.bucket.lists_in_order();
         let mut stored: BTreeMap<SeqHash, BTreeMap<ObjectDigest, u64>> = BTreeMap::new();
         let mut listing = self.bucket.list(&layout.model_chunks_prefix(tenant, model_id), OPERATION);
         while let Some((key, meta)) = listing.try_next().await? {

@@ -43,7 +43,7 @@ impl Lifecycle {
     /// No objects yet. `None` if a tombstone may be listed before its object: a store lists by key, objects first, and units
     /// are listed in this order as well, but a walk of folders takes them as they come.
     pub(super) fn no_objects_listed(&self, lists_all: bool) -> Option<ListedObjects> {
-        let has_order = !lists_all || self.bucket.open().directory().is_none();
+        let has_order = !lists_all || self.bucket.lists_in_order();
         has_order.then(|| ListedObjects::with_bits(limits::GC_LISTED_BITS))
     }
 }
